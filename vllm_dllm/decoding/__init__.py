@@ -1,0 +1,15 @@
+"""Decoding algorithms: pure rules from (canvas, statistics) to a better canvas. Never imports vLLM."""
+
+from vllm_dllm.decoding.base import Algorithm, Canvas, StepContext, algorithm_names, get_algorithm
+from vllm_dllm.decoding.completion import emitted_length
+from vllm_dllm.decoding.low_confidence import LowConfidence
+
+__all__ = [
+    "Algorithm",
+    "Canvas",
+    "LowConfidence",
+    "StepContext",
+    "algorithm_names",
+    "emitted_length",
+    "get_algorithm",
+]

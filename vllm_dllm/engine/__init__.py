@@ -1,0 +1,1 @@
+"""The glue to vLLM: slots, model state, sampler, scheduler, attention metadata, start-up checks."""

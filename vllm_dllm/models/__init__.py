@@ -1,0 +1,1 @@
+"""Model classes: weights and forward pass, no request state. Imported lazily by vLLM's registry."""

@@ -1,0 +1,74 @@
+"""The configuration class of LLaDA2, so that no ``trust_remote_code`` is needed.
+
+It lives apart from the model because it is imported in every process (and pickled to
+workers), while the model class is imported only where it is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from vllm_dllm.config import DEFAULT_BLOCK_LENGTH
+
+MASK_TOKEN = "<|mask|>"
+
+
+class LLaDA2MoeConfig(PretrainedConfig):
+    """``model_type: llada2_moe``, with the defaults that real checkpoints leave out.
+
+    The published ``config.json`` files carry neither the mask id nor the block length, and
+    some lack ``use_qk_norm``, which the authors' code applies regardless. The mask id is
+    filled in from the tokenizer when the engine starts; ``canvas_length`` is the name by
+    which vLLM recognises a diffusion model.
+    """
+
+    model_type = "llada2_moe"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.vocab_size = kwargs.pop("vocab_size", 157184)
+        self.hidden_size = kwargs.pop("hidden_size", 2048)
+        self.intermediate_size = kwargs.pop("intermediate_size", 5120)
+        self.num_hidden_layers = kwargs.pop("num_hidden_layers", 20)
+        self.num_attention_heads = kwargs.pop("num_attention_heads", 16)
+        self.num_key_value_heads = kwargs.pop("num_key_value_heads", 4)
+        self.head_dim = kwargs.pop("head_dim", None) or self.hidden_size // self.num_attention_heads
+        self.hidden_act = kwargs.pop("hidden_act", "silu")
+        self.rms_norm_eps = kwargs.pop("rms_norm_eps", 1e-6)
+        self.max_position_embeddings = kwargs.pop("max_position_embeddings", 32768)
+        self._init_attention(kwargs)
+        self._init_experts(kwargs)
+        self.embedding_dropout = kwargs.pop("embedding_dropout", 0.0)
+        self.norm_head = kwargs.pop("norm_head", False)
+        self.mask_token_id = kwargs.pop("mask_token_id", None)
+        self.block_length = kwargs.pop("block_length", None)
+        canvas_length = kwargs.pop("canvas_length", None)
+        self.canvas_length = self.block_length or canvas_length or DEFAULT_BLOCK_LENGTH
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+    def _init_attention(self, kwargs: dict[str, Any]) -> None:
+        self.use_qk_norm = kwargs.pop("use_qk_norm", True)
+        self.use_rmsnorm = kwargs.pop("use_rmsnorm", True)
+        self.use_bias = kwargs.pop("use_bias", False)
+        self.use_qkv_bias = kwargs.pop("use_qkv_bias", False)
+        self.rope_theta = kwargs.pop("rope_theta", 600000.0)
+        self.partial_rotary_factor = kwargs.pop("partial_rotary_factor", 0.5)
+        rotary_dim = int(self.head_dim * self.partial_rotary_factor)
+        self.rotary_dim = kwargs.pop("rotary_dim", None) or rotary_dim
+
+    def _init_experts(self, kwargs: dict[str, Any]) -> None:
+        self.num_experts = kwargs.pop("num_experts", 256)
+        self.num_experts_per_tok = kwargs.pop("num_experts_per_tok", 8)
+        self.num_shared_experts = kwargs.pop("num_shared_experts", 1)
+        self.moe_intermediate_size = kwargs.pop("moe_intermediate_size", 512)
+        self.first_k_dense_replace = kwargs.pop("first_k_dense_replace", 1)
+        self.n_group = kwargs.pop("n_group", 8)
+        self.topk_group = kwargs.pop("topk_group", 4)
+        self.norm_topk_prob = kwargs.pop("norm_topk_prob", True)
+        self.routed_scaling_factor = kwargs.pop("routed_scaling_factor", 2.5)
+        self.score_function = kwargs.pop("score_function", "sigmoid")
+        self.router_dtype = kwargs.pop("router_dtype", "fp32")
+        self.moe_router_enable_expert_bias = kwargs.pop("moe_router_enable_expert_bias", True)

@@ -1,0 +1,1 @@
+"""Tensor operators: a plain reference for each, and kernels beside them. Never imports vLLM."""
