@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MIN_VERSION = (0, 32)
 BELOW_VERSION = (0, 34)
 ARCHITECTURES = ("LLaDA2MoeModelLM",)
+PLUGIN_NAME = "dllm"
 
 _PATCHED = "_vllm_dllm_patched"
 
@@ -44,6 +45,32 @@ def version_problem() -> str | None:
         low, high = (".".join(map(str, bound)) for bound in (MIN_VERSION, BELOW_VERSION))
         return f"vLLM {version} is not supported (needs >={low},<{high})"
     return None
+
+
+def entry_point_problem() -> str | None:
+    """Why vLLM would not load the plugin, or None."""
+    import os
+
+    allowed = os.environ.get("VLLM_PLUGINS")
+    names = [point.name for point in metadata.entry_points(group="vllm.general_plugins")]
+    if PLUGIN_NAME not in names:
+        return "the entry point vllm.general_plugins:dllm is missing; reinstall vllm-dllm"
+    if allowed is not None and PLUGIN_NAME not in allowed.split(","):
+        return f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading the plugin 'dllm'"
+    return None
+
+
+def platform_summary() -> tuple[str, str | None]:
+    """VLLM's platform in words, and why it cannot serve, or None."""
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if current_platform.is_unspecified():
+        return "none", "vLLM found no platform (no GPU, and not a CPU build)"
+    name = f"{current_platform.device_type} ({current_platform.get_device_name()})"
+    if not HAS_TRITON and not current_platform.is_cpu():
+        return name, "Model Runner V2 needs Triton, which vLLM could not use here"
+    return name, None
 
 
 def is_ours(model_config: ModelConfig | None) -> bool:
@@ -152,7 +179,9 @@ def patch_token_budget() -> None:
             if not is_default or not is_ours(model_config):
                 return
             given = (self.diffusion_config or {}).get("canvas_length")
-            length = given or model_config.hf_config.block_length or model_config.hf_config.canvas_length
+            length = (
+                given or model_config.hf_config.block_length or model_config.hf_config.canvas_length
+            )
             needed = self.max_num_seqs * length
             if needed > self.max_num_batched_tokens:
                 logger.info(

@@ -113,7 +113,9 @@ def parse_settings(additional_config: object) -> DllmSettings:
     Raises:
         SettingsError: unknown key, value out of range, unreadable file.
     """
-    section = additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
+    section = (
+        additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
+    )
     if section is None:
         return DllmSettings()
     if not isinstance(section, Mapping):
@@ -137,7 +139,9 @@ def _read_settings_file(path: object) -> dict[str, Any]:
     file = Path(path)
     try:
         if file.stat().st_size > MAX_SETTINGS_FILE_BYTES:
-            raise SettingsError(f"dllm.config: {path} is larger than {MAX_SETTINGS_FILE_BYTES} bytes")
+            raise SettingsError(
+                f"dllm.config: {path} is larger than {MAX_SETTINGS_FILE_BYTES} bytes"
+            )
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"dllm.config: cannot read {path}: {error}") from error
@@ -156,7 +160,11 @@ def parse_request_options(extra_args: Mapping[str, Any] | None) -> RequestOption
     Raises:
         SettingsError: unknown ``diffusion_*`` key, value out of range.
     """
-    ours = {name: value for name, value in (extra_args or {}).items() if name.startswith(REQUEST_PREFIX)}
+    ours = {
+        name: value for name, value in (extra_args or {}).items() if name.startswith(REQUEST_PREFIX)
+    }
     known = [REQUEST_PREFIX + field.name for field in fields(RequestOptions)]
     _reject_unknown("request option", ours, known)
-    return RequestOptions(**{name.removeprefix(REQUEST_PREFIX): value for name, value in ours.items()})
+    return RequestOptions(
+        **{name.removeprefix(REQUEST_PREFIX): value for name, value in ours.items()}
+    )

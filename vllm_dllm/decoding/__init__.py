@@ -1,4 +1,4 @@
-"""Decoding algorithms: pure rules from (canvas, statistics) to a better canvas. Never imports vLLM."""
+"""Decoding algorithms: pure rules from a canvas and row statistics to the next canvas."""
 
 from vllm_dllm.decoding.base import Algorithm, Canvas, StepContext, algorithm_names, get_algorithm
 from vllm_dllm.decoding.completion import emitted_length

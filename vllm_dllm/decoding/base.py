@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -59,7 +59,10 @@ class Algorithm(Protocol):
 _REGISTRY: dict[str, Algorithm] = {}
 
 
-def register_algorithm(cls: Callable[[], Algorithm]) -> Callable[[], Algorithm]:
+AlgorithmType = TypeVar("AlgorithmType", bound=Callable[[], Algorithm])
+
+
+def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
     """Class decorator: make an algorithm available under its ``name``."""
     algorithm = cls()
     if algorithm.name in _REGISTRY:

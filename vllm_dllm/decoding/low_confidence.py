@@ -22,8 +22,8 @@ class LowConfidence:
     Source: LLaDA2.0 (``generate`` with ``threshold``, steps = block length).
     """
 
-    name = "LowConfidence"
-    parameters = ("threshold",)
+    name: str = "LowConfidence"
+    parameters: tuple[str, ...] = ("threshold",)
 
     def step(self, canvas: Canvas, context: StepContext) -> Canvas:
         """See `Algorithm.step`."""

@@ -35,9 +35,7 @@ class Segments:
         return len(self.row)
 
 
-def split_into_blocks(
-    query_lengths: np.ndarray, whole: np.ndarray, block_length: int
-) -> Segments:
+def split_into_blocks(query_lengths: np.ndarray, whole: np.ndarray, block_length: int) -> Segments:
     """Cut each row's query at multiples of the block length.
 
     The scheduler starts every prefill chunk on a block boundary, so positions inside the
@@ -48,15 +46,15 @@ def split_into_blocks(
         whole: bool ``[rows]``, rows that stay one segment (a canvas is one block already).
         block_length: L.
     """
-    rows = np.arange(len(query_lengths), dtype=np.int32)
+    rows: np.ndarray = np.arange(len(query_lengths), dtype=np.int32)
     counts = np.where(whole, 1, -(-query_lengths // block_length))
-    row = np.repeat(rows, counts)
+    row: np.ndarray = np.repeat(rows, counts)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     length_of_row = query_lengths[row]
     begin = nth * block_length
     end = np.where(whole[row], length_of_row, np.minimum(begin + block_length, length_of_row))
     row_start = np.cumsum(query_lengths) - query_lengths
-    start = np.empty(len(row) + 1, dtype=np.int32)
+    start: np.ndarray = np.empty(len(row) + 1, dtype=np.int32)
     start[:-1] = row_start[row] + begin
     start[-1] = query_lengths.sum()
     return Segments(

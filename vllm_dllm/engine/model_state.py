@@ -84,7 +84,7 @@ class DiffusionModelState(ModelState):
         for_capture: bool = False,
         ubatch_idx: int = 0,
     ) -> dict[str, Any]:
-        """Attention metadata: every canvas one non-causal query, every prefill chunk one per block."""
+        """A canvas is one non-causal query; a prefill chunk is one for each of its blocks."""
         full = cudagraph_mode == CUDAGraphMode.FULL
         metadata = {
             "attn_groups": attn_groups,

@@ -76,7 +76,7 @@ class SlotState:
         prompt tokens are the canvas' first positions, fixed.
         """
         tail = len(prompt) % self.length
-        row = np.full(self.length, self.mask_token, dtype=np.int64)
+        row: np.ndarray = np.full(self.length, self.mask_token, dtype=np.int64)
         if tail:
             row[:tail] = prompt[len(prompt) - tail :]
         self.tokens[slot].copy_(torch.from_numpy(row))
@@ -98,7 +98,7 @@ class SlotState:
     ) -> None:
         """Set what the request in ``slot`` chose."""
         self.max_steps[slot].fill_(max_steps)
-        row = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
+        row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
         ids = sorted(set(end_tokens))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
         self.end_tokens[slot].copy_(torch.from_numpy(row))

@@ -114,7 +114,7 @@ class DiffusionSampler:
     def _finish_prefills(
         self, input_batch: Any, is_prefill: np.ndarray, num_rejected: torch.Tensor
     ) -> None:
-        """Requests whose prompt is complete start denoising: show their canvas, roll back the tail."""
+        """Requests whose prompt is complete show their canvas and go back to its start."""
         rows = input_batch.num_reqs
         computed = input_batch.num_computed_prefill_tokens_np[:rows]
         behind = computed + input_batch.num_scheduled_tokens[:rows]
@@ -168,7 +168,7 @@ class DiffusionSampler:
         commit: torch.Tensor,
         output: SamplerOutput,
     ) -> None:
-        """Fill the output of canvases: committed tokens behind the prompt's tail, or a rejection."""
+        """Fill the output of canvases: tokens behind the prompt's tail, or a rejection."""
         state = self.slots
         tail = state.tail[slot]
         source = (self.positions + tail[:, None]).clamp_max(state.length - 1)  # [canvases, L]

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
 
 
+TENSORS = ("model.word_embeddings.", "model.layers.", "model.norm.", "lm_head.")
+
+
 class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
     """LLaDA2.x mixture-of-experts models (2.0 and 2.1, mini and flash).
 
@@ -62,10 +65,12 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
     ) -> Iterable[tuple[str, torch.Tensor]]:
         experts = self.config.num_experts
         for name, tensor in weights:
-            if not name.startswith(("model.word_embeddings.", "model.layers.", "model.norm.", "lm_head.")):
+            if not name.startswith(
+                ("model.word_embeddings.", "model.layers.", "model.norm.", "lm_head.")
+            ):
                 raise ValueError(
-                    f"not a LLaDA2 checkpoint: unexpected tensor {name!r} (expected "
-                    "'model.word_embeddings', 'model.layers.*', 'model.norm' and 'lm_head')"
+                    f"not a LLaDA2 checkpoint: unexpected tensor {name!r}; expected "
+                    f"{', '.join(TENSORS)}"
                 )
             if name.endswith(".mlp.gate.weight") and tensor.shape[0] != experts:
                 raise ValueError(

@@ -1,0 +1,38 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast bench lint format clean
+
+# Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+bin := .venv/bin
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: ## install everything into .venv (quick when it is already there)
+	@scripts/setup.sh
+
+demo: setup ## serve a small LLaDA2 checkpoint and chat with it
+	@$(bin)/python examples/demo.py
+
+test: setup ## all tests
+	@$(bin)/python -m pytest
+
+test-fast: setup ## the tests that start no engine
+	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"
+
+bench: setup ## time a denoise step, and serving at concurrency 1 and 4
+	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
+	@$(bin)/python benchmarks/serving.py --json benchmarks/results/serving.json
+
+lint: setup ## ruff and mypy
+	@$(bin)/ruff check .
+	@$(bin)/ruff format --check .
+	@$(bin)/mypy
+
+format: setup ## let ruff rewrite
+	@$(bin)/ruff check --fix .
+	@$(bin)/ruff format .
+
+clean: ## remove caches and the environment
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

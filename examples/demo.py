@@ -1,0 +1,185 @@
+"""The whole path on one machine: a real ``vllm serve``, a chat request, a streamed answer.
+
+    make demo
+    .venv/bin/python examples/demo.py --model inclusionAI/LLaDA2.0-mini --prompt "Hello"
+
+Starts the server on a free loopback port, waits for it, streams one answer and shuts the
+server down, also on Ctrl-C. Without ``--model`` it serves a small twin with random weights
+(so the words mean nothing, but every step is real).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+START_SECONDS = 180
+STOP_SECONDS = 15
+STEPS = "vllm:diffusion_num_denoising_steps_total"
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or gave no answer."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="checkpoint to serve; default: a small random twin")
+    parser.add_argument("--prompt", default="tell me a story about masks and blocks")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    args = parser.parse_args()
+    try:
+        with serve(args.model or make_model()) as url:
+            chat(url, args.prompt, args.max_tokens)
+        print("server stopped")
+        return 0
+    except KeyboardInterrupt:
+        print("\ninterrupted; server stopped")
+        return 130
+    except ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def make_model() -> str:
+    """The twin checkpoint, made once."""
+    sys.path.insert(0, str(ROOT / "examples" / "tiny"))
+    from make_twin import make_twin
+
+    return str(make_twin(CACHE / "demo-checkpoint"))
+
+
+@contextlib.contextmanager
+def serve(model: str) -> Iterator[str]:
+    """A running server's address; the server is gone when the block is left."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    CACHE.mkdir(exist_ok=True)
+    log = CACHE / "demo-server.log"
+    command = [
+        *(str(Path(sys.executable).with_name("vllm")), "serve", model),
+        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "demo"),
+        *("--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    # One gigabyte of KV cache is plenty here; vLLM would reserve most of the memory.
+    environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    print(f"starting: vllm serve {Path(model).name if os.path.exists(model) else model}")
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=sink, env=environment, start_new_session=True
+        )
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            stop(process)
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once the server answers; show the seconds and what it is doing meanwhile."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < START_SECONDS:
+        if process.poll() is not None:
+            raise ServerError(f"\nthe server stopped while starting:\n{tail(log, 30)}")
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health", timeout=1).close()
+            renew = "\r\033[K" if sys.stdout.isatty() else ""
+            print(f"{renew}ready after {time.monotonic() - begin:.0f} s")
+            return
+        show_progress(time.monotonic() - begin, tail(log, 1))
+        time.sleep(0.5)
+    raise ServerError(f"\nthe server was not ready after {START_SECONDS} s:\n{tail(log, 30)}")
+
+
+def show_progress(seconds: float, last_line: str) -> None:
+    """One line that renews itself; where the output is a file, a line every ten seconds."""
+    # The text behind vLLM's "(process) LEVEL date time [file:line]".
+    phase = re.sub(r"^.*?\] ", "", last_line).strip()[:60]
+    if sys.stdout.isatty():
+        print(f"\r\033[K{seconds:4.0f} s  {phase}", end="", flush=True)
+    elif seconds % 10 < 0.5:
+        print(f"{seconds:4.0f} s  {phase}", flush=True)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its workers, politely at first, by process group."""
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # a worker that outlived the server
+
+
+def chat(url: str, prompt: str, max_tokens: int) -> None:
+    """Send one chat request, print the answer as it arrives, then a summary."""
+    print(f"\nuser:      {prompt}\nassistant: ", end="", flush=True)
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    steps = read_counter(url, STEPS)
+    begin = time.monotonic()
+    tokens = 0
+    for event in stream(f"{url}/v1/chat/completions", body):
+        for choice in event["choices"]:
+            print(choice["delta"].get("content") or "", end="", flush=True)
+        if event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
+    seconds = time.monotonic() - begin
+    steps = read_counter(url, STEPS) - steps
+    rate = f"{tokens / steps:.2f} tokens per step, " if steps else ""
+    print(f"\n\n{tokens} tokens in {steps:.0f} steps: {rate}{seconds:.2f} s")
+
+
+def stream(url: str, body: dict[str, object]) -> Iterator[dict]:
+    """The events of a streamed answer."""
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            for line in response:
+                data = line.decode().removeprefix("data: ").strip()
+                if data and data != "[DONE]":
+                    yield json.loads(data)
+    except urllib.error.HTTPError as error:
+        raise ServerError(f"\nHTTP {error.code}: {error.read().decode()}") from error
+
+
+def read_counter(url: str, name: str) -> float:
+    """The value of a Prometheus counter, 0 while the server has not counted yet."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a log file."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

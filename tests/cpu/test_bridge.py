@@ -1,0 +1,128 @@
+"""The bridge changes what it says, for the models it was told, and nothing else."""
+
+import ast
+import importlib.util
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_dllm.cpu.launch import STAND_INS
+
+HERE = Path(__file__).parent
+INTERPRETER = runpy.run_path(str(HERE / "triton_interpreter.py"))
+KERNELS = f"triton-kernels:{len(STAND_INS)}"
+
+pytest.importorskip("vllm")
+
+
+def play(name: str, directory: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run one scenario of bridge_scenarios.py in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "bridge_scenarios.py"), name, str(directory)],
+        env=env or INTERPRETER["child_env"](),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process sees of the runner choice after two installs."""
+    return play("runner", tmp_path_factory.mktemp("models"))
+
+
+def test_install_is_idempotent_and_says_what_it_did(runner: dict[str, Any]) -> None:
+    """Same words from looking, from the first install and from the second; one log line."""
+    assert runner["parts"][:2] == ["v2-runner", KERNELS]
+    assert runner["parts"] == runner["again"] == runner["expected"]
+    assert runner["untouched"], "looking at the parts declared something"
+    assert runner["log"] == ["CPU bridge: " + ", ".join(runner["parts"])]
+
+
+def test_torchvision_imports_after_install(runner: dict[str, Any]) -> None:
+    """With or without a need to declare schemas; the words say which."""
+    assert runner["torchvision"]
+    assert runner["schemas"] == ("torchvision-schemas" in runner["parts"])
+
+
+def test_front_end_is_spared(runner: dict[str, Any]) -> None:
+    """Install neither imports the worker, which replaces functions of torch, nor forces V2."""
+    assert not runner["worker_imported"]
+    assert runner["forced_by_us"] is None
+    assert runner["next_power_of_2"] == [1, 8, 32]
+
+
+def test_bridged_model_takes_v2_by_itself(runner: dict[str, Any]) -> None:
+    """Unless the environment says otherwise, which stays vLLM's to judge."""
+    assert runner["bridged_None"] is True
+    assert runner["bridged_0"] is False
+    assert runner["bridged_1"] is True
+
+
+def test_ordinary_model_is_as_without_us(runner: dict[str, Any]) -> None:
+    """V1 by default; V2 by force fails for want of Triton; no model, no V2."""
+    assert runner["ordinary_None"] is False
+    assert runner["ordinary_0"] is False
+    assert "requires Triton" in runner["ordinary_1"]
+    assert runner["no_model"] is False
+
+
+def test_unsupported_features_are_still_refused(runner: dict[str, Any]) -> None:
+    """Only the Triton part of vLLM's check is passed over."""
+    assert "does not yet support: pipeline parallelism" in runner["unsupported"]
+
+
+def test_kernels_are_swapped_for_a_v2_worker_only(tmp_path: Path) -> None:
+    """In `init_device`, everywhere, once; and the runner's module imports afterwards."""
+    seen = play("worker", tmp_path)
+    assert seen["before"] == seen["after_v1"] == 0
+    assert seen["after_v2"] == seen["count"] == len(STAND_INS)
+    assert "AttributeError" in seen["stock_v1"] and "AttributeError" in seen["stock_v2"]
+    assert seen["copy"] and seen["same"] and seen["wrapped_once"] and seen["runner_imports"]
+
+
+def test_nothing_happens_on_another_platform(tmp_path: Path) -> None:
+    """No part, no wrapper, no schema."""
+    seen = play("elsewhere", tmp_path)
+    assert seen.pop("parts") == seen.pop("words") == []
+    assert not any(seen.values()), seen
+
+
+def test_real_triton_keeps_the_bridge_away(tmp_path: Path) -> None:
+    """With a working Triton only torchvision may need help."""
+    pytest.importorskip("triton")
+    env = INTERPRETER["interpreter_env"](tmp_path / "backend")
+    seen = play("real_triton", tmp_path, env)
+    assert seen["choice"] is False
+    assert set(seen["parts"]) <= {"torchvision-schemas"}
+
+
+def test_hook_comes_before_transformers(tmp_path: Path) -> None:
+    """`from vllm import LLM` works in a fresh process that has only the start-up hook."""
+    seen = play("early", tmp_path)
+    assert seen == {"llm": "LLM", "schemas": True}
+
+
+@pytest.mark.parametrize("module", ["buffer_utils", "block_table", "input_batch", "sample.logprob"])
+def test_table_covers_every_kernel_that_is_launched(module: str) -> None:
+    """A kernel that a later vLLM launches without a stand-in has to fail here, not in a worker."""
+    root = Path(importlib.util.find_spec("vllm").origin).parent
+    source = root.joinpath("v1/worker/gpu", *module.split(".")).with_suffix(".py").read_text()
+    # A launch reads `kernel[grid](...)`; subscripted types are not calls with keyword tiles.
+    launched = {
+        node.func.value.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.value, ast.Name)
+    }
+    table = {path.rsplit(".", 1)[1] for path in STAND_INS if path.startswith(f"{module}.")}
+    assert launched == table

@@ -1,0 +1,112 @@
+"""A real engine inside the test process, so that tests can look at its block pool and slots."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read when vLLM is imported, which the functions below do late.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    HF_HUB_OFFLINE="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class Engine:
+    """An `LLM` and short ways to what tests ask of it."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.core = llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def slots(self) -> Any:
+        return self.runner.model_state.slots
+
+    @property
+    def block_pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[Any]
+    ) -> list[tuple[list[int], str]]:
+        """(token ids, finish reason) of each prompt, all submitted at once."""
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            list(params),
+            use_tqdm=False,
+        )
+        return [(list(o.outputs[0].token_ids), o.outputs[0].finish_reason) for o in outputs]
+
+    def step(self) -> None:
+        """One step of the engine core, as its own loop runs it."""
+        _, executed = self.core.step_fn()
+        self.core.post_step(executed)
+
+    def assert_idle(self) -> None:
+        """No request, no KV block and no slot is held."""
+        assert not self.scheduler.requests
+        # One block is vLLM's null block.
+        assert self.block_pool.get_num_free_blocks() == self.block_pool.num_gpu_blocks - 1
+        # The worker hears of finished requests with the next step, if there is one.
+        left = set(self.runner.req_states.req_id_to_index) - self.scheduler.finished_req_ids
+        assert not left
+
+
+def greedy(max_tokens: int, **options: Any) -> Any:
+    """Sampling parameters; names with the ``diffusion_`` prefix become request options."""
+    from vllm import SamplingParams
+
+    extra = {name: options.pop(name) for name in list(options) if name.startswith("diffusion_")}
+    return SamplingParams(temperature=0, max_tokens=max_tokens, extra_args=extra or None, **options)
+
+
+@contextlib.contextmanager
+def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
+    """Start an engine, and take it down so that another can follow in this process."""
+    from vllm import LLM
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 1 << 26,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "diffusion_config": {"canvas_length": block},
+    }
+    llm = LLM(model=str(model), **(settings | options))
+    try:
+        yield Engine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def count_calls(owner: Any, name: str) -> list[Any]:
+    """Wrap a method of a live object; the returned list grows by its first argument per call."""
+    calls: list[Any] = []
+    original = getattr(owner, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0] if args else None)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    return calls
+
+
+def token_lists(cases: Iterable[Any]) -> list[list[int]]:
+    """The golden outputs of cases."""
+    return [list(case.output) for case in cases]

@@ -1,0 +1,118 @@
+"""Lengths at their limits, and what the scheduler may hand out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import oracle
+from tests.engine.harness import Engine, engine, greedy
+
+pytestmark = pytest.mark.engine
+
+
+def long_answer(golden: Any, running: Engine, prompt: list[int], tokens: int) -> list[int]:
+    return running.generate([prompt], [greedy(tokens, ignore_eos=True)])[0][0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_context_is_filled_to_the_last_token(asynchronous: bool) -> None:
+    """The prompt's tail must not cost the last canvas: prompt + output = max_model_len exactly."""
+    golden = oracle.checkpoint("ckpt_a_b32")
+    options = {"max_model_len": 128, "async_scheduling": asynchronous}
+    with engine(golden.path, 32, **options) as running:
+        for length in (1, 31, 32, 33, 64, 95, 96, 97, 100, 127):
+            prompt = (golden.prompts["p100"].tokens * 2)[:length]
+            tokens, reason = running.generate([prompt], [greedy(1000, ignore_eos=True)])[0]
+            assert (length + len(tokens), reason) == (128, "length")
+        running.assert_idle()
+
+
+def test_context_is_rounded_down_to_whole_blocks() -> None:
+    golden = oracle.checkpoint("ckpt_a_b32")
+    with engine(golden.path, 32, max_model_len=100) as running:
+        assert running.llm.llm_engine.model_config.max_model_len == 96
+        tokens, reason = running.generate(
+            [golden.prompts["p33"].tokens], [greedy(1000, ignore_eos=True)]
+        )[0]
+        assert (len(tokens), reason) == (96 - 33, "length")
+
+
+def test_max_tokens_is_exact_and_a_prefix() -> None:
+    golden = oracle.checkpoint("ckpt_b_b8")
+    prompt = golden.prompts["p9"].tokens
+    with engine(golden.path, 8) as running:
+        whole = long_answer(golden, running, prompt, 83)
+        for tokens in (1, 6, 7, 8, 9, 83):
+            assert long_answer(golden, running, prompt, tokens) == whole[:tokens]
+
+
+@pytest.mark.parametrize("budget", [40, 48, 100])
+def test_scheduler_rules(budget: int) -> None:
+    """Chunks end on block boundaries or with the prompt; a canvas is whole or absent."""
+    golden = oracle.checkpoint("ckpt_a_b32")
+    with engine(golden.path, 32, max_num_batched_tokens=budget) as running:
+        schedule, seen = running.scheduler.schedule, {"chunks": 0, "canvases": 0}
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            computed = {
+                r.request_id: r.num_computed_tokens for r in running.scheduler.requests.values()
+            }
+            output = schedule(*args, **kwargs)
+            for request_id, tokens in output.num_scheduled_tokens.items():
+                request = running.scheduler.requests[request_id]
+                if request_id in output.scheduled_spec_decode_tokens:
+                    assert tokens == len(output.scheduled_spec_decode_tokens[request_id]) == 32
+                    seen["canvases"] += 1
+                else:
+                    # Read after scheduling: a cache hit counts as computed.
+                    end = request.num_computed_tokens
+                    assert end % 32 == 0 or end == request.num_tokens
+                    assert end - tokens >= computed[request_id]
+                    seen["chunks"] += 1
+            return output
+
+        running.scheduler.schedule = checked
+        prompts = [p.tokens for p in golden.prompts.values()]
+        running.generate(prompts, [greedy(40) for _ in prompts])
+        assert seen["chunks"] > len(prompts)
+        assert seen["canvases"] > len(prompts)
+
+
+def test_step_cap_decides_everything() -> None:
+    """max_steps ends a block that would go on, without ever producing a mask."""
+    golden = oracle.checkpoint("ckpt_a_b32")
+    prompt = golden.prompts["p33"].tokens
+    with engine(golden.path, 32) as running:
+        params = greedy(64, ignore_eos=True, diffusion_threshold=2.0, diffusion_max_steps=3)
+        tokens, _ = running.generate([prompt], [params])[0]
+        assert len(tokens) == 64
+        assert golden.mask_token_id not in tokens
+
+
+def test_literal_mask_in_prompt_stays_and_is_never_produced() -> None:
+    golden = oracle.checkpoint("ckpt_b_b8")
+    masked = [p for p in golden.prompts.values() if golden.mask_token_id in p.tokens]
+    assert masked
+    with engine(golden.path, 8) as running:
+        for tokens, _ in running.generate([p.tokens for p in masked], [greedy(40) for _ in masked]):
+            assert golden.mask_token_id not in tokens
+
+
+def test_mask_is_not_produced_even_where_it_is_the_argmax() -> None:
+    """A checkpoint that loves its mask token: every block still ends, without one."""
+    golden = oracle.checkpoint("ckpt_a_b32")
+    favourite = long_favourite(golden)
+    with engine(golden.path, 32, hf_overrides={"mask_token_id": favourite}) as running:
+        tokens, _ = running.generate([golden.prompts["p7"].tokens], [greedy(96, ignore_eos=True)])[
+            0
+        ]
+        assert len(tokens) == 96
+        assert favourite not in tokens
+
+
+def long_favourite(golden: Any) -> int:
+    """The token that the golden outputs hold most often."""
+    produced = [t for case in golden.cases for t in case.output]
+    return max(set(produced), key=produced.count)

@@ -1,0 +1,57 @@
+"""The ``vllm-dllm`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from vllm_dllm import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="vllm-dllm", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"vllm-dllm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say whether this installation can serve, and why not")
+    parser.parse_args(argv)
+    return check()
+
+
+def check() -> int:
+    """Print what is installed and bridged; 1 and the reason when it cannot serve."""
+    problem = report()
+    if problem is not None:
+        print(f"cannot serve: {problem}", file=sys.stderr)
+        return 1
+    print("ready: vllm serve MODEL")
+    return 0
+
+
+def report() -> str | None:
+    """Print the state of the installation line by line; the first problem, or None."""
+    from vllm_dllm import compat
+
+    print(f"vllm-dllm      {__version__}")
+    print(f"vllm           {compat.vllm_version() or 'not installed'}")
+    problem = compat.version_problem() or compat.entry_point_problem()
+    if problem is not None:
+        return problem
+    try:
+        from vllm_dllm import plugin
+        from vllm_dllm.cpu import bridge
+
+        plugin.install()
+        parts = bridge.bridged_parts()
+        platform, problem = compat.platform_summary()
+    except Exception as error:  # whatever stops the plugin is the answer to the question
+        return f"{type(error).__name__}: {error}"
+    print(f"platform       {platform}")
+    print(f"bridged        {', '.join(parts) or 'nothing'}")
+    print(f"architectures  {', '.join(compat.ARCHITECTURES)}")
+    return problem
+
+
+if __name__ == "__main__":
+    sys.exit(main())

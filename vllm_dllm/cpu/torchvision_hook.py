@@ -1,0 +1,31 @@
+"""Declare torchvision's missing schemas at the moment torchvision is first imported.
+
+``import vllm`` imports torchvision before any plugin is loaded, so on a CPU installation
+``make setup`` writes a ``.pth`` file that imports this module at every start of Python.
+It costs a class definition until torchvision is imported.
+"""
+
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class DeclareSchemas(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; notices that torchvision is about to be imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Declare the schemas before the finders after this one look for torchvision."""
+        if fullname == "torchvision":
+            # First, because `declare` itself looks torchvision up.
+            sys.meta_path.remove(self)
+            from vllm_dllm.cpu import torchvision_schemas
+
+            torchvision_schemas.declare()
+        return None
+
+
+sys.meta_path.insert(0, DeclareSchemas())

@@ -1,0 +1,67 @@
+"""Let torchvision import beside a CPU build of torch that its binary library does not fit.
+
+The package index's torchvision is linked against a CUDA build. Beside a CPU build its library
+does not load, so the operators it would define are missing, and torchvision's Python code fails
+when it registers shape functions for two of them. Declaring those two without an implementation
+is enough for the import: transforms and image handling do not use them.
+
+transformers imports torchvision as soon as it is imported itself, and vLLM's configuration
+imports transformers: before any plugin is loaded. `torchvision_hook` calls `declare` in time;
+the plugin calls it too, for installations without the hook.
+"""
+
+import contextlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+
+_SCHEMAS = {
+    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+# The declaration lives as long as this object.
+_library: torch.library.Library | None = None
+
+
+def missing() -> tuple[str, ...]:
+    """Operators that torchvision will ask for and that nothing will have defined.
+
+    An operator also counts as missing before torchvision's first import, so its library is
+    loaded here the way torchvision loads it. Where that works, nothing is missing, and loading
+    it again later does nothing.
+    """
+    if "torchvision" in sys.modules:
+        return ()
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return ()
+    if not _undefined():
+        return ()
+    for path in Path(spec.origin).parent.glob("_C*.*"):
+        with contextlib.suppress(OSError, ImportError):
+            torch.ops.load_library(str(path))
+    return _undefined()
+
+
+def _undefined() -> tuple[str, ...]:
+    """Those of the two operators that the dispatcher does not know."""
+    return tuple(name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name))
+
+
+def declared() -> bool:
+    """Whether this process holds our declarations."""
+    return _library is not None
+
+
+def declare() -> bool:
+    """Declare what is missing; true where this process has our declarations afterwards."""
+    global _library
+    names = missing()
+    if names and _library is None:
+        # A fragment, so that a library defining the rest of the namespace may still load.
+        _library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in names:
+            _library.define(_SCHEMAS[name])
+    return declared()
