@@ -3,6 +3,7 @@
 Usage: bridge_scenarios.py NAME [DIRECTORY]. The result is one line of JSON on stdout.
 """
 
+import importlib
 import json
 import logging
 import os
@@ -178,10 +179,9 @@ def real_triton(directory: Path) -> dict[str, Any]:
 
 def early(directory: Path) -> dict[str, Any]:
     """Begin as a user's script does, with the hook that `make setup` runs when Python starts."""
-    from vllm import LLM
-
     sys.modules.pop("vllm_dllm.cpu.torchvision_hook", None)
-    import vllm_dllm.cpu.torchvision_hook  # noqa: F401
+    importlib.import_module("vllm_dllm.cpu.torchvision_hook")
+    from vllm import LLM
 
     return {"llm": LLM.__name__, "schemas": torchvision_schemas.declared()}
 

@@ -65,9 +65,7 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
     ) -> Iterable[tuple[str, torch.Tensor]]:
         experts = self.config.num_experts
         for name, tensor in weights:
-            if not name.startswith(
-                ("model.word_embeddings.", "model.layers.", "model.norm.", "lm_head.")
-            ):
+            if not name.startswith(TENSORS):
                 raise ValueError(
                     f"not a LLaDA2 checkpoint: unexpected tensor {name!r}; expected "
                     f"{', '.join(TENSORS)}"

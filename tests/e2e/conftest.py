@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import oracle
+from tests.e2e.server import Server
+
+# The golden tokenizers have no chat template: contents are joined as they are.
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="session")
+def golden() -> oracle.Checkpoint:
+    return oracle.checkpoint("ckpt_b_b8")
+
+
+@pytest.fixture(scope="session")
+def server(golden: oracle.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server that most tests share: block length 8, default settings."""
+    scratch = tmp_path_factory.mktemp("server")
+    (scratch / "chat.jinja").write_text(TEMPLATE)
+    flags = (
+        *("--diffusion-config", f'{{"canvas_length": {golden.block_size}}}'),
+        *("--chat-template", str(scratch / "chat.jinja")),
+    )
+    with Server(golden.path, *flags, log=scratch / "log") as running:
+        yield running

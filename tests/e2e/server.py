@@ -1,0 +1,121 @@
+"""A real ``vllm serve`` on loopback, in a process group of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_SECONDS = 120
+FLAGS = (
+    *("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"),
+    *("--kv-cache-memory-bytes", str(1 << 26), "--served-model-name", "m"),
+)
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+}
+
+
+class Server:
+    """Started on entry, gone on exit."""
+
+    def __init__(self, model: Path, *flags: str, log: Path, env: dict[str, str] | None = None):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        vllm = str(Path(sys.executable).with_name("vllm"))
+        address = ("--host", "127.0.0.1", "--port", str(self.port))
+        self.command = [vllm, "serve", str(model), *address, *FLAGS, *flags]
+        self.environment = os.environ | ENVIRONMENT | (env or {})
+
+    def __enter__(self) -> Server:
+        with self.log.open("w") as sink:
+            self.process = subprocess.Popen(
+                self.command, stdout=sink, stderr=sink, env=self.environment, start_new_session=True
+            )
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=1).status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"server did not start:\n{self.log.read_text()[-4000:]}")
+
+    def stop(self) -> None:
+        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, kind)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    # ---- requests
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json={"model": "m"} | body, timeout=60)
+
+    def complete(self, prompt: list[int] | str, max_tokens: int, **body: Any) -> dict[str, Any]:
+        """The first choice of a completion, with its token ids."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True} | body
+        response = self.post("/v1/completions", **body)
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]
+
+    def stream(self, prompt: list[int], max_tokens: int, **body: Any) -> list[list[int]]:
+        """Token ids of each event of a streamed completion."""
+        body = {
+            "model": "m",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "return_token_ids": True,
+            "stream": True,
+        } | body
+        events = []
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                if data and data != "[DONE]":
+                    events += [c["token_ids"] for c in json.loads(data)["choices"]]
+        return [event for event in events if event]
+
+    def metric(self, name: str) -> float:
+        """Sum of a Prometheus metric over its labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines()
+        return sum(float(ln.rsplit(" ", 1)[1]) for ln in lines if ln.startswith(name + "{"))
+
+    def wait_until_idle(self, seconds: float = 10) -> None:
+        """No request runs or waits and no KV block is held, or fail after ``seconds``."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        deadline = time.monotonic() + seconds
+        while (busy := {n: self.metric(f"vllm:{n}") for n in names}) and any(busy.values()):
+            assert time.monotonic() < deadline, busy
+            time.sleep(0.1)

@@ -1,0 +1,54 @@
+"""A client that leaves mid-block leaves nothing behind."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests import oracle
+from tests.e2e.server import Server
+
+pytestmark = pytest.mark.e2e
+
+
+def leave_after_first_event(server: Server, prompt: list[int]) -> None:
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+        "vllm_xargs": {"diffusion_threshold": 2.0},
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        assert response.status_code == 200
+        next(line for line in response.iter_lines() if line.startswith("data: {"))
+
+
+def test_nothing_is_held(server: Server, golden: oracle.Checkpoint) -> None:
+    prompt = golden.prompts["p33"].tokens
+    expected = server.complete(prompt, 30, ignore_eos=True)
+    # More of them than there are slots: a leaked slot would stop the last ones.
+    for _ in range(20):
+        leave_after_first_event(server, golden.prompts["p100"].tokens)
+    server.wait_until_idle()
+    assert server.complete(prompt, 30, ignore_eos=True) == expected
+
+
+def test_others_do_not_notice(server: Server, golden: oracle.Checkpoint) -> None:
+    prompts = [p.tokens for p in golden.prompts.values()][:8]
+    alone = [server.complete(prompt, 60, ignore_eos=True)["token_ids"] for prompt in prompts]
+    with ThreadPoolExecutor(16) as pool:
+        leaving = [
+            pool.submit(leave_after_first_event, server, golden.prompts["p100"].tokens)
+            for _ in range(8)
+        ]
+        staying = [
+            pool.submit(server.complete, prompt, 60, ignore_eos=True) for prompt in prompts
+        ]
+        assert [future.result()["token_ids"] for future in staying] == alone
+        for future in leaving:
+            future.result()
+    server.wait_until_idle()
