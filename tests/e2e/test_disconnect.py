@@ -45,9 +45,7 @@ def test_others_do_not_notice(server: Server, golden: oracle.Checkpoint) -> None
             pool.submit(leave_after_first_event, server, golden.prompts["p100"].tokens)
             for _ in range(8)
         ]
-        staying = [
-            pool.submit(server.complete, prompt, 60, ignore_eos=True) for prompt in prompts
-        ]
+        staying = [pool.submit(server.complete, prompt, 60, ignore_eos=True) for prompt in prompts]
         assert [future.result()["token_ids"] for future in staying] == alone
         for future in leaving:
             future.result()

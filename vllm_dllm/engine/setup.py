@@ -145,6 +145,10 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
             vllm_config.kv_transfer_config is not None,
             "--kv-transfer-config: not supported for diffusion models yet; remove it",
         ),
+        (
+            model.enable_prompt_embeds,
+            "--enable-prompt-embeds: not supported for diffusion models; remove it",
+        ),
         (model.logits_processors, "--logits-processors: not supported for diffusion models yet"),
         (
             model.enable_trace_replay,

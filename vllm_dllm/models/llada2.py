@@ -70,7 +70,10 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
                     f"not a LLaDA2 checkpoint: unexpected tensor {name!r}; expected "
                     f"{', '.join(TENSORS)}"
                 )
-            if name.endswith(".mlp.gate.weight") and tensor.shape[0] != experts:
+            if (
+                name.endswith((".mlp.gate.weight", ".mlp.gate.expert_bias"))
+                and tensor.shape[0] != experts
+            ):
                 raise ValueError(
                     f"{name} routes to {tensor.shape[0]} experts, config.json says "
                     f"num_experts={experts}"

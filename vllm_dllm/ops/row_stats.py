@@ -42,11 +42,11 @@ def row_statistics(logits: torch.Tensor, forbidden: int) -> RowStatistics:
     Returns:
         Statistics of shape ``[rows]``.
     """
-    scores = logits.float()  # [rows, vocabulary]
-    if scores is logits:
-        # One column is overwritten below, and the caller keeps its logits.
-        scores = logits.clone()
-    normaliser = torch.logsumexp(scores, dim=-1)  # [rows]
-    scores[:, forbidden] = -torch.inf
-    best, token = scores.max(dim=-1)  # [rows]
-    return RowStatistics(token, torch.exp(best - normaliser))
+    probability = logits.softmax(dim=-1, dtype=torch.float32)  # [rows, vocabulary]
+    # Probabilities underflow to equal zeros where logits still differ, so the choice is made
+    # among logits; their one forbidden column is put back for the caller.
+    column = logits[:, forbidden].clone()
+    logits[:, forbidden] = -torch.inf
+    token = logits.argmax(dim=-1)  # [rows]
+    logits[:, forbidden] = column
+    return RowStatistics(token, probability.gather(1, token[:, None])[:, 0])

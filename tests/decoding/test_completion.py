@@ -1,0 +1,56 @@
+"""When a canvas may leave, and how much of it."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dllm.decoding import Canvas, emitted_length
+
+END, MASK = 7, 9
+
+
+def length(tokens: str, ends: tuple[int, ...] = (END, -1)) -> int:
+    """Canvas as text: ``E`` end token, ``_`` masked, ``P`` / ``e`` prompt's tail (``e`` an end)."""
+    ids = {"E": END, "e": END, "_": MASK}
+    canvas = Canvas(
+        torch.tensor([[ids.get(c, 1) for c in tokens]]),
+        torch.tensor([[c == "_" for c in tokens]]),
+        torch.tensor([[c in "Pe" for c in tokens]]),
+    )
+    return int(emitted_length(canvas, torch.tensor([ends]))[0])
+
+
+def test_named_cases() -> None:
+    assert length("aaaa") == 4, "a decided canvas leaves whole"
+    assert length("aEaa") == 4, "even behind its end token: the scheduler cuts there"
+    assert length("aa_a") == 0
+    assert length("aE__") == 2, "everything up to the end is decided"
+    assert length("a_E_") == 0, "a mask before the end"
+    assert length("E___") == 1
+    assert length("aaaE") == 4
+    assert length("PeE_") == 3, "an end token in the prompt's tail ends nothing"
+    assert length("Pe__") == 0
+    assert length("aE_E") == 2, "the first of several"
+    assert length("aE__", ends=(-1, -1)) == 0, "switched off, or ignore_eos"
+    assert length("aE__", ends=(3, END)) == 2, "any of several ids"
+
+
+def test_a_mask_that_holds_the_end_id_is_no_end() -> None:
+    """Ids say nothing about masks: a mask token that equals the end id is still a mask."""
+    canvas = Canvas(
+        torch.tensor([[END, END]]), torch.tensor([[True, True]]), torch.zeros(1, 2).bool()
+    )
+    assert emitted_length(canvas, torch.tensor([[END]])).tolist() == [0]
+
+
+@given(st.lists(st.text("aE_", min_size=6, max_size=6), min_size=1, max_size=5))
+def test_equals_the_loop(rows: list[str]) -> None:
+    def loop(row: str) -> int:
+        if "_" not in row:
+            return len(row)
+        decided = row.split("_")[0]
+        return decided.index("E") + 1 if "E" in decided else 0
+
+    assert [length(row) for row in rows] == [loop(row) for row in rows]

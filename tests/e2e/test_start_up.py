@@ -1,0 +1,179 @@
+"""Refused at start-up, with the setting's name and the remedy; and what start-up changes by itself.
+
+An engine configuration is made exactly as ``vllm serve`` makes it, without the server; one
+test goes through ``vllm serve`` to see that the message arrives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests import oracle
+from tests.e2e.server import ENVIRONMENT, Server
+from tests.reference_llada2 import random_checkpoint
+
+pytestmark = pytest.mark.e2e
+
+# A child makes a configuration for each keyword set and prints the error or some settings.
+CHILD = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
+
+if __name__ == "__main__":
+    load_general_plugins()
+    for options in json.loads(sys.argv[1]):
+        try:
+            config = EngineArgs(**options).create_engine_config()
+        except Exception as error:
+            print(json.dumps({"error": str(error)}))
+            continue
+        scheduler, cache = config.scheduler_config, config.cache_config
+        print(json.dumps({
+            "budget": scheduler.max_num_batched_tokens,
+            "page": cache.block_size,
+            "context": config.model_config.max_model_len,
+            "prefix_caching": cache.enable_prefix_caching,
+            "mask": config.model_config.hf_config.mask_token_id,
+            "defaults": config.model_config.get_diff_sampling_param(),
+            "canvas": config.diffusion_config.canvas_length,
+        }))
+"""
+
+
+def configure(*options: dict[str, Any], env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """Each keyword set's configuration (or error), all in one child process."""
+    base = {"max_model_len": 512, "enforce_eager": True}
+    cases = [base | o for o in options]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(cases)],
+        env=os.environ | ENVIRONMENT | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(cases), child.stderr[-3000:]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    return str(oracle.checkpoint("ckpt_a_b32").path)
+
+
+def test_refused_with_name_and_remedy(model: str) -> None:
+    cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
+        ({"block_size": 16}, ("block_size=16", "multiple of 32")),
+        ({"max_model_len": 16}, ("max_model_len=16", "at least 32")),
+        ({"long_prefill_token_threshold": 8}, ("long_prefill_token_threshold=8", "32")),
+        ({"additional_config": {"dllm": {"treshold": 0.5}}}, ("treshold", "'threshold'")),
+        ({"additional_config": {"dllm": {"threshold": -1}}}, ("dllm.threshold", "at least 0")),
+        ({"additional_config": {"dllm": {"algorithm": "LowConf"}}}, ("LowConf", "LowConfidence")),
+        ({"additional_config": {"dllm": {"config": "/nowhere.yaml"}}}, ("dllm.config", "nowhere")),
+        ({"pipeline_parallel_size": 2}, ("pipeline-parallel-size", "tensor-parallel-size")),
+        ({"scheduler_cls": "a.b.C"}, ("scheduler-cls", "remove")),
+        ({"attention_config": {"backend": "FLASHMLA"}}, ("FLASHMLA", "attention-backend")),
+        ({"enable_prompt_embeds": True}, ("prompt-embeds",)),
+    ]
+    for (options, words), outcome in zip(
+        cases, configure(*({"model": model} | o for o, _ in cases)), strict=True
+    ):
+        assert "error" in outcome, options
+        assert all(word in outcome["error"] for word in words), outcome["error"]
+
+
+def test_v1_runner_is_refused(model: str) -> None:
+    (outcome,) = configure({"model": model}, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in outcome["error"]
+
+
+def test_what_start_up_sets(model: str) -> None:
+    plain, small, given, canvas = configure(
+        {"model": model, "max_num_seqs": 256},
+        {"model": model, "max_num_seqs": 16, "max_num_batched_tokens": 48},
+        {"model": model, "block_size": 64, "override_generation_config": {"top_p": 0.9}},
+        {"model": model, "diffusion_config": {"canvas_length": 48}},
+    )
+    # Every running request's canvas fits into a step, unless the user says otherwise.
+    assert plain["budget"] == 256 * 32
+    assert small["budget"] == 48
+    assert plain["page"] == 128
+    assert plain["prefix_caching"]
+    assert plain["defaults"]["temperature"] == 0
+    assert given["page"] == 64
+    assert given["defaults"] == {"temperature": 0, "top_p": 0.9}
+    # 48 and vLLM's granularity of 32 meet at 96; the default page of 128 is rounded up.
+    assert (canvas["canvas"], canvas["page"], canvas["context"]) == (48, 192, 480)
+    assert plain["mask"] == 511
+
+
+def copy_of(model: str, target: Path) -> Path:
+    shutil.copytree(model, target, ignore=shutil.ignore_patterns("golden.json"))
+    for file in target.iterdir():
+        file.chmod(0o644)
+    target.chmod(0o755)
+    return target
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in (content | changes).items() if v is not None}))
+
+
+def test_missing_mask_token(model: str, tmp_path: Path) -> None:
+    """The tokenizer knows no mask: the error says where it was looked for and what to pass."""
+    broken = copy_of(model, tmp_path / "m")
+    (broken / "special_tokens_map.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (broken / name).read_text()
+        (broken / name).write_text(text.replace("<|mask|>", "<|musk|>"))
+    edit(broken / "tokenizer_config.json", mask_token=None)
+    missing, told = configure(
+        {"model": str(broken)}, {"model": str(broken), "hf_overrides": {"mask_token_id": 5}}
+    )
+    assert "no mask token" in missing["error"]
+    assert "--hf-overrides" in missing["error"]
+    assert told["mask"] == 5
+
+
+@pytest.mark.slow
+def test_message_arrives_through_vllm_serve(model: str, tmp_path: Path) -> None:
+    flags = ("--additional-config", '{"dllm": {"treshold": 0.5}}')
+    server = Server(Path(model), *flags, log=tmp_path / "log")
+    with pytest.raises(RuntimeError, match="did you mean 'threshold'"):
+        server.__enter__()
+    assert server.process.returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["activation", "other-tensors", "experts"])
+def test_unloadable_checkpoints(fault: str, tmp_path: Path) -> None:
+    """Found while loading; the engine's process says which tensor or setting it was."""
+    message = {
+        "activation": "hidden_act 'silu' only, got 'gelu'",
+        "other-tensors": "not a LLaDA2 checkpoint: unexpected tensor",
+        "experts": "num_experts=16",
+    }[fault]
+    random_checkpoint(
+        tmp_path / "m", 0, **({"hidden_act": "gelu"} if fault == "activation" else {})
+    )
+    if fault == "other-tensors":
+        weights = load_file(tmp_path / "m" / "model.safetensors")
+        renamed = {name.replace("model.", "transformer."): t for name, t in weights.items()}
+        save_file(renamed, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    if fault == "experts":
+        edit(tmp_path / "m" / "config.json", num_experts=16)
+    with pytest.raises(RuntimeError), Server(tmp_path / "m", log=tmp_path / "log"):
+        pass
+    assert message in (tmp_path / "log").read_text()

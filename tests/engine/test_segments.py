@@ -1,0 +1,43 @@
+"""Virtual sequences cut a query exactly at block boundaries."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dllm.engine.attention import split_into_blocks
+
+ROWS = st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=6)
+
+
+def segments(rows: list[tuple[int, bool]], block: int) -> list[tuple[int, int, int, int]]:
+    """(row, first query token, query tokens, keys cut), from the function under test."""
+    lengths = np.array([n for n, _ in rows], dtype=np.int32)
+    found = split_into_blocks(lengths, np.array([w for _, w in rows]), block)
+    assert found.longest == np.diff(found.start).max()
+    return list(zip(found.row.tolist(), found.start[:-1].tolist(), np.diff(found.start).tolist(),
+                    found.cut.tolist(), strict=True))  # fmt: skip
+
+
+@given(ROWS, st.sampled_from([1, 8, 16, 32]))
+def test_equals_the_loop(rows: list[tuple[int, bool]], block: int) -> None:
+    wanted, start = [], 0
+    for row, (tokens, whole) in enumerate(rows):
+        step = tokens if whole else block
+        for begin in range(0, tokens, step):
+            end = min(begin + step, tokens)
+            wanted.append((row, start + begin, end - begin, tokens - end))
+        start += tokens
+    assert segments(rows, block) == wanted
+
+
+@given(st.integers(1, 70), st.integers(0, 3), st.sampled_from([8, 16, 32]))
+def test_mask_is_block_causal(tokens: int, context_blocks: int, block: int) -> None:
+    """Query i sees key j exactly when j's block is not behind i's."""
+    context = context_blocks * block
+    total = context + tokens
+    for _, start, length, cut in segments([(tokens, False)], block):
+        for i in range(context + start, context + start + length):
+            seen = set(range(total - cut))
+            assert seen == {j for j in range(total) if j // block <= i // block}

@@ -1,0 +1,119 @@
+"""Settings: every key, every refusal, and never another exception."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dllm.config import (
+    MAX_SETTINGS_FILE_BYTES,
+    DllmSettings,
+    RequestOptions,
+    SettingsError,
+    parse_request_options,
+    parse_settings,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["threshold", "max_steps", "algorithm", "eos_early_stop", "config", "x"])
+
+
+def test_defaults() -> None:
+    assert parse_settings({}) == parse_settings({"dllm": {}}) == DllmSettings()
+    assert parse_settings({"other": 1}) == DllmSettings()
+    assert parse_request_options(None) == parse_request_options({}) == RequestOptions()
+
+
+def test_every_key() -> None:
+    given = {
+        "algorithm": "LowConfidence",
+        "threshold": 0.5,
+        "max_steps": 7,
+        "eos_early_stop": False,
+    }
+    assert parse_settings({"dllm": given}) == DllmSettings(**given)  # type: ignore[arg-type]
+    options = {"diffusion_threshold": 1, "diffusion_max_steps": 3, "somebody_elses": object()}
+    assert parse_request_options(options) == RequestOptions(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
+        ({"zzz": 0}, "known: algorithm, config, eos_early_stop, max_steps, threshold"),
+        ({"threshold": -0.1}, "dllm.threshold must be finite and at least 0"),
+        ({"threshold": float("nan")}, "dllm.threshold must be finite"),
+        ({"threshold": float("inf")}, "dllm.threshold must be finite"),
+        ({"threshold": True}, "dllm.threshold must be a number"),
+        ({"threshold": "0.5"}, "dllm.threshold must be a number"),
+        ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
+        ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),
+        ({"max_steps": 2**31}, "dllm.max_steps must be at least 1"),
+        ({"eos_early_stop": "yes"}, "dllm.eos_early_stop must be true or false"),
+        ({"algorithm": 3}, "dllm.algorithm must be a string"),
+        ({"config": 3}, "dllm.config must be the path"),
+    ],
+)
+def test_refused_with_its_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_settings({"dllm": settings})
+
+
+@pytest.mark.parametrize("section", [3, "x", [1]])
+def test_section_must_be_an_object(section: object) -> None:
+    with pytest.raises(SettingsError, match="must be an object"):
+        parse_settings({"dllm": section})
+
+
+def test_unknown_request_option_offers_the_nearest() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'diffusion_threshold'"):
+        parse_request_options({"diffusion_treshold": 0.5})
+
+
+def test_yaml_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("threshold: 0.7\nmax_steps: 9\n")
+    settings = parse_settings({"dllm": {"config": str(file), "max_steps": 4}})
+    assert settings == DllmSettings(threshold=0.7, max_steps=4), "keys beside `config` win"
+    file.write_text("")
+    assert parse_settings({"dllm": {"config": str(file)}}) == DllmSettings()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- 1\n", "must hold a mapping"),
+        ("treshold: 1\n", "did you mean 'threshold'"),
+        ("threshold: !!python/object/apply:os.getcwd []\n", "cannot read"),
+        ("threshold: [\n", "cannot read"),
+        ("#" * (MAX_SETTINGS_FILE_BYTES + 1), "larger than"),
+        (None, "cannot read"),
+    ],
+)
+def test_bad_yaml_file(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "settings.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=message):
+        parse_settings({"dllm": {"config": str(file)}})
+
+
+@given(st.dictionaries(KEYS, JSON))
+def test_anything_parses_or_is_a_settings_error(section: dict[str, Any]) -> None:
+    with contextlib.suppress(SettingsError):
+        assert isinstance(parse_settings({"dllm": section}), DllmSettings)
+
+
+@given(st.dictionaries(st.sampled_from(["diffusion_threshold", "diffusion_max_steps", "a"]), JSON))
+def test_any_request_option_parses_or_is_a_settings_error(options: dict[str, Any]) -> None:
+    with contextlib.suppress(SettingsError):
+        assert isinstance(parse_request_options(options), RequestOptions)
