@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.engine.harness import Engine, engine, greedy
+from tests.engine.harness import Engine, count_calls, engine, greedy
 
 pytestmark = pytest.mark.engine
 
@@ -27,6 +27,40 @@ def test_context_is_filled_to_the_last_token(asynchronous: bool) -> None:
             tokens, reason = running.generate([prompt], [greedy(1000, ignore_eos=True)])[0]
             assert (length + len(tokens), reason) == (128, "length")
         running.assert_idle()
+
+
+def test_a_prompt_that_fills_the_context_is_refused() -> None:
+    golden = oracle.checkpoint("ckpt_a_b32")
+    with engine(golden.path, 32, max_model_len=64) as running:
+        for length in (64, 65):
+            with pytest.raises(ValueError, match="64"):
+                running.generate([(golden.prompts["p100"].tokens)[:length]], [greedy(1)])
+
+
+def test_chat_and_default_parameters() -> None:
+    """`LLM.chat` without parameters takes the model's own: greedy."""
+    golden = oracle.checkpoint("ckpt_b_b8")
+    prompt = golden.prompts["p9"].tokens
+    message = {"role": "user", "content": " ".join(f"t{i}" for i in prompt)}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with engine(golden.path, 8) as running:
+        assert running.llm.get_default_sampling_params().temperature == 0
+        (answer,) = running.llm.chat([message], use_tqdm=False, chat_template=template)
+        params = running.llm.get_default_sampling_params()
+        assert running.generate([prompt], [params])[0][0] == list(answer.outputs[0].token_ids)
+
+
+def test_vllms_own_step_limit_is_honoured() -> None:
+    """``--diffusion-config '{"max_denoising_steps": 1}'``: a block is one step and a commit."""
+    golden = oracle.checkpoint("ckpt_b_b8")
+    own = {"canvas_length": 8, "max_denoising_steps": 1}
+    with engine(golden.path, 8, diffusion_config=own, max_num_seqs=1) as running:
+        steps = count_calls(running.runner.sampler, "head")
+        running.generate(
+            [golden.prompts["p8"].tokens],
+            [greedy(32, ignore_eos=True, diffusion_threshold=2.0)],
+        )
+        assert len(steps) == 4 * 2
 
 
 def test_context_is_rounded_down_to_whole_blocks() -> None:
