@@ -84,6 +84,7 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"pipeline_parallel_size": 2}, ("pipeline-parallel-size", "tensor-parallel-size")),
         ({"scheduler_cls": "a.b.C"}, ("scheduler-cls", "remove")),
         ({"attention_config": {"backend": "FLASHMLA"}}, ("FLASHMLA", "attention-backend")),
+        ({"enable_lora": True}, ("--enable-lora", "Triton")),
         ({"enable_prompt_embeds": True}, ("prompt-embeds",)),
     ]
     for (options, words), outcome in zip(

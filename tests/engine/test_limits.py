@@ -32,8 +32,10 @@ def test_context_is_filled_to_the_last_token(asynchronous: bool) -> None:
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
     golden = oracle.checkpoint("ckpt_a_b32")
     with engine(golden.path, 32, max_model_len=64) as running:
+        from vllm.exceptions import VLLMValidationError
+
         for length in (64, 65):
-            with pytest.raises(ValueError, match="64"):
+            with pytest.raises(VLLMValidationError, match="maximum model length of 64"):
                 running.generate([(golden.prompts["p100"].tokens)[:length]], [greedy(1)])
 
 

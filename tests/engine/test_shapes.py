@@ -53,6 +53,24 @@ def test_against_reference(shape: str, seed: int, tmp_path: Path) -> None:
         running.assert_idle()
 
 
+def test_experts_are_chosen_in_float32(tmp_path: Path) -> None:
+    """In bfloat16 too, as in the authors' code; vLLM's backbone would round the scores first."""
+    from vllm_dllm.models.llada2 import LLaDA2Moe
+
+    random_checkpoint(tmp_path, 0)
+    with engine(tmp_path, 16, dtype="bfloat16") as running:
+        layers = [m for m in running.runner.model.modules() if isinstance(m, LLaDA2Moe)]
+        assert len(layers) == 2
+        seen: set[torch.dtype] = set()
+        for layer in layers:
+            layer.experts.register_forward_pre_hook(
+                lambda module, args, kwargs: seen.add(kwargs["router_logits"].dtype),
+                with_kwargs=True,
+            )
+        assert len(running.generate([[5, 6, 7]], [greedy(20, ignore_eos=True)])[0][0]) == 20
+        assert seen == {torch.float32}
+
+
 @pytest.mark.parametrize("name", ["ckpt_a_b32", "ckpt_b_b8"])
 def test_reference_equals_golden(name: str) -> None:
     """The reference that stands in for the golden vectors above agrees with them."""

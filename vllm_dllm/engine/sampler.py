@@ -151,7 +151,7 @@ class DiffusionSampler:
         fresh = commit[:, None]
         tokens = torch.where(fresh, state.mask_token, after.tokens)
         state.store(slot, Canvas(tokens, after.masked | fresh, after.fixed & ~fresh))
-        state.tail[slot] *= ~commit
+        state.tail.index_copy_(0, slot, state.tail[slot] * ~commit)
         state.step.index_copy_(0, slot, step * ~commit)
         state.ready.index_copy_(0, slot, ready)
         finished = (ready > 0) & ~commit

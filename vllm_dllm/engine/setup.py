@@ -114,6 +114,8 @@ def _mask_token_of_tokenizer(model_config: ModelConfig) -> int | None:
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore."""
     from vllm import envs
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     scheduler = vllm_config.scheduler_config
@@ -139,6 +141,11 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
         (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
             "context parallelism: not supported for diffusion models; use --tensor-parallel-size",
+        ),
+        (
+            vllm_config.lora_config is not None and current_platform.is_cpu() and not HAS_TRITON,
+            "--enable-lora: on the CPU vLLM applies LoRA to experts with Triton kernels, which "
+            "are missing here; remove it, or merge the adapter into the checkpoint",
         ),
         (parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"),
         (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.models.bailing_moe import BailingMoeV2ForCausalLM
+from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 
 
 TENSORS = ("model.word_embeddings.", "model.layers.", "model.norm.", "lm_head.")
+
+
+class LLaDA2Moe(BailingMoE):
+    """The backbone's experts, routed by float32 scores as in the authors' code.
+
+    vLLM rounds the router's float32 logits to the model's dtype before it chooses experts; in
+    bfloat16 that chooses other experts wherever two scores are close.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[tokens, hidden]`` to the same shape."""
+        router_logits, _ = self.gate(hidden_states)  # [tokens, experts], float32
+        return self.experts(hidden_states=hidden_states, router_logits=router_logits)
 
 
 class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
@@ -36,6 +49,10 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
         config = vllm_config.model_config.hf_config
         _check_config(config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        for module in self.modules():
+            if type(module) is BailingMoE:
+                # The backbone names its expert class itself; same parameters, other forward.
+                module.__class__ = LLaDA2Moe
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
