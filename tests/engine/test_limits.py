@@ -35,7 +35,7 @@ def test_a_prompt_that_fills_the_context_is_refused() -> None:
         from vllm.exceptions import VLLMValidationError
 
         for length in (64, 65):
-            with pytest.raises(VLLMValidationError, match="maximum model length of 64"):
+            with pytest.raises(VLLMValidationError, match=r"maximum .* length"):
                 running.generate([(golden.prompts["p100"].tokens)[:length]], [greedy(1)])
 
 
