@@ -53,6 +53,8 @@ def test_every_key() -> None:
         ({"threshold": -0.1}, "dllm.threshold must be finite and at least 0"),
         ({"threshold": float("nan")}, "dllm.threshold must be finite"),
         ({"threshold": float("inf")}, "dllm.threshold must be finite"),
+        ({"threshold": 1e39}, "fit 32 bits"),
+        ({"threshold": 10**400}, "dllm.threshold must be finite"),
         ({"threshold": True}, "dllm.threshold must be a number"),
         ({"threshold": "0.5"}, "dllm.threshold must be a number"),
         ({"max_steps": 0}, "dllm.max_steps must be at least 1"),

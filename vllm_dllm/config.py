@@ -8,7 +8,7 @@ Nothing else reads an option string. Server settings come from
 from __future__ import annotations
 
 import difflib
-import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ SETTINGS_KEY = "dllm"
 REQUEST_PREFIX = "diffusion_"
 DEFAULT_BLOCK_LENGTH = 32
 MAX_SETTINGS_FILE_BYTES = 1 << 20
+MAX_FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
 class SettingsError(ValueError):
@@ -45,13 +46,13 @@ class DllmSettings:
 
     def __post_init__(self) -> None:
         if self.algorithm is not None and not isinstance(self.algorithm, str):
-            raise SettingsError(f"dllm.algorithm must be a string, got {self.algorithm!r}")
+            raise SettingsError(f"dllm.algorithm must be a string, got {shown(self.algorithm)}")
         check_threshold("dllm.threshold", self.threshold)
         if self.max_steps is not None:
             check_steps("dllm.max_steps", self.max_steps)
         if not isinstance(self.eos_early_stop, bool):
             raise SettingsError(
-                f"dllm.eos_early_stop must be true or false, got {self.eos_early_stop!r}"
+                f"dllm.eos_early_stop must be true or false, got {shown(self.eos_early_stop)}"
             )
 
 
@@ -74,20 +75,34 @@ class RequestOptions:
             check_steps("diffusion_max_steps", self.max_steps)
 
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+
+
+def shown(value: object) -> str:
+    """`repr` for an error message: short, and never an error itself."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python refuses to write out a very long integer
+        return f"a very large {type(value).__name__}"
+
+
 def check_threshold(name: str, value: object) -> None:
-    """A finite number, at least 0."""
+    """A finite number, at least 0 and small enough for a float32."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise SettingsError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or value < 0:
-        raise SettingsError(f"{name} must be finite and at least 0, got {value!r}")
+        raise SettingsError(f"{name} must be a number, got {shown(value)}")
+    if not 0 <= value <= MAX_FLOAT32:  # also refuses nan
+        raise SettingsError(
+            f"{name} must be finite and at least 0 (and fit 32 bits), got {shown(value)}"
+        )
 
 
 def check_steps(name: str, value: object) -> None:
     """A whole number, at least 1 and small enough for an int32."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingsError(f"{name} must be a whole number, got {value!r}")
+        raise SettingsError(f"{name} must be a whole number, got {shown(value)}")
     if not 1 <= value < 2**31:
-        raise SettingsError(f"{name} must be at least 1 (and fit 32 bits), got {value!r}")
+        raise SettingsError(f"{name} must be at least 1 (and fit 32 bits), got {shown(value)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -101,7 +116,8 @@ def _reject_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> No
     known = set(known)
     for name in given:
         if name not in known:
-            raise SettingsError(f"unknown {kind} {name!r}; {nearest(str(name), known)}")
+            hint = nearest(name if isinstance(name, str) else "", known)
+            raise SettingsError(f"unknown {kind} {shown(name)}; {hint}")
 
 
 def parse_settings(additional_config: object) -> DllmSettings:
@@ -119,7 +135,7 @@ def parse_settings(additional_config: object) -> DllmSettings:
     if section is None:
         return DllmSettings()
     if not isinstance(section, Mapping):
-        raise SettingsError(f"additional_config['dllm'] must be an object, got {section!r}")
+        raise SettingsError(f"additional_config['dllm'] must be an object, got {shown(section)}")
     known = [field.name for field in fields(DllmSettings)]
     _reject_unknown("dllm setting", section, [*known, "config"])
     values = dict(section)
@@ -135,16 +151,19 @@ def _read_settings_file(path: object) -> dict[str, Any]:
     import yaml
 
     if not isinstance(path, str):
-        raise SettingsError(f"dllm.config must be the path of a YAML file, got {path!r}")
-    file = Path(path)
+        raise SettingsError(f"dllm.config must be the path of a YAML file, got {shown(path)}")
     try:
-        if file.stat().st_size > MAX_SETTINGS_FILE_BYTES:
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_SETTINGS_FILE_BYTES + 1)  # a device's size says nothing
+        if len(raw) > MAX_SETTINGS_FILE_BYTES:
             raise SettingsError(
                 f"dllm.config: {path} is larger than {MAX_SETTINGS_FILE_BYTES} bytes"
             )
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"dllm.config: cannot read {path}: {error}") from error
+        content = yaml.safe_load(raw.decode("utf-8"))
+    except SettingsError:
+        raise
+    except Exception as error:  # bad scalars leave PyYAML as KeyError, IndexError, ...
+        raise SettingsError(f"dllm.config: cannot read {path!r}: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -161,7 +180,9 @@ def parse_request_options(extra_args: Mapping[str, Any] | None) -> RequestOption
         SettingsError: unknown ``diffusion_*`` key, value out of range.
     """
     ours = {
-        name: value for name, value in (extra_args or {}).items() if name.startswith(REQUEST_PREFIX)
+        name: value
+        for name, value in (extra_args or {}).items()
+        if isinstance(name, str) and name.startswith(REQUEST_PREFIX)
     }
     known = [REQUEST_PREFIX + field.name for field in fields(RequestOptions)]
     _reject_unknown("request option", ours, known)

@@ -103,7 +103,7 @@ class SlotState:
         row[: len(ids)] = ids
         self.end_tokens[slot].copy_(torch.from_numpy(row))
         for name, tensor in self.parameters.items():
-            tensor[slot].fill_(parameters[name])
+            tensor[slot].fill_(float(parameters[name]))
 
     def canvas(self, slots: torch.Tensor) -> Canvas:
         """The canvases of ``slots`` (int64 ``[n]``), as copies."""

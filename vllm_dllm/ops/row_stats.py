@@ -36,7 +36,8 @@ def row_statistics(logits: torch.Tensor, forbidden: int) -> RowStatistics:
     where a mask was read. Ties go to the lowest token id.
 
     Args:
-        logits: ``[rows, vocabulary]``, any floating dtype.
+        logits: ``[rows, vocabulary]``, any floating dtype. A vocabulary of at least two, one of
+            them with a finite logit beside the forbidden one: else there is nothing to choose.
         forbidden: token id that is never chosen.
 
     Returns:

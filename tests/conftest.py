@@ -1,0 +1,12 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# Two busy cores make any single example slow now and then; that is no finding. The same
+# examples every time, so that a failure seen once is seen again.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
