@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.ops": {"torch", "triton", "numpy"},
     "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops"},
     "vllm_dllm.constraints": {"torch", "numpy"},
-    "vllm_dllm.models": {"torch", "transformers", "vllm", "vllm_dllm.config"},
+    "vllm_dllm.models": {"torch", "transformers", "safetensors", "vllm", "vllm_dllm.config"},
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.config", "vllm_dllm.decoding", "vllm_dllm.ops",
         "vllm_dllm.models",

@@ -100,11 +100,13 @@ def register_models() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     from vllm_dllm.engine.setup import LLaDA2EngineConfig
+    from vllm_dllm.engine.setup_gemma import DiffusionGemmaEngineConfig
     from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
     AutoConfig.register(LLaDA2MoeConfig.model_type, LLaDA2MoeConfig, exist_ok=True)
     ModelRegistry.register_model("LLaDA2MoeModelLM", "vllm_dllm.models.llada2:LLaDA2MoeModelLM")
     MODELS_CONFIG_MAP["LLaDA2MoeModelLM"] = LLaDA2EngineConfig
+    MODELS_CONFIG_MAP["DiffusionGemmaForBlockDiffusion"] = DiffusionGemmaEngineConfig
 
 
 def patch_sampling_validation() -> None:

@@ -75,6 +75,66 @@ class RequestOptions:
             check_steps("diffusion_max_steps", self.max_steps)
 
 
+@dataclass(frozen=True)
+class EntropyBoundDefaults:
+    """The sampler that a DiffusionGemma checkpoint names in ``generation_config.json``.
+
+    Attributes:
+        max_denoising_steps: most denoise steps of a canvas, at least 1.
+        entropy_bound: nats that accepted positions may share, above 0 (``sampler_config``).
+        t_min: temperature behind the last step, at least 0.
+        t_max: temperature of the first step, above `t_min`.
+        stability_threshold: steps for which the argmax canvas must stay the same, at least 0.
+        confidence_threshold: mean entropy in nats below which a canvas may end, above 0.
+    """
+
+    max_denoising_steps: int
+    entropy_bound: float
+    t_min: float
+    t_max: float
+    stability_threshold: int
+    confidence_threshold: float
+
+    def __post_init__(self) -> None:
+        check_steps("max_denoising_steps", self.max_denoising_steps)
+        for name in ("entropy_bound", "t_min", "t_max", "confidence_threshold"):
+            check_threshold(name, getattr(self, name))
+        for name in ("entropy_bound", "confidence_threshold"):
+            if getattr(self, name) == 0:
+                raise SettingsError(f"{name} must be above 0")
+        if self.t_max <= self.t_min:
+            raise SettingsError(f"t_max must be above t_min={self.t_min}, got {self.t_max}")
+        if self.stability_threshold != 0:
+            check_steps("stability_threshold", self.stability_threshold)
+
+
+def parse_generation_config(generation_config: Mapping[str, Any]) -> EntropyBoundDefaults:
+    """DiffusionGemma's sampler fields out of ``generation_config.json``.
+
+    Raises:
+        SettingsError: a field is missing or outside its range; the message names it.
+    """
+    sampler = generation_config.get("sampler_config")
+    if not isinstance(sampler, Mapping):
+        raise SettingsError("generation_config.json has no 'sampler_config'")
+    if sampler.get("_cls_name") != "EntropyBoundSamplerConfig":
+        raise SettingsError(
+            "generation_config.json: sampler_config._cls_name must be "
+            f"'EntropyBoundSamplerConfig', got {shown(sampler.get('_cls_name'))}"
+        )
+    values: dict[str, Any] = {}
+    for field in fields(EntropyBoundDefaults):
+        inner = field.name == "entropy_bound"
+        name = f"sampler_config.{field.name}" if inner else field.name
+        values[field.name] = (sampler if inner else generation_config).get(field.name)
+        if values[field.name] is None:
+            raise SettingsError(f"generation_config.json has no {name!r}")
+    try:
+        return EntropyBoundDefaults(**values)
+    except SettingsError as error:
+        raise SettingsError(f"generation_config.json: {error}") from error
+
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
 

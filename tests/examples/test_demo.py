@@ -41,10 +41,10 @@ def servers(parent: int) -> list[str]:
 
 
 def test_prints_an_answer_and_a_summary() -> None:
-    process = run_demo("--max-tokens", "40")
+    process = run_demo()
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    assert re.search(r"40 tokens in \d+ steps: \d\.\d\d tokens per step, \d+\.\d\d s", output)
+    assert re.search(r"\d+ tokens in \d+ steps: \d\.\d\d tokens per step, \d+\.\d\d s", output)
     assert output.rstrip().endswith("server stopped")
 
 

@@ -15,13 +15,11 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
+from vllm_dllm.models.checkpoint import verified
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
-
-
-TENSORS = ("model.word_embeddings.", "model.layers.", "model.norm.", "lm_head.")
 
 
 class LLaDA2Moe(BailingMoE):
@@ -49,6 +47,7 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
         config = vllm_config.model_config.hf_config
         _check_config(config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.quantized = vllm_config.quant_config is not None
         for module in self.modules():
             if type(module) is BailingMoE:
                 # The backbone names its expert class itself; same parameters, other forward.
@@ -75,27 +74,73 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""
-        return super().load_weights(self._checked(weights))
+        if not self.quantized:
+            shapes = tensor_shapes(self.config)
+            # A tied head may be in the file as well; the backbone skips it.
+            weights = verified(weights, shapes, "LLaDA2", ignored=("lm_head.weight",))
+        return super().load_weights(weights)
 
-    def _checked(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterable[tuple[str, torch.Tensor]]:
-        experts = self.config.num_experts
-        for name, tensor in weights:
-            if not name.startswith(TENSORS):
-                raise ValueError(
-                    f"not a LLaDA2 checkpoint: unexpected tensor {name!r}; expected "
-                    f"{', '.join(TENSORS)}"
-                )
-            if (
-                name.endswith((".mlp.gate.weight", ".mlp.gate.expert_bias"))
-                and tensor.shape[0] != experts
-            ):
-                raise ValueError(
-                    f"{name} routes to {tensor.shape[0]} experts, config.json says "
-                    f"num_experts={experts}"
-                )
-            yield name, tensor
+
+def tensor_shapes(config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of an unquantized checkpoint, by the authors' names."""
+    hidden, dim = config.hidden_size, config.head_dim
+    query = config.num_attention_heads * dim
+    key_value = config.num_key_value_heads * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.word_embeddings.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    bias = config.use_bias
+    for index in range(config.num_hidden_layers):
+        layer = f"model.layers.{index}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.attention.query_key_value.weight": (query + 2 * key_value, hidden),
+            f"{layer}.attention.dense.weight": (hidden, query),
+        }
+        if bias or config.use_qkv_bias:
+            shapes[f"{layer}.attention.query_key_value.bias"] = (query + 2 * key_value,)
+        if bias:
+            shapes[f"{layer}.attention.dense.bias"] = (hidden,)
+        if config.use_qk_norm:
+            shapes[f"{layer}.attention.query_layernorm.weight"] = (dim,)
+            shapes[f"{layer}.attention.key_layernorm.weight"] = (dim,)
+        if index < config.first_k_dense_replace:
+            shapes |= _mlp_shapes(f"{layer}.mlp", hidden, config.intermediate_size, bias)
+        else:
+            shapes |= _expert_shapes(f"{layer}.mlp", config)
+    return shapes
+
+
+def _expert_shapes(prefix: str, config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+    hidden, size = config.hidden_size, config.moe_intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (config.num_experts, hidden)}
+    if config.moe_router_enable_expert_bias:
+        shapes[f"{prefix}.gate.expert_bias"] = (config.num_experts,)
+    for expert in range(config.num_experts):
+        shapes |= _mlp_shapes(f"{prefix}.experts.{expert}", hidden, size)
+    if config.num_shared_experts:
+        shared = size * config.num_shared_experts
+        shapes |= _mlp_shapes(f"{prefix}.shared_experts", hidden, shared, config.use_bias)
+    return shapes
+
+
+def _mlp_shapes(
+    prefix: str, hidden: int, size: int, bias: bool = False
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, inputs, outputs in (
+        ("gate_proj", hidden, size),
+        ("up_proj", hidden, size),
+        ("down_proj", size, hidden),
+    ):
+        shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
+        if bias:
+            shapes[f"{prefix}.{name}.bias"] = (outputs,)
+    return shapes
 
 
 def _check_config(config: object) -> None:

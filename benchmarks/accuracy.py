@@ -1,0 +1,273 @@
+"""Exact match on held-out problems, through the real engine, for any settings side by side.
+
+    .venv/bin/python benchmarks/accuracy.py MODEL --setting threshold=0.9 --setting threshold=1.01
+    .venv/bin/python benchmarks/accuracy.py MODEL --http --per-task 100 --json out.json
+
+A setting is a list of `name=value`: names of the server's `dllm` table (README), request
+options (`diffusion_...`) or vLLM's sampling parameters (`temperature`, `seed`, ...). Each
+setting answers the same problems (`examples/tiny/tasks.py`). Printed are the rate of exact
+matches with its 95 % interval, the steps (forward passes, the committing one included) per
+block, the answer's tokens per step, and the wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from tqdm import tqdm  # noqa: E402
+
+from benchmarks.common import write  # noqa: E402
+from examples.demo import ServerError, post, read_counter, serve  # noqa: E402
+from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
+
+SAMPLING = {"temperature", "seed", "top_p", "top_k", "min_p", "max_tokens"}
+COUNTERS = {
+    "steps": "vllm:diffusion_num_denoising_steps",
+    "positions": "vllm:diffusion_num_canvas_positions",
+}
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to answer: its text, and where each value goes."""
+
+    text: str
+    server: dict[str, Any]
+    request: dict[str, Any]
+    sampling: dict[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """From `name=value,name=value`; the empty text stands for the defaults."""
+        setting = cls(text or "defaults", {}, {}, {})
+        for pair in filter(None, text.split(",")):
+            name, separator, value = pair.partition("=")
+            if not separator:
+                raise argparse.ArgumentTypeError(f"{pair!r} is not name=value")
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = ast.literal_eval(value)
+            room = setting.request if name.startswith("diffusion_") else setting.server
+            (setting.sampling if name in SAMPLING else room)[name] = value
+        return setting
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one problem."""
+
+    text: str
+    prompt_tokens: int
+    tokens: int
+
+
+@dataclass
+class Run:
+    """One setting's answers and what they cost."""
+
+    answers: list[Answer] = field(default_factory=list)
+    seconds: float = 0.0
+    steps: float = 0.0
+    positions: float = 0.0
+
+
+def interval(right: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate."""
+    z, rate = 1.96, right / total
+    middle = (rate + z * z / (2 * total)) / (1 + z * z / total)
+    half = z * math.sqrt(rate * (1 - rate) / total + z * z / (4 * total**2)) / (1 + z * z / total)
+    return middle - half, middle + half
+
+
+def blocks_of(answer: Answer, length: int, aligned: bool) -> int:
+    """Blocks that an answer reached into; aligned ones begin at multiples of the length."""
+    start = answer.prompt_tokens % length if aligned else 0
+    return -(-(start + answer.tokens) // length)
+
+
+def summary(run: Run, problems: Sequence[Problem], aligned: bool) -> dict[str, Any]:
+    """Rates by task and over all, steps per block, tokens per step, seconds."""
+    right: dict[str, list[bool]] = {}
+    for problem, answer in zip(problems, run.answers, strict=True):
+        right.setdefault(problem.task, []).append(answer.text == problem.answer)
+    right["all"] = [hit for hits in right.values() for hit in hits]
+    length = round(run.positions / run.steps)
+    blocks = sum(blocks_of(answer, length, aligned) for answer in run.answers)
+    return {
+        "exact_match": {
+            task: {"right": sum(hits), "of": len(hits), "interval": interval(sum(hits), len(hits))}
+            for task, hits in right.items()
+        },
+        "steps_per_block": run.steps / blocks,
+        "tokens_per_step": sum(answer.tokens for answer in run.answers) / run.steps,
+        "seconds": run.seconds,
+    }
+
+
+@contextlib.contextmanager
+def offline(model: str, server: dict[str, Any], concurrency: int, dtype: str) -> Iterator[Any]:
+    """An engine; yields a function from (problems, setting) to a `Run`."""
+    from vllm import LLM
+
+    llm = LLM(
+        model=model,
+        dtype=dtype,
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=concurrency,
+        kv_cache_memory_bytes=1 << 28,
+        disable_log_stats=False,
+        additional_config={"dllm": server} if server else {},
+        limit_mm_per_prompt={"image": 0, "video": 0},
+    )
+
+    def counters() -> dict[str, float]:
+        values = {
+            metric.name: metric.value for metric in llm.get_metrics() if "diffusion" in metric.name
+        }
+        return {name: values.get(counter, 0) for name, counter in COUNTERS.items()}
+
+    def answer(problems: Sequence[Problem], setting: Setting) -> Run:
+        params = llm.get_default_sampling_params()
+        params.max_tokens = MAX_TOKENS
+        for name, value in setting.sampling.items():
+            setattr(params, name, value)
+        params.extra_args = setting.request or None
+        chats = [[{"role": "user", "content": problem.prompt}] for problem in problems]
+        before, begin = counters(), time.monotonic()
+        outputs = llm.chat(chats, params)
+        run = Run(seconds=time.monotonic() - begin)
+        for name, value in counters().items():
+            setattr(run, name, value - before[name])
+        for output in outputs:
+            one = output.outputs[0]
+            run.answers.append(Answer(one.text, len(output.prompt_token_ids), len(one.token_ids)))
+        return run
+
+    try:
+        yield answer
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+@contextlib.contextmanager
+def over_http(model: str, server: dict[str, Any], concurrency: int, dtype: str) -> Iterator[Any]:
+    """The same through `vllm serve` and chat completions."""
+    flags = ["--dtype", dtype, "--limit-mm-per-prompt", '{"image": 0, "video": 0}']
+    if server:
+        flags += ["--additional-config", json.dumps({"dllm": server})]
+
+    def answer(problems: Sequence[Problem], setting: Setting) -> Run:
+        def ask(problem: Problem) -> Answer:
+            body = {"model": "demo", "max_tokens": MAX_TOKENS, **setting.sampling}
+            body["messages"] = [{"role": "user", "content": problem.prompt}]
+            if setting.request:
+                body["vllm_xargs"] = setting.request
+            reply = post(f"{url}/v1/chat/completions", body)
+            usage = reply["usage"]
+            text = reply["choices"][0]["message"]["content"] or ""
+            return Answer(text, usage["prompt_tokens"], usage["completion_tokens"])
+
+        before = {name: read_counter(url, f"{c}_total") for name, c in COUNTERS.items()}
+        begin = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
+            answers = list(tqdm(pool.map(ask, problems), total=len(problems), unit="problem"))
+        run = Run(answers, time.monotonic() - begin)
+        for name, counter in COUNTERS.items():
+            setattr(run, name, read_counter(url, f"{counter}_total") - before[name])
+        return run
+
+    with serve(model, *flags, max_num_seqs=concurrency) as url:
+        yield answer
+
+
+def is_aligned(model: str) -> bool:
+    """Whether blocks begin at multiples of their length (LLaDA2) or behind the prompt."""
+    from vllm.transformers_utils.config import get_config
+
+    import vllm_dllm.plugin
+
+    vllm_dllm.plugin.register()
+    return get_config(model, trust_remote_code=False).model_type == "llada2_moe"
+
+
+def show(setting: Setting, result: dict[str, Any]) -> None:
+    """One setting's table."""
+    print(f"\n{setting.text}")
+    for task, found in result["exact_match"].items():
+        low, high = (100 * bound for bound in found["interval"])
+        rate = 100 * found["right"] / found["of"]
+        print(f"  {task:10}{rate:6.1f} %   [{low:5.1f}, {high:5.1f}]   of {found['of']}")
+    print(
+        f"  {result['steps_per_block']:.2f} steps per block, "
+        f"{result['tokens_per_step']:.2f} tokens per step, {result['seconds']:.1f} s"
+    )
+
+
+def compare(results: dict[str, dict[str, Any]]) -> None:
+    """All settings, a line each."""
+    print(f"\n{'setting':32}{'exact match':>12}{'interval':>18}{'steps/block':>13}{'s':>8}")
+    for text, result in results.items():
+        found = result["exact_match"]["all"]
+        low, high = (100 * bound for bound in found["interval"])
+        print(
+            f"{text:32}{100 * found['right'] / found['of']:10.1f} %   [{low:5.1f}, {high:5.1f}]"
+            f"{result['steps_per_block']:13.2f}{result['seconds']:8.1f}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--setting", type=Setting.parse, action="append", metavar="NAME=VALUE,...")
+    parser.add_argument("--http", action="store_true", help="through `vllm serve`")
+    parser.add_argument("--per-task", type=int, default=50, help="problems of each task")
+    parser.add_argument("--seed", type=int, default=0, help="of the problems")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--json", type=Path, help="write figures and answers here")
+    args = parser.parse_args()
+    problems = held_out_set(args.per_task, args.seed)
+    settings: list[Setting] = args.setting or [Setting.parse("")]
+    path, aligned = over_http if args.http else offline, is_aligned(args.model)
+    results = {}
+    # Settings that differ in request options only share one engine.
+    for server in {json.dumps(setting.server): setting.server for setting in settings}.values():
+        with path(args.model, server, args.concurrency, args.dtype) as answer:
+            answer(problems[:: max(1, len(problems) // 8)], settings[0])  # warm up
+            for setting in settings:
+                if setting.server == server:
+                    run = answer(problems, setting)
+                    results[setting.text] = summary(run, problems, aligned)
+                    results[setting.text]["answers"] = [asdict(a) for a in run.answers]
+                    show(setting, results[setting.text])
+    results = {setting.text: results[setting.text] for setting in settings}
+    compare(results)
+    how = "over HTTP" if args.http else "offline"
+    write(args.json, f"accuracy, {how}, {len(problems)} problems", results)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ServerError as error:
+        sys.exit(str(error))

@@ -1,0 +1,64 @@
+"""What every benchmark writes beside its figures: the command, the code, the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None:
+    """Write `results` as JSON with what is needed to reproduce them; nothing without a path."""
+    if path is None:
+        return
+    record = {"benchmark": benchmark, **surroundings(), "results": results}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def surroundings() -> dict[str, Any]:
+    """The command line, the commit (and whether the tree differs), versions, the machine."""
+    import torch
+    import transformers
+
+    from vllm_dllm import __version__, compat
+
+    script = Path(sys.argv[0]).resolve()
+    name = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
+    return {
+        "command": " ".join([name, *(_public(word) for word in sys.argv[1:])]),
+        "commit": _git("rev-parse", "HEAD"),
+        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "versions": {
+            "vllm-dllm": __version__,
+            "vllm": compat.vllm_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {"cpu": _processor(), "cores": os.cpu_count()},
+    }
+
+
+def _public(word: str) -> str:
+    """A command line's word without the place where this checkout lies."""
+    return word.replace(f"{ROOT}/", "")
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

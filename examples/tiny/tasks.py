@@ -1,0 +1,136 @@
+"""Problems with one exact answer, from seeded generators, with a split that cannot leak.
+
+    python -m examples.tiny.tasks            # a few of each task
+    python -m examples.tiny.tasks --held-out 50 > problems.jsonl
+
+A problem is held out when a checksum of its text says so, whatever seed drew it. The
+training scripts skip those, so no seed and no number of steps can train on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+HELD_OUT_OF = 8  # one problem text in this many is held out
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the user asks and the only right answer."""
+
+    task: str
+    prompt: str
+    answer: str
+
+
+def add(rng: random.Random) -> tuple[str, str]:
+    a, b = _number(rng, 3), _number(rng, 3)
+    return f"{a} + {b}", str(a + b)
+
+
+def subtract(rng: random.Random) -> tuple[str, str]:
+    a, b = sorted((_number(rng, 3), _number(rng, 3)), reverse=True)
+    return f"{a} - {b}", str(a - b)
+
+
+def sort(rng: random.Random) -> tuple[str, str]:
+    numbers = _numbers(rng)
+    return f"sort {_words(numbers)}", _words(sorted(numbers))
+
+
+def reverse(rng: random.Random) -> tuple[str, str]:
+    numbers = _numbers(rng)
+    return f"reverse {_words(numbers)}", _words(numbers[::-1])
+
+
+def evaluate(rng: random.Random) -> tuple[str, str]:
+    """Three one-digit numbers, two operations, one pair of brackets."""
+    a, b, c = (rng.randint(1, 9) for _ in range(3))
+    first, second = rng.choice("+-*"), rng.choice("+-*")
+    text = rng.choice((f"({a}{first}{b}){second}{c}", f"{a}{first}({b}{second}{c})"))
+    return text, str(_value(text))
+
+
+def copy(rng: random.Random) -> tuple[str, str]:
+    text = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=rng.randint(4, 32)))
+    return f"copy {text}", text
+
+
+def count(rng: random.Random) -> tuple[str, str]:
+    letters = rng.sample("abcdefghijklmnopqrstuvwxyz", 3)
+    word = "".join(rng.choices(letters, k=rng.randint(4, 12)))
+    return f"count {letters[0]} in {word}", str(word.count(letters[0]))
+
+
+TASKS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
+    task.__name__: task for task in (add, subtract, sort, reverse, evaluate, copy, count)
+}
+
+
+def held_out(prompt: str) -> bool:
+    """Whether a problem belongs to the held-out split; depends on its text alone."""
+    return zlib.crc32(prompt.encode()) % HELD_OUT_OF == 0
+
+
+def problems(task: str, seed: int, *, test: bool) -> Iterator[Problem]:
+    """An endless stream of problems of one split.
+
+    Raises:
+        KeyError: there is no such task.
+    """
+    make, rng = TASKS[task], random.Random(f"{task} {seed}")
+    while True:
+        prompt, answer = make(rng)
+        if held_out(prompt) == test:
+            yield Problem(task, prompt, answer)
+
+
+def held_out_set(per_task: int, seed: int = 0) -> list[Problem]:
+    """`per_task` different held-out problems of every task, task by task."""
+    chosen: dict[str, Problem] = {}
+    for task in TASKS:
+        stream, wanted = problems(task, seed, test=True), len(chosen) + per_task
+        while len(chosen) < wanted:
+            problem = next(stream)
+            chosen[problem.prompt] = problem
+    return list(chosen.values())
+
+
+def _number(rng: random.Random, digits: int) -> int:
+    """Up to `digits` digits, each length as likely as the others."""
+    return rng.randrange(10 ** rng.randint(1, digits))
+
+
+def _numbers(rng: random.Random) -> list[int]:
+    return [rng.randint(10, 99) for _ in range(rng.randint(3, 8))]
+
+
+def _words(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _value(text: str) -> int:
+    """The value of a text that `evaluate` itself wrote: digits, + - * and brackets."""
+    return int(eval(text, {"__builtins__": {}}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--held-out", type=int, metavar="N", help="N held-out problems a task, as JSON lines"
+    )
+    args = parser.parse_args()
+    for problem in held_out_set(args.held_out or 3):
+        if args.held_out:
+            print(json.dumps(asdict(problem)))
+        else:
+            print(f"{problem.task:<10}{problem.prompt:<40}{problem.answer}")
+
+
+if __name__ == "__main__":
+    main()

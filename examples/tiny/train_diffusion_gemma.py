@@ -1,0 +1,231 @@
+"""Train `tiny-diffusiongemma` on the CPU, from nothing, in under half an hour on two cores.
+
+    python -m examples.tiny.train_diffusion_gemma [OUT] [--steps 4000] [--seed 0]
+
+Uniform diffusion: the encoder reads the clean prompt, tokens of the canvas are replaced by
+random ones, and the loss is the cross-entropy of the clean canvas at every position. In half
+of the steps it is self-conditioned: the model first predicts without a gradient, and
+sees that prediction (at a temperature of the sampler's schedule) in its second pass (Chen
+et al., "Analog Bits", 2022). The model is transformers' own class, so what is trained is by
+construction what it and vLLM implement. The vision tower keeps its random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import (
+    DiffusionGemmaConfig,
+    DiffusionGemmaForBlockDiffusion,
+    DiffusionGemmaGenerationConfig,
+)
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    EntropyBoundSamplerConfig,
+)
+
+from examples.tiny.tokens import gemma_processor
+from examples.tiny.training import Encoder, Example, report, train, training_examples
+
+DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-diffusiongemma"
+CANVAS = 32
+ROWS = 80
+PEAK_LEARNING_RATE = 2e-3
+ALL_NOISE, CONDITIONED = 0.25, 0.5  # shares of the rows, of the steps
+FILL_WEIGHT = 0.25  # of the padding behind the answer, which teaches little
+SAMPLER = {
+    "max_denoising_steps": 32,
+    "sampler_config": EntropyBoundSamplerConfig(entropy_bound=0.1),
+    "t_min": 0.4,
+    "t_max": 0.8,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.05,
+}
+
+
+def model_config(vocab_size: int, special: dict[str, int]) -> DiffusionGemmaConfig:
+    """DiffusionGemma in small: sliding and full layers, experts, a one-layer vision tower."""
+    text = {
+        "vocab_size": vocab_size,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 128,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+        "max_position_embeddings": 2048,
+        "use_bidirectional_attention": "vision",
+        **{name: special[name] for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "position_embedding_size": 64,
+    }
+    images = {name: special[name] for name in ("boi_token_id", "eoi_token_id", "image_token_id")}
+    return DiffusionGemmaConfig(
+        text_config=text, vision_config=vision, canvas_length=CANVAS, dtype="bfloat16", **images
+    )
+
+
+@torch.no_grad()
+def initialise(model: DiffusionGemmaForBlockDiffusion) -> None:
+    """Random weights by fan-in, logits of size one, and attention that starts out soft."""
+    for name, weight in model.named_parameters():
+        if name.endswith("embed_tokens.weight"):
+            weight.normal_(std=weight.shape[-1] ** -0.5)
+        elif weight.ndim > 1 and "vision" not in name:
+            out = name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj"))
+            weight.normal_(std=weight.shape[-1] ** -0.5 * (0.3 if out else 1.0))
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
+            # The scores are not divided by the square root of the head size.
+            weight.fill_(weight.shape[0] ** -0.25)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts, padded on the left, and the canvases that follow them."""
+
+    context: torch.Tensor  # [rows, P]
+    present: torch.Tensor  # [rows, P] bool: not padding
+    canvas: torch.Tensor  # [rows, L]
+    weight: torch.Tensor  # [rows, L]
+
+
+def batches(examples: Iterator[Example], rows: int, pad: int, seed: int) -> Iterator[Batch]:
+    """Collect examples of similar length and choose one canvas of each answer to practise."""
+    generator = torch.Generator().manual_seed(seed)
+    waiting: dict[int, list[tuple[list[int], list[int]]]] = defaultdict(list)
+    for example in examples:
+        canvases = -(-len(example.answer) // CANVAS)
+        start = CANVAS * int(torch.randint(canvases, (), generator=generator))
+        context = example.prompt + example.answer[:start]
+        full = -(-len(context) // 8) * 8
+        waiting[full].append((context, example.answer[start : start + CANVAS]))
+        if len(waiting[full]) == rows:
+            yield _batch(waiting.pop(full), full, pad)
+
+
+def _batch(rows: list[tuple[list[int], list[int]]], full: int, pad: int) -> Batch:
+    context = torch.tensor([[pad] * (full - len(before)) + before for before, _ in rows])
+    canvas = torch.tensor([after + [pad] * (CANVAS - len(after)) for _, after in rows])
+    lengths = torch.tensor([[len(after)] for _, after in rows])
+    starts = torch.tensor([[full - len(before)] for before, _ in rows])
+    weight = torch.where(torch.arange(CANVAS) < lengths, 1.0, FILL_WEIGHT)
+    return Batch(context, torch.arange(full) >= starts, canvas, weight)
+
+
+def corrupt(canvas: torch.Tensor, vocab_size: int, generator: torch.Generator) -> torch.Tensor:
+    """Replace a random share of each row by uniform random tokens."""
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator)
+
+    rows, length = canvas.shape
+    level = torch.where(draw(rows, 1) < ALL_NOISE, 1.0, draw(rows, 1))
+    noise = torch.randint(vocab_size, canvas.shape, generator=generator)
+    return torch.where(draw(rows, length) < level, noise, canvas)
+
+
+def loss_of(
+    model: DiffusionGemmaForBlockDiffusion, batch: Batch, generator: torch.Generator
+) -> torch.Tensor:
+    """Cross-entropy of the clean canvas; in half of the steps the model sees a prediction first."""
+    rows = len(batch.canvas)
+    noisy = corrupt(batch.canvas, model.lm_head.weight.shape[0], generator)
+    position = (batch.present.cumsum(1) - 1).clamp(min=0)
+    encoded = model.model.encoder(
+        input_ids=batch.context, attention_mask=batch.present, position_ids=position
+    )
+    decode = partial(
+        model,
+        past_key_values=encoded.past_key_values,
+        decoder_input_ids=noisy,
+        decoder_attention_mask=F.pad(batch.present, (0, CANVAS), value=True),
+        decoder_position_ids=position[:, -1:] + 1 + torch.arange(CANVAS),
+    )
+    earlier = None
+    if float(torch.rand((), generator=generator)) < CONDITIONED:
+        span = SAMPLER["t_max"] - SAMPLER["t_min"]
+        temperature = SAMPLER["t_min"] + span * torch.rand(rows, 1, 1, generator=generator)
+        with torch.no_grad():
+            earlier = decode().logits / temperature
+    logits = decode(self_conditioning_logits=earlier).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.canvas.flatten(), reduction="none")
+    return (loss * batch.weight.flatten()).sum() / batch.weight.sum()
+
+
+def generate(
+    model: DiffusionGemmaForBlockDiffusion, prompts: list[list[int]]
+) -> tuple[list[list[int]], float]:
+    """Answer with the class's own `generate`, prompts of one length at a time."""
+    answers: dict[int, list[int]] = {}
+    same: dict[int, list[int]] = defaultdict(list)
+    steps = canvases = 0.0
+    for index, prompt in enumerate(prompts):
+        same[len(prompt)].append(index)
+    torch.manual_seed(0)
+    end = model.generation_config.eos_token_id
+    for length, indices in same.items():
+        ids = torch.tensor([prompts[index] for index in indices])
+        out = model.generate(ids, max_new_tokens=2 * CANVAS)
+        new = out.sequences[:, length:]
+        valid = (new != model.generation_config.pad_token_id).sum(1)
+        some = valid > 0  # the class reports steps as tokens per step
+        steps += float((valid / out.tokens_per_forward)[some].sum())
+        canvases += float((-(-valid // CANVAS)).sum())
+        for index, row in zip(indices, new.tolist(), strict=True):
+            answers[index] = row[: row.index(end)] if end in row else row
+    return [answers[index] for index in range(len(prompts))], steps / max(canvases, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    processor = gemma_processor()
+    tokenizer = processor.tokenizer
+    kinds = ("pad", "eos", "bos", "boi", "eoi", "image")
+    special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in kinds}
+    model = DiffusionGemmaForBlockDiffusion(model_config(len(tokenizer) + 4, special))
+    initialise(model)
+    encoder, generator = Encoder(tokenizer), torch.Generator().manual_seed(args.seed)
+    examples = training_examples(encoder, args.seed)
+    stream = batches(examples, ROWS, tokenizer.pad_token_id, args.seed)
+    seconds = train(
+        model, lambda: loss_of(model, next(stream), generator), args.steps, PEAK_LEARNING_RATE
+    )
+    ends = {name: special[name] for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
+    model.generation_config = DiffusionGemmaGenerationConfig(max_new_tokens=256, **SAMPLER, **ends)
+    model.to(torch.bfloat16).save_pretrained(args.out)
+    processor.save_pretrained(args.out)
+    saved = DiffusionGemmaForBlockDiffusion.from_pretrained(args.out, dtype=torch.float32)
+    facts = {"steps": args.steps, "seed": args.seed, "seconds": round(seconds)}
+    report(args.out, encoder, partial(generate, saved), args.held_out, facts)
+
+
+if __name__ == "__main__":
+    main()

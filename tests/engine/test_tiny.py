@@ -1,0 +1,79 @@
+"""The committed, trained checkpoint: exact to its reference, and as accurate with fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.accuracy import interval
+from examples.tiny.tasks import TASKS, held_out_set
+from examples.tiny.tokens import llada2_tokenizer
+from examples.tiny.training import Encoder, Example
+from tests.engine.harness import Engine, engine, greedy
+from tests.reference_llada2 import Reference
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+BLOCK = 32
+ONE_AT_A_TIME = 1.01
+THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95, ONE_AT_A_TIME)
+# Decisions closer than this may legitimately fall differently in another summation order.
+MARGIN = 3e-5
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Engine]:
+    with engine(TINY, BLOCK, disable_log_stats=False) as started:
+        yield started
+
+
+def encoded(per_task: int) -> list[Example]:
+    encoder = Encoder(llada2_tokenizer())
+    return [encoder(problem) for problem in held_out_set(per_task)]
+
+
+def test_equals_the_reference(running: Engine) -> None:
+    tokenizer = llada2_tokenizer()
+    reference = Reference.load(TINY, BLOCK, tokenizer.mask_token_id)
+    examples = encoded(9)[: 8 * len(TASKS) + 7]
+    with torch.no_grad():
+        wanted = [
+            reference.generate(example.prompt, 0.9, 64, {tokenizer.eos_token_id})
+            for example in examples
+        ]
+    robust = [i for i, (_, margin) in enumerate(wanted) if margin > MARGIN]
+    assert len(robust) >= 50, "too many near ties to compare 50 prompts"
+    params = [greedy(64, diffusion_threshold=0.9) for _ in examples]
+    got = running.generate([example.prompt for example in examples], params)
+    different = [i for i in robust if got[i][0] != wanted[i][0]]
+    assert not different, [examples[i].problem for i in different]
+
+
+def test_fewer_steps_are_as_accurate(running: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    examples = encoded(30)
+    right, steps = {}, {}
+    for threshold in THRESHOLDS:
+        before = denoise_steps(running)
+        params = [greedy(64, diffusion_threshold=threshold) for _ in examples]
+        got = running.generate([example.prompt for example in examples], params)
+        steps[threshold] = denoise_steps(running) - before
+        hits = [tokens == e.answer for (tokens, _), e in zip(got, examples, strict=True)]
+        right[threshold] = sum(hits)
+    with capsys.disabled():
+        print(f"\nthreshold  exact match of {len(examples)}   steps")
+        for threshold in THRESHOLDS:
+            rate = 100 * right[threshold] / len(examples)
+            print(f"{threshold:9}{rate:15.1f} %{steps[threshold]:12.0f}")
+    low, high = interval(right[ONE_AT_A_TIME], len(examples))
+    assert low <= right[0.9] / len(examples) <= high
+    assert 2 * steps[0.9] <= steps[ONE_AT_A_TIME]
+    assert right[ONE_AT_A_TIME] >= 0.8 * len(examples)
+
+
+def denoise_steps(running: Engine) -> float:
+    name = "vllm:diffusion_num_denoising_steps"
+    return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)

@@ -1,0 +1,80 @@
+"""Counter-based noise: uniform, independent across rows and ids, the same in any tile."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_dllm.ops.noise import Stream, gumbel, row_keys, uniform, uniform_bits, uniform_tokens
+
+# 99.9 % quantile of chi-square with n - 1 degrees of freedom, by Wilson and Hilferty.
+Z = 3.09
+
+
+def limit(bins: int) -> float:
+    n = bins - 1
+    return n * (1 - 2 / (9 * n) + Z * (2 / (9 * n)) ** 0.5) ** 3
+
+
+def chi_square(values: torch.Tensor, probability: torch.Tensor) -> float:
+    counts = torch.bincount(values.flatten(), minlength=len(probability)).double()
+    expected = probability.double() * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_every_bit_is_fair() -> None:
+    bits = uniform_bits(row_keys(torch.arange(64)), torch.arange(4096))
+    for bit in range(32):
+        share = ((bits >> bit) & 1).double().mean()
+        assert abs(share - 0.5) < 0.5 * Z * 2 / (64 * 4096) ** 0.5
+
+
+def test_neighbours_are_independent() -> None:
+    """Neighbouring seeds, steps, positions and ids, as they occur, fall into a fair 8 x 8 grid."""
+    ids, position = torch.arange(2048), torch.arange(64)
+
+    def draw(seed: int, shift: int, step: int) -> torch.Tensor:
+        return uniform(row_keys(torch.tensor(seed), position + shift, step), ids)
+
+    pairs = {
+        "ids": (draw(7, 0, 3), uniform(row_keys(torch.tensor(7), position, 3), ids + 1)),
+        "positions": (draw(7, 0, 3), draw(7, 1, 3)),
+        "steps": (draw(7, 0, 3), draw(7, 0, 4)),
+        "seeds": (draw(7, 0, 3), draw(8, 0, 3)),
+    }
+    for name, (a, b) in pairs.items():
+        cell = (a * 8).long() * 8 + (b * 8).long()
+        assert chi_square(cell, torch.full((64,), 1 / 64)) < limit(64), name
+
+
+def test_tiles_and_batches_do_not_matter() -> None:
+    keys = row_keys(torch.arange(20), torch.arange(20), Stream.CANDIDATE)
+    whole = gumbel(keys, torch.arange(1000))
+    tiles = [gumbel(keys[5:6], torch.arange(a, a + 100)) for a in range(0, 1000, 100)]
+    assert torch.equal(torch.cat(tiles, 1)[0], whole[5])
+
+
+def test_uniform_stays_inside_and_is_fine_grained() -> None:
+    """24 bits would cut the Gumbel tail; the smallest of 4 million draws must be below 2^-20."""
+    values = uniform(row_keys(torch.arange(1024)), torch.arange(4096))
+    assert 0 < values.min() < 2**-20
+    assert values.max() < 1
+    assert len(values[values < 2**-12].unique()) > 900
+
+
+def test_gumbel_draws_from_the_softmax() -> None:
+    logits = torch.linspace(-4, 2, 50)
+    noise = gumbel(row_keys(torch.arange(100_000), 1), torch.arange(50))
+    draws = (logits + noise).argmax(-1)
+    assert chi_square(draws, logits.softmax(-1)) < limit(50)
+
+
+def test_uniform_tokens() -> None:
+    tokens = uniform_tokens(row_keys(torch.arange(3000), Stream.CANVAS), 32, 271)
+    assert tokens.min() == 0
+    assert tokens.max() == 270
+    assert chi_square(tokens, torch.full((271,), 1 / 271)) < limit(271)
+
+
+def test_streams_differ() -> None:
+    keys = [row_keys(torch.tensor([3]), stream) for stream in Stream]
+    assert len({int(key) for key in keys}) == len(Stream)
