@@ -40,16 +40,27 @@ def test_every_key() -> None:
         "max_steps": 7,
         "eos_early_stop": False,
     }
-    assert parse_settings({"dllm": given}) == DllmSettings(**given)  # type: ignore[arg-type]
+    parsed = parse_settings({"dllm": given})
+    assert parsed == DllmSettings("LowConfidence", {"threshold": 0.5}, 7, False)
+    gemma = {"t_min": 0.1, "t_max": 0.2, "stability_threshold": 0, "window": "reference"}
+    assert parse_settings({"dllm": gemma}).parameters == {
+        "t_min": 0.1,
+        "t_max": 0.2,
+        "stability_threshold": 0,
+    }
     options = {"diffusion_threshold": 1, "diffusion_max_steps": 3, "somebody_elses": object()}
-    assert parse_request_options(options) == RequestOptions(1, 3)
+    assert parse_request_options(options) == RequestOptions({"threshold": 1}, 3)
+    read = {"diffusion_seed_canvas": [1, 2], "diffusion_pinned": [0], "diffusion_read_only": 1}
+    assert parse_request_options(read) == RequestOptions(
+        seed_canvas=[1, 2], pinned=[0], read_only=1
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
-        ({"zzz": 0}, "known: algorithm, config, eos_early_stop, max_steps, threshold"),
+        ({"zzz": 0}, "known: algorithm, confidence_threshold, config, entropy_bound, eos_early"),
         ({"threshold": -0.1}, "dllm.threshold must be finite and at least 0"),
         ({"threshold": float("nan")}, "dllm.threshold must be finite"),
         ({"threshold": float("inf")}, "dllm.threshold must be finite"),
@@ -63,6 +74,10 @@ def test_every_key() -> None:
         ({"eos_early_stop": "yes"}, "dllm.eos_early_stop must be true or false"),
         ({"algorithm": 3}, "dllm.algorithm must be a string"),
         ({"config": 3}, "dllm.config must be the path"),
+        ({"entropy_bound": 0}, "dllm.entropy_bound must be above 0"),
+        ({"t_min": 0.5, "t_max": 0.5}, "dllm.t_max must be above dllm.t_min=0.5"),
+        ({"stability_threshold": -1}, "dllm.stability_threshold must be at least 0"),
+        ({"window": "round"}, "dllm.window must be one of symmetric, reference"),
     ],
 )
 def test_refused_with_its_name(settings: dict[str, Any], message: str) -> None:
@@ -85,7 +100,9 @@ def test_yaml_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("threshold: 0.7\nmax_steps: 9\n")
     settings = parse_settings({"dllm": {"config": str(file), "max_steps": 4}})
-    assert settings == DllmSettings(threshold=0.7, max_steps=4), "keys beside `config` win"
+    assert settings == DllmSettings(parameters={"threshold": 0.7}, max_steps=4), (
+        "keys beside `config` win"
+    )
     file.write_text("")
     assert parse_settings({"dllm": {"config": str(file)}}) == DllmSettings()
 

@@ -21,19 +21,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.ops": {"torch", "triton", "numpy"},
     "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops"},
     "vllm_dllm.constraints": {"torch", "numpy"},
-    "vllm_dllm.models": {"torch", "transformers", "safetensors", "vllm", "vllm_dllm.config"},
+    "vllm_dllm.models": {
+        "torch", "transformers", "safetensors", "vllm", "vllm_dllm.config", "vllm_dllm.ops",
+    },
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.config", "vllm_dllm.decoding", "vllm_dllm.ops",
         "vllm_dllm.models",
     },
     "vllm_dllm.cpu": {"torch", "numpy", "vllm"},
-    "vllm_dllm.compat": {"transformers", "vllm", "vllm_dllm.engine", "vllm_dllm.models"},
+    "vllm_dllm.compat": {
+        "transformers", "vllm", "vllm_dllm.config", "vllm_dllm.engine", "vllm_dllm.models",
+    },
     "vllm_dllm.plugin": {"vllm_dllm.compat", "vllm_dllm.cpu"},
     "vllm_dllm.cli": {"vllm_dllm", "vllm_dllm.compat", "vllm_dllm.cpu", "vllm_dllm.plugin"},
 }  # fmt: skip
 # The one import that points against the arrows: a model class names its model state, which
 # vLLM asks it for. It is inside a function, so importing the model does not import the engine.
-LAZILY = {("vllm_dllm.models.llada2", "vllm_dllm.engine.model_state")}
+LAZILY = {
+    (f"vllm_dllm.models.{model}", "vllm_dllm.engine.model_state")
+    for model in ("llada2", "diffusion_gemma")
+}
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 
 

@@ -49,7 +49,7 @@ def report() -> str | None:
         return f"{type(error).__name__}: {error}"
     print(f"platform       {platform}")
     print(f"bridged        {', '.join(parts) or 'nothing'}")
-    print(f"architectures  {', '.join(compat.ARCHITECTURES)}")
+    print(f"architectures  {', '.join(compat.served_architectures())}")
     return problem
 
 

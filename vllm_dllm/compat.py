@@ -11,12 +11,14 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from vllm_dllm.config import native_gemma
+
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 MIN_VERSION = (0, 32)
 BELOW_VERSION = (0, 34)
-ARCHITECTURES = ("LLaDA2MoeModelLM",)
+LLADA2, DIFFUSION_GEMMA = "LLaDA2MoeModelLM", "DiffusionGemmaForBlockDiffusion"
 PLUGIN_NAME = "dllm"
 
 _PATCHED = "_vllm_dllm_patched"
@@ -73,9 +75,14 @@ def platform_summary() -> tuple[str, str | None]:
     return name, None
 
 
+def served_architectures() -> tuple[str, ...]:
+    """What this package serves in this environment."""
+    return (LLADA2,) if native_gemma() else (LLADA2, DIFFUSION_GEMMA)
+
+
 def is_ours(model_config: ModelConfig | None) -> bool:
     """Whether this package serves the model."""
-    return model_config is not None and model_config.architecture in ARCHITECTURES
+    return model_config is not None and model_config.architecture in served_architectures()
 
 
 def is_diffusion(vllm_config: VllmConfig) -> bool:
@@ -100,13 +107,21 @@ def register_models() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     from vllm_dllm.engine.setup import LLaDA2EngineConfig
-    from vllm_dllm.engine.setup_gemma import DiffusionGemmaEngineConfig
+    from vllm_dllm.engine.setup_gemma import (
+        DiffusionGemmaCheckpointConfig,
+        DiffusionGemmaEngineConfig,
+    )
     from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
     AutoConfig.register(LLaDA2MoeConfig.model_type, LLaDA2MoeConfig, exist_ok=True)
-    ModelRegistry.register_model("LLaDA2MoeModelLM", "vllm_dllm.models.llada2:LLaDA2MoeModelLM")
-    MODELS_CONFIG_MAP["LLaDA2MoeModelLM"] = LLaDA2EngineConfig
-    MODELS_CONFIG_MAP["DiffusionGemmaForBlockDiffusion"] = DiffusionGemmaEngineConfig
+    ModelRegistry.register_model(LLADA2, "vllm_dllm.models.llada2:LLaDA2MoeModelLM")
+    MODELS_CONFIG_MAP[LLADA2] = LLaDA2EngineConfig
+    if native_gemma():
+        MODELS_CONFIG_MAP[DIFFUSION_GEMMA] = DiffusionGemmaCheckpointConfig
+        return
+    own = "vllm_dllm.models.diffusion_gemma:DiffusionGemmaForBlockDiffusion"
+    ModelRegistry.register_model(DIFFUSION_GEMMA, own)
+    MODELS_CONFIG_MAP[DIFFUSION_GEMMA] = DiffusionGemmaEngineConfig
 
 
 def patch_sampling_validation() -> None:
@@ -124,7 +139,7 @@ def patch_sampling_validation() -> None:
     def validate_diffusion(original: Callable[..., Any]) -> Callable[..., Any]:
         def validate(self: Any, model_config: ModelConfig) -> None:
             if is_ours(model_config):
-                validate_sampling_params(self)
+                validate_sampling_params(self, model_config.dllm)
                 return
             if self.n > 1 and self.temperature < GREEDY_EPSILON:
                 verify_greedy(self)
@@ -181,9 +196,7 @@ def patch_token_budget() -> None:
             if not is_default or not is_ours(model_config):
                 return
             given = (self.diffusion_config or {}).get("canvas_length")
-            length = (
-                given or model_config.hf_config.block_length or model_config.hf_config.canvas_length
-            )
+            length = given or model_config.hf_config.canvas_length
             needed = self.max_num_seqs * length
             if needed > self.max_num_batched_tokens:
                 logger.info(

@@ -8,9 +8,11 @@ Nothing else reads an option string. Server settings come from
 from __future__ import annotations
 
 import difflib
+import os
 import reprlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,25 @@ MAX_SETTINGS_FILE_BYTES = 1 << 20
 MAX_FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
+WINDOWS = ("symmetric", "reference")
+
+
 class SettingsError(ValueError):
     """A setting has an unknown name or a value outside its range; the message names it."""
+
+
+def native_gemma() -> bool:
+    """Whether ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
+
+    An environment variable, because models are registered before any option is read.
+
+    Raises:
+        SettingsError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get("VLLM_DLLM_NATIVE", "0")
+    if value not in ("", "0", "1"):
+        raise SettingsError(f"VLLM_DLLM_NATIVE must be 0 or 1, got {shown(value)}")
+    return value == "1"
 
 
 @dataclass(frozen=True)
@@ -31,25 +50,30 @@ class DllmSettings:
 
     Attributes:
         algorithm: decoding algorithm; None takes the model's own.
-        threshold: confidence above which a position is decided (LowConfidence), at least 0;
-            1 or more decides one position a step.
-        max_steps: most denoise steps a block may take, at least 1; None is the block length
-            plus one. The last one decides all that is left.
+        parameters: the algorithm's parameters that were given, by name (see `PARAMETERS`).
+        max_steps: most denoise steps a block may take, at least 1; None is the model's own (the
+            block length plus one, or ``max_denoising_steps``). The last one decides the rest.
         eos_early_stop: finish a block once everything up to its first end-of-sequence
             token is decided. Changes the number of steps, never the output.
+        window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
     """
 
     algorithm: str | None = None
-    threshold: float = 0.95
+    parameters: Mapping[str, float] = field(default_factory=dict)
     max_steps: int | None = None
     eos_early_stop: bool = True
+    window: str = "symmetric"
 
     def __post_init__(self) -> None:
         if self.algorithm is not None and not isinstance(self.algorithm, str):
             raise SettingsError(f"dllm.algorithm must be a string, got {shown(self.algorithm)}")
-        check_threshold("dllm.threshold", self.threshold)
+        check_parameters("dllm.", self.parameters)
         if self.max_steps is not None:
             check_steps("dllm.max_steps", self.max_steps)
+        if self.window not in WINDOWS:
+            raise SettingsError(
+                f"dllm.window must be one of {', '.join(WINDOWS)}, got {shown(self.window)}"
+            )
         if not isinstance(self.eos_early_stop, bool):
             raise SettingsError(
                 f"dllm.eos_early_stop must be true or false, got {shown(self.eos_early_stop)}"
@@ -61,18 +85,36 @@ class RequestOptions:
     """What one request may choose; None means the server's value.
 
     Attributes:
-        threshold: as in `DllmSettings` (``diffusion_threshold``).
-        max_steps: as in `DllmSettings` (``diffusion_max_steps``).
+        parameters: as in `DllmSettings`, each with the prefix ``diffusion_``.
+        max_steps: as in `DllmSettings`.
+        seed_canvas: token ids that the first canvas starts from.
+        pinned: positions of the seed canvas that keep their token.
+        canvas_length: width of the request's canvases, at most the served one.
+        read_only: one canvas is the whole answer; it leaves without a commit.
     """
 
-    threshold: float | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
     max_steps: int | None = None
+    seed_canvas: Sequence[int] | None = None
+    pinned: Sequence[int] | None = None
+    canvas_length: int | None = None
+    read_only: bool | int | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold is not None:
-            check_threshold("diffusion_threshold", self.threshold)
-        if self.max_steps is not None:
-            check_steps("diffusion_max_steps", self.max_steps)
+        check_parameters(REQUEST_PREFIX, self.parameters)
+        for name in ("max_steps", "canvas_length"):
+            if getattr(self, name) is not None:
+                check_steps(REQUEST_PREFIX + name, getattr(self, name))
+        for name in ("seed_canvas", "pinned"):
+            if getattr(self, name) is not None:
+                check_whole_numbers(REQUEST_PREFIX + name, getattr(self, name))
+        if self.pinned and self.seed_canvas is None:
+            raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
+        # vLLM's HTTP server narrows JSON booleans to 0 and 1.
+        if self.read_only not in (None, 0, 1):
+            raise SettingsError(
+                f"diffusion_read_only must be true or false, got {shown(self.read_only)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -97,15 +139,11 @@ class EntropyBoundDefaults:
 
     def __post_init__(self) -> None:
         check_steps("max_denoising_steps", self.max_denoising_steps)
-        for name in ("entropy_bound", "t_min", "t_max", "confidence_threshold"):
-            check_threshold(name, getattr(self, name))
-        for name in ("entropy_bound", "confidence_threshold"):
-            if getattr(self, name) == 0:
-                raise SettingsError(f"{name} must be above 0")
-        if self.t_max <= self.t_min:
-            raise SettingsError(f"t_max must be above t_min={self.t_min}, got {self.t_max}")
-        if self.stability_threshold != 0:
-            check_steps("stability_threshold", self.stability_threshold)
+        check_parameters("", self.parameters())
+
+    def parameters(self) -> dict[str, float]:
+        """The parameters of `EntropyBound`, without the number of steps."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in PARAMETERS}
 
 
 def parse_generation_config(generation_config: Mapping[str, Any]) -> EntropyBoundDefaults:
@@ -123,11 +161,11 @@ def parse_generation_config(generation_config: Mapping[str, Any]) -> EntropyBoun
             f"'EntropyBoundSamplerConfig', got {shown(sampler.get('_cls_name'))}"
         )
     values: dict[str, Any] = {}
-    for field in fields(EntropyBoundDefaults):
-        inner = field.name == "entropy_bound"
-        name = f"sampler_config.{field.name}" if inner else field.name
-        values[field.name] = (sampler if inner else generation_config).get(field.name)
-        if values[field.name] is None:
+    for own in (f.name for f in fields(EntropyBoundDefaults)):
+        inner = own == "entropy_bound"
+        name = f"sampler_config.{own}" if inner else own
+        values[own] = (sampler if inner else generation_config).get(own)
+        if values[own] is None:
             raise SettingsError(f"generation_config.json has no {name!r}")
     try:
         return EntropyBoundDefaults(**values)
@@ -157,12 +195,62 @@ def check_threshold(name: str, value: object) -> None:
         )
 
 
-def check_steps(name: str, value: object) -> None:
-    """A whole number, at least 1 and small enough for an int32."""
+def check_positive(name: str, value: object) -> None:
+    """A finite number above 0."""
+    check_threshold(name, value)
+    if value == 0:
+        raise SettingsError(f"{name} must be above 0")
+
+
+def check_steps(name: str, value: object, least: int = 1) -> None:
+    """A whole number, at least `least` and small enough for an int32."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise SettingsError(f"{name} must be a whole number, got {shown(value)}")
-    if not 1 <= value < 2**31:
-        raise SettingsError(f"{name} must be at least 1 (and fit 32 bits), got {shown(value)}")
+    if not least <= value < 2**31:
+        raise SettingsError(
+            f"{name} must be at least {least} (and fit 32 bits), got {shown(value)}"
+        )
+
+
+def check_whole_numbers(name: str, values: object) -> None:
+    """A list of whole numbers, none below 0."""
+    if not isinstance(values, (list, tuple)):
+        raise SettingsError(f"{name} must be a list of whole numbers, got {shown(values)}")
+    for value in values:
+        check_steps(name, value, least=0)
+
+
+# Parameters of decoding algorithms: name -> the check that a value must pass.
+# (threshold: decide what is surer than this, 1 or more decides one position a step.)
+PARAMETERS: dict[str, Callable[[str, object], None]] = {
+    "threshold": check_threshold,
+    "entropy_bound": check_positive,
+    "t_min": check_threshold,
+    "t_max": check_positive,
+    "stability_threshold": partial(check_steps, least=0),
+    "confidence_threshold": check_positive,
+}
+
+
+def check_parameters(prefix: str, values: Mapping[str, object]) -> None:
+    """Each value in its range, and the temperature schedule falling."""
+    for name, value in values.items():
+        PARAMETERS[name](prefix + name, value)
+    low, high = values.get("t_min"), values.get("t_max")
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and high <= low:
+        raise SettingsError(f"{prefix}t_max must be above {prefix}t_min={low}, got {high}")
+
+
+def refuse_foreign(
+    prefix: str, given: Iterable[str], algorithm: str, parameters: Iterable[str]
+) -> None:
+    """Raise for a parameter that the algorithm does not have: it would be ignored."""
+    for name in given:
+        if name not in parameters:
+            own = ", ".join(sorted(prefix + own for own in parameters if own in PARAMETERS))
+            raise SettingsError(
+                f"{prefix}{name} is not a parameter of {algorithm}, which has {own}"
+            )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -196,15 +284,27 @@ def parse_settings(additional_config: object) -> DllmSettings:
         return DllmSettings()
     if not isinstance(section, Mapping):
         raise SettingsError(f"additional_config['dllm'] must be an object, got {shown(section)}")
-    known = [field.name for field in fields(DllmSettings)]
+    known = _names(DllmSettings)
     _reject_unknown("dllm setting", section, [*known, "config"])
     values = dict(section)
     path = values.pop("config", None)
     if path is None:
-        return DllmSettings(**values)
+        return DllmSettings(**_gathered(values))
     from_file = _read_settings_file(path)
     _reject_unknown(f"dllm setting in {path}:", from_file, known)
-    return replace(DllmSettings(**from_file), **values)
+    DllmSettings(**_gathered(from_file))  # the file must be right by itself
+    return DllmSettings(**_gathered(from_file | values))
+
+
+def _names(cls: type[DllmSettings] | type[RequestOptions]) -> list[str]:
+    """The names that users write: `parameters` stands for each algorithm parameter."""
+    return [f.name for f in fields(cls) if f.name != "parameters"] + list(PARAMETERS)
+
+
+def _gathered(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Users' flat names as keyword arguments, algorithm parameters collected in one mapping."""
+    own = {name: value for name, value in values.items() if name not in PARAMETERS}
+    return own | {"parameters": {k: v for k, v in values.items() if k in PARAMETERS}}
 
 
 def _read_settings_file(path: object) -> dict[str, Any]:
@@ -244,8 +344,7 @@ def parse_request_options(extra_args: Mapping[str, Any] | None) -> RequestOption
         for name, value in (extra_args or {}).items()
         if isinstance(name, str) and name.startswith(REQUEST_PREFIX)
     }
-    known = [REQUEST_PREFIX + field.name for field in fields(RequestOptions)]
-    _reject_unknown("request option", ours, known)
+    _reject_unknown("request option", ours, [REQUEST_PREFIX + n for n in _names(RequestOptions)])
     return RequestOptions(
-        **{name.removeprefix(REQUEST_PREFIX): value for name, value in ours.items()}
+        **_gathered({name.removeprefix(REQUEST_PREFIX): value for name, value in ours.items()})
     )

@@ -39,20 +39,20 @@ def subtract(rng: random.Random) -> tuple[str, str]:
 
 
 def sort(rng: random.Random) -> tuple[str, str]:
-    numbers = _numbers(rng)
+    numbers = _numbers(rng, 6)
     return f"sort {_words(numbers)}", _words(sorted(numbers))
 
 
 def reverse(rng: random.Random) -> tuple[str, str]:
-    numbers = _numbers(rng)
+    numbers = _numbers(rng, 8)
     return f"reverse {_words(numbers)}", _words(numbers[::-1])
 
 
 def evaluate(rng: random.Random) -> tuple[str, str]:
-    """Three one-digit numbers, two operations, one pair of brackets."""
+    """Three one-digit numbers; a sum or difference in brackets, and any operation outside."""
     a, b, c = (rng.randint(1, 9) for _ in range(3))
-    first, second = rng.choice("+-*"), rng.choice("+-*")
-    text = rng.choice((f"({a}{first}{b}){second}{c}", f"{a}{first}({b}{second}{c})"))
+    inner, outer = rng.choice("+-"), rng.choice("+-*")
+    text = rng.choice((f"({a}{inner}{b}){outer}{c}", f"{a}{outer}({b}{inner}{c})"))
     return text, str(_value(text))
 
 
@@ -62,9 +62,9 @@ def copy(rng: random.Random) -> tuple[str, str]:
 
 
 def count(rng: random.Random) -> tuple[str, str]:
-    letters = rng.sample("abcdefghijklmnopqrstuvwxyz", 3)
-    word = "".join(rng.choices(letters, k=rng.randint(4, 12)))
-    return f"count {letters[0]} in {word}", str(word.count(letters[0]))
+    first = rng.randint(1, 960)
+    last = first + rng.randint(1, 9)
+    return f"count from {first} to {last}", _words(list(range(first, last + 1)))
 
 
 TASKS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
@@ -106,8 +106,8 @@ def _number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10 ** rng.randint(1, digits))
 
 
-def _numbers(rng: random.Random) -> list[int]:
-    return [rng.randint(10, 99) for _ in range(rng.randint(3, 8))]
+def _numbers(rng: random.Random, most: int) -> list[int]:
+    return [rng.randint(10, 99) for _ in range(rng.randint(3, most))]
 
 
 def _words(numbers: list[int]) -> str:

@@ -1,6 +1,6 @@
 """Train `tiny-diffusiongemma` on the CPU, from nothing, in under half an hour on two cores.
 
-    python -m examples.tiny.train_diffusion_gemma [OUT] [--steps 4000] [--seed 0]
+    python -m examples.tiny.train_diffusion_gemma [OUT] [--steps 3200] [--seed 0]
 
 Uniform diffusion: the encoder reads the clean prompt, tokens of the canvas are replaced by
 random ones, and the loss is the cross-entropy of the clean canvas at every position. In half
@@ -49,8 +49,13 @@ SAMPLER = {
 }
 
 
-def model_config(vocab_size: int, special: dict[str, int]) -> DiffusionGemmaConfig:
-    """DiffusionGemma in small: sliding and full layers, experts, a one-layer vision tower."""
+def model_config(
+    vocab_size: int, special: dict[str, int], canvas: int = CANVAS, **overrides: object
+) -> DiffusionGemmaConfig:
+    """DiffusionGemma in small: sliding and full layers, experts, a one-layer vision tower.
+
+    `overrides` replace keys of the text configuration.
+    """
     text = {
         "vocab_size": vocab_size,
         "hidden_size": 128,
@@ -61,7 +66,6 @@ def model_config(vocab_size: int, special: dict[str, int]) -> DiffusionGemmaConf
         "head_dim": 32,
         "global_head_dim": 64,
         "num_global_key_value_heads": 1,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
         "sliding_window": 128,
         "num_experts": 8,
         "top_k_experts": 2,
@@ -69,7 +73,10 @@ def model_config(vocab_size: int, special: dict[str, int]) -> DiffusionGemmaConf
         "max_position_embeddings": 2048,
         "use_bidirectional_attention": "vision",
         **{name: special[name] for name in ("pad_token_id", "eos_token_id", "bos_token_id")},
+        **overrides,
     }
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"]
+    text["layer_types"] = [pattern[n % 3] for n in range(text["num_hidden_layers"])]
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -81,7 +88,7 @@ def model_config(vocab_size: int, special: dict[str, int]) -> DiffusionGemmaConf
     }
     images = {name: special[name] for name in ("boi_token_id", "eoi_token_id", "image_token_id")}
     return DiffusionGemmaConfig(
-        text_config=text, vision_config=vision, canvas_length=CANVAS, dtype="bfloat16", **images
+        text_config=text, vision_config=vision, canvas_length=canvas, dtype="bfloat16", **images
     )
 
 
@@ -199,7 +206,7 @@ def generate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=3200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")

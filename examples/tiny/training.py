@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.tiny.tasks import TASKS, Problem, held_out_set, problems
 
-# The tasks that take the most practice are drawn twice as often.
-WEIGHTS = {"add": 2, "subtract": 2, "sort": 2, "evaluate": 2}
+# The tasks that take the most practice are drawn more often.
+WEIGHTS = {"add": 2, "subtract": 2, "sort": 3, "evaluate": 3}
 
 
 @dataclass(frozen=True)

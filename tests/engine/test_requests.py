@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from vllm_dllm.engine.requests import MAX_END_TOKENS, Phase, SlotState
+from vllm_dllm.decoding import EntropyBound, LowConfidence
+from vllm_dllm.engine.requests import MAX_END_TOKENS, CanvasKind, Phase, SlotState
 
 MASK, L = 99, 8
 
 
 @pytest.fixture
 def slots() -> SlotState:
-    return SlotState(3, L, MASK, ("threshold",), torch.device("cpu"))
+    return masked_slots()
+
+
+def masked_slots() -> SlotState:
+    kind = CanvasKind(L, vocabulary=100, mask_token=MASK, aligned=True)
+    return SlotState(3, kind, LowConfidence(), torch.device("cpu"))
+
+
+def noisy_slots() -> SlotState:
+    kind = CanvasKind(L, vocabulary=100, mask_token=None, aligned=False)
+    return SlotState(3, kind, EntropyBound(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("prompt", [1, L - 1, L, L + 1, 3 * L])
 def test_tail_is_the_start_of_the_first_canvas(slots: SlotState, prompt: int) -> None:
     tail = prompt % L
-    slots.start(1, list(range(prompt)))
+    slots.enter(1, list(range(prompt)), seed=0)
     assert slots.tokens[1].tolist() == [*range(prompt - tail, prompt)] + [MASK] * (L - tail)
     assert slots.fixed[1].tolist() == [True] * tail + [False] * (L - tail)
     assert slots.masked[1].tolist() == [False] * tail + [True] * (L - tail)
@@ -30,26 +42,70 @@ def test_tail_is_the_start_of_the_first_canvas(slots: SlotState, prompt: int) ->
 
 
 def test_literal_mask_in_the_tail_is_the_users(slots: SlotState) -> None:
-    slots.start(0, [1] * L + [5, MASK])
+    slots.enter(0, [1] * L + [5, MASK], seed=0)
     assert slots.fixed[0, 1]
     assert not slots.masked[0, 1]
 
 
-def test_a_reused_slot_carries_nothing_over(slots: SlotState) -> None:
-    fresh = SlotState(3, L, MASK, ("threshold",), torch.device("cpu"))
-    for state in (slots, fresh):
-        if state is slots:
-            state.start(2, [1, 2, 3])
-            state.configure(2, 3, [4, 5], {"threshold": 0.1})
-            for tensor in (state.step, state.ready):
-                tensor[2] = 5
-            state.phase[2] = Phase.COMMIT
-        state.start(2, [8])
-        state.configure(2, 9, [6], {"threshold": 0.5})
+@pytest.mark.parametrize("make", [masked_slots, noisy_slots])
+def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> None:
+    used, fresh = make(), make()
+    used.enter(2, [1, 2, 3], seed=5)
+    used.configure(2, 3, [4, 5], dict.fromkeys(used.parameters, 0.1), read_only=True)
+    used.seed_canvas(2, range(L), pinned=[1, 3])
+    for tensor in (used.step, used.ready, *used.algorithm_state.values()):
+        tensor[2] = 5
+    used.phase[2] = Phase.COMMIT
+    for state in (used, fresh):
+        state.enter(2, [8], seed=9)
+        state.configure(2, 9, [6], dict.fromkeys(state.parameters, 0.5))
     for name, tensor in vars(fresh).items():
-        if isinstance(tensor, torch.Tensor):
-            assert torch.equal(vars(slots)[name], tensor), name
-    assert slots.parameters["threshold"][2] == fresh.parameters["threshold"][2]
+        many = tensor if isinstance(tensor, dict) else {name: tensor}
+        for key, one in many.items():
+            if isinstance(one, torch.Tensor):
+                got = vars(used)[name]
+                assert torch.equal(got[key] if isinstance(tensor, dict) else got, one), key
+
+
+def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
+    """Whatever slot a request gets, and whether it was preempted before the canvas."""
+    slots = noisy_slots()
+    slots.enter(0, [1] * 5, seed=7)
+    slots.enter(1, [1] * 5, seed=8)
+    slots.enter(2, [1] * (5 + L), seed=7)
+    assert slots.start.tolist() == [5, 5, 5 + L]
+    assert not torch.equal(slots.tokens[0], slots.tokens[1])
+    first = slots.tokens[0].clone()
+    slots.renew(torch.tensor([0, 1]), torch.tensor([True, False]), L)
+    assert torch.equal(slots.tokens[0], slots.tokens[2])
+    assert not torch.equal(slots.tokens[0], first)
+    assert slots.start.tolist() == [5 + L, 5, 5 + L]
+
+
+@pytest.mark.parametrize("make", [masked_slots, noisy_slots])
+def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None:
+    slots = make()
+    for slot in range(3):
+        slots.enter(slot, [1, 2, 3], seed=slot)
+        slots.step[slot] = 4
+        for tensor in slots.algorithm_state.values():
+            tensor[slot] = 3
+    before = slots.tokens.clone()
+    slots.renew(torch.tensor([2, 1]), torch.tensor([True, False]), L)
+    assert slots.step.tolist() == [4, 4, 0]
+    assert torch.equal(slots.tokens[:2], before[:2])
+    assert not slots.fixed[2].any()
+    for name, tensor in slots.algorithm_state.items():
+        assert (tensor[1] == 3).all()
+        assert (tensor[2] == EntropyBound().state[name].initial).all()
+
+
+def test_seed_canvas_and_pins() -> None:
+    slots = noisy_slots()
+    slots.enter(1, [1, 2], seed=0)
+    slots.seed_canvas(1, range(10, 10 + L), pinned=[0, 3])
+    assert slots.tokens[1].tolist() == list(range(10, 10 + L))
+    assert slots.fixed[1].nonzero()[:, 0].tolist() == [0, 3]
 
 
 def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
@@ -57,16 +113,17 @@ def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
     assert slots.end_tokens[0].tolist() == list(range(MAX_END_TOKENS))
 
 
-def test_canvas_and_store_are_inverse(slots: SlotState) -> None:
+def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
     order = torch.tensor([2, 0])
-    slots.start(0, [1, 2])
-    slots.start(2, [3])
+    slots.enter(0, [1, 2], seed=0)
+    slots.enter(2, [3], seed=0)
     canvas = slots.canvas(order)
-    slots.start(0, [7])
-    slots.start(2, [7])
-    slots.store(order, canvas)
+    slots.enter(0, [7], seed=0)
+    slots.enter(2, [7], seed=0)
+    slots.advance(order, canvas, {})
     assert slots.tokens[0, :2].tolist() == [1, 2]
     assert slots.tokens[2, :1].tolist() == [3]
+    assert slots.step.tolist() == [1, 0, 1]
 
 
 def test_slots_need_no_vllm() -> None:

@@ -35,8 +35,8 @@ def solve(prompt: str) -> str:
     if verb == "copy":
         return rest
     if verb == "count":
-        letter, word = rest.split(" in ")
-        return str(len(word.split(letter)) - 1)
+        _, first, _, last = rest.split()
+        return " ".join(str(n) for n in range(int(first), int(last) + 1))
     if verb in ("sort", "reverse"):
         words = rest.split()
         return " ".join(sorted(words) if verb == "sort" else list(reversed(words)))

@@ -7,7 +7,8 @@ of requests, batches, caches or phases; all state that it needs comes in and goe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import torch
@@ -35,25 +36,97 @@ class StepContext:
     """What a step knows beside the canvas.
 
     Attributes:
-        statistics: row statistics ``[slots, L]`` of a forward pass over the canvas.
+        statistics: row statistics ``[slots, L]`` of a forward pass over the canvas; with samples
+            (`SampledStatistics`) for an algorithm that `samples`.
         last: bool ``[slots]``, true where the step cap is reached: decide everything now.
         parameters: per-slot float32 ``[slots]`` tensors, by the names in `Algorithm.parameters`.
+        state: what the algorithm's last step returned for these slots, or the initial values.
+        noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm that `samples`.
+        present: bool ``[slots, L]``, positions that exist; None when all do. Only narrow
+            canvases have others, and their statistics mean nothing.
     """
 
     statistics: RowStatistics
     last: torch.Tensor
     parameters: Mapping[str, torch.Tensor]
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    noise: torch.Tensor | None = None
+    present: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step returns.
+
+    Attributes:
+        canvas: what the model reads next; where `done`, what is committed.
+        done: bool ``[slots]``, the rule has finished with the canvas.
+        state: the tensors named in `Algorithm.state`, for the next step.
+    """
+
+    canvas: Canvas
+    done: torch.Tensor
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that an algorithm keeps for each slot while a canvas is denoised.
+
+    Attributes:
+        dtype: its dtype.
+        per_position: shape ``[slots, L]`` rather than ``[slots]``.
+        initial: the value before the first step of a canvas.
+    """
+
+    dtype: torch.dtype
+    per_position: bool
+    initial: float
 
 
 class Algorithm(Protocol):
-    """A decoding algorithm: a name, its per-slot parameters, and one pure step."""
+    """A decoding algorithm: a name, its per-slot tensors, and one pure step.
+
+    Attributes:
+        name: what users write.
+        parameters: names of per-slot parameters.
+        state: per-slot tensors between the steps of a canvas; the engine stores them.
+        samples: it draws tokens, so it needs samples, entropies and random tokens.
+        edits: it may change decided positions, so no part of a canvas is final before `done`.
+    """
 
     name: str
     parameters: tuple[str, ...]
+    state: Mapping[str, StateTensor]
+    samples: bool
+    edits: bool
 
-    def step(self, canvas: Canvas, context: StepContext) -> Canvas:
+    def temperature(
+        self, step: torch.Tensor, parameters: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Float32 ``[slots]``, at which the logits of a step are sampled; 0 is greedy.
+
+        `step` is int32 ``[slots]``, the steps taken before this one.
+        """
+        ...
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
         """One update of every canvas. No host sync, no Python loop over slots."""
         ...
+
+
+class Greedy:
+    """What algorithms that only ever take the most likely token have in common."""
+
+    state: Mapping[str, StateTensor] = MappingProxyType({})
+    samples: bool = False
+    edits: bool = False
+
+    def temperature(
+        self, step: torch.Tensor, parameters: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Zero."""
+        return torch.zeros_like(step, dtype=torch.float32)
 
 
 _REGISTRY: dict[str, Algorithm] = {}

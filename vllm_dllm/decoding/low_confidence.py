@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.decoding.base import Canvas, StepContext, register_algorithm
+from vllm_dllm.decoding.base import Canvas, Greedy, StepContext, Update, register_algorithm
 
 
 @register_algorithm
-class LowConfidence:
+class LowConfidence(Greedy):
     """Threshold decoding, the default of LLaDA2 (and of SGLang's class of the same name).
 
     With M the masked positions, x the argmax and p its probability::
@@ -25,7 +25,7 @@ class LowConfidence:
     name: str = "LowConfidence"
     parameters: tuple[str, ...] = ("threshold",)
 
-    def step(self, canvas: Canvas, context: StepContext) -> Canvas:
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""
         probability = context.statistics.probability  # [slots, L]
         confidence = torch.where(canvas.masked, probability, -1.0)
@@ -33,8 +33,6 @@ class LowConfidence:
         surest = torch.zeros_like(accept).scatter_(1, confidence.argmax(1, keepdim=True), True)
         accept = torch.where(accept.any(1, keepdim=True), accept, surest)
         accept = (accept | context.last[:, None]) & canvas.masked
-        return Canvas(
-            tokens=torch.where(accept, context.statistics.token, canvas.tokens),
-            masked=canvas.masked & ~accept,
-            fixed=canvas.fixed,
-        )
+        masked = canvas.masked & ~accept
+        tokens = torch.where(accept, context.statistics.token, canvas.tokens)
+        return Update(Canvas(tokens, masked, canvas.fixed), done=~masked.any(1))

@@ -6,11 +6,12 @@ Raised errors reach an HTTP client as status 400 with the parameter's name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from vllm_dllm.config import SettingsError, parse_request_options
+from vllm_dllm.config import SettingsError, parse_request_options, refuse_foreign
 
 # Below this vLLM itself takes a temperature for greedy.
 GREEDY_EPSILON = 1e-5
@@ -35,7 +36,22 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 )
 
 
-def validate_sampling_params(params: Any) -> None:
+@dataclass(frozen=True)
+class Served:
+    """What the front end knows of the model behind it.
+
+    Attributes:
+        algorithm: the server's decoding algorithm.
+        parameters: its parameters, which a request may choose.
+        samples: whether it draws tokens, so that a temperature means something.
+    """
+
+    algorithm: str
+    parameters: tuple[str, ...]
+    samples: bool
+
+
+def validate_sampling_params(params: Any, served: Served) -> None:
     """Refuse what block-diffusion decoding does not support yet, by name.
 
     Greedy decoding makes ``seed``, ``top_p``, ``top_k`` and ``min_p`` harmless (the most
@@ -44,7 +60,9 @@ def validate_sampling_params(params: Any) -> None:
     Raises:
         VLLMValidationError: names the parameter.
     """
-    if params.temperature >= GREEDY_EPSILON:
+    if params.temperature >= GREEDY_EPSILON and served.samples:
+        _refuse_filters(params)
+    elif params.temperature >= GREEDY_EPSILON:
         raise VLLMValidationError(
             f"temperature={params.temperature} is not supported with this diffusion model yet: "
             "decoding is greedy. Leave temperature out of an HTTP request, or set it to 0 "
@@ -59,6 +77,15 @@ def validate_sampling_params(params: Any) -> None:
                 f"{name} is not supported with diffusion models yet.", parameter=name
             )
     try:
-        parse_request_options(params.extra_args)
+        options = parse_request_options(params.extra_args)
+        refuse_foreign("diffusion_", options.parameters, served.algorithm, served.parameters)
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
+
+
+def _refuse_filters(params: Any) -> None:
+    for name, neutral in (("top_p", (1.0,)), ("top_k", (0, -1)), ("min_p", (0.0,))):
+        if getattr(params, name) not in neutral:
+            raise VLLMValidationError(
+                f"{name} is not supported with sampling diffusion models yet.", parameter=name
+            )

@@ -8,12 +8,14 @@ what it means.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Canvas
+from vllm_dllm.decoding import Algorithm, Canvas
+from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 
 # End-of-sequence ids that may finish a block early, per request. A request with more ids
 # still stops at each of them (vLLM's scheduler sees to that), only without the short cut.
@@ -29,58 +31,81 @@ class Phase(IntEnum):
     COMMIT = 2  # runs over the final canvas; its KV stays and the tokens leave
 
 
+@dataclass(frozen=True)
+class CanvasKind:
+    """What a model's canvases are.
+
+    Attributes:
+        length: L.
+        vocabulary: number of token ids.
+        mask_token: what a fresh canvas is full of; None for uniform random tokens.
+        aligned: canvases begin at absolute multiples of L, so that the prompt's last
+            ``len(prompt) % L`` tokens are the first canvas' fixed positions; otherwise
+            they begin behind the prompt.
+    """
+
+    length: int
+    vocabulary: int
+    mask_token: int | None
+    aligned: bool
+
+
 class SlotState:
     """The slots' tensors, indexed by vLLM's request index.
 
     Attributes:
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
         phase: int8 ``[slots]``, a `Phase`.
+        start: int64 ``[slots]``, absolute position of the canvas.
         tail: int64 ``[slots]``, fixed prompt positions at the start of the canvas.
         ready: int64 ``[slots]``, canvas prefix that leaves at the commit.
         step: int32 ``[slots]``, denoise steps that the canvas has taken.
         max_steps: int32 ``[slots]``, the cap on `step`.
+        seed: int64 ``[slots]``, all that a request's random numbers come from.
+        read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         parameters: float32 ``[slots]`` each, the algorithm's per-slot parameters.
+        algorithm_state: the algorithm's tensors, ``[slots]`` or ``[slots, L]``.
     """
 
     def __init__(
-        self,
-        slots: int,
-        length: int,
-        mask_token: int,
-        parameters: Sequence[str],
-        device: torch.device,
+        self, slots: int, kind: CanvasKind, algorithm: Algorithm, device: torch.device
     ) -> None:
-        self.length = length
-        self.mask_token = mask_token
+        self.kind = kind
+        self.length = length = kind.length
         self.device = device
-        self.tokens = torch.full((slots, length), mask_token, dtype=torch.int64, device=device)
-        self.masked = torch.ones((slots, length), dtype=torch.bool, device=device)
-        self.fixed = torch.zeros((slots, length), dtype=torch.bool, device=device)
-        self.phase = torch.zeros(slots, dtype=torch.int8, device=device)
-        self.tail = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.ready = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.step = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.max_steps = torch.ones(slots, dtype=torch.int32, device=device)
-        self.end_tokens = torch.full(
-            (slots, MAX_END_TOKENS), NO_TOKEN, dtype=torch.int64, device=device
-        )
-        self.parameters = {
-            name: torch.zeros(slots, dtype=torch.float32, device=device) for name in parameters
+        self._initial = {name: spec.initial for name, spec in algorithm.state.items()}
+
+        def full(value: float, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.full((slots, *shape), value, dtype=dtype, device=device)
+
+        self.tokens = full(kind.mask_token or 0, torch.int64, length)
+        self.masked = full(kind.mask_token is not None, torch.bool, length)
+        self.fixed = full(False, torch.bool, length)
+        self.phase = full(Phase.PREFILL, torch.int8)
+        self.start = full(0, torch.int64)
+        self.tail = full(0, torch.int64)
+        self.ready = full(0, torch.int64)
+        self.step = full(0, torch.int32)
+        self.max_steps = full(1, torch.int32)
+        self.seed = full(0, torch.int64)
+        self.read_only = full(False, torch.bool)
+        self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
+        self.parameters = {name: full(0, torch.float32) for name in algorithm.parameters}
+        self.algorithm_state = {
+            name: full(spec.initial, spec.dtype, *([length] if spec.per_position else []))
+            for name, spec in algorithm.state.items()
         }
 
-    def start(self, slot: int, prompt: Sequence[int]) -> None:
-        """A request enters ``slot``: lay out its first canvas behind the prompt.
-
-        Blocks are aligned to absolute multiples of L, so the last ``len(prompt) % L``
-        prompt tokens are the canvas' first positions, fixed.
-        """
-        tail = len(prompt) % self.length
-        row: np.ndarray = np.full(self.length, self.mask_token, dtype=np.int64)
+    def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
+        """A request enters ``slot``: lay out its first canvas behind the prompt."""
+        tail = len(prompt) % self.length if self.kind.aligned else 0
+        self.seed[slot].fill_(seed)
+        self.start[slot].fill_(len(prompt) - tail)
+        self.tokens[slot].copy_(self.fresh_tokens(torch.tensor([slot], device=self.device))[0])
         if tail:
-            row[:tail] = prompt[len(prompt) - tail :]
-        self.tokens[slot].copy_(torch.from_numpy(row))
-        self.masked[slot].fill_(True)
+            self._hold(slot, np.arange(tail), prompt[len(prompt) - tail :])
+        self.masked[slot].fill_(self.kind.mask_token is not None)
         self.masked[slot, :tail].fill_(False)
         self.fixed[slot].fill_(False)
         self.fixed[slot, :tail].fill_(True)
@@ -88,6 +113,8 @@ class SlotState:
         self.tail[slot].fill_(tail)
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)
+        for name, initial in self._initial.items():
+            self.algorithm_state[name][slot].fill_(initial)
 
     def configure(
         self,
@@ -95,9 +122,11 @@ class SlotState:
         max_steps: int,
         end_tokens: Iterable[int],
         parameters: Mapping[str, float],
+        read_only: bool = False,
     ) -> None:
         """Set what the request in ``slot`` chose."""
         self.max_steps[slot].fill_(max_steps)
+        self.read_only[slot].fill_(read_only)
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
         ids = sorted(set(end_tokens))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
@@ -105,12 +134,54 @@ class SlotState:
         for name, tensor in self.parameters.items():
             tensor[slot].fill_(float(parameters[name]))
 
+    def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
+        """Start from given tokens, and hold those at the `pinned` positions."""
+        self._hold(slot, np.arange(len(tokens)), tokens)
+        if pinned:
+            at = torch.tensor(pinned, device=self.device)
+            self.fixed[slot, at] = True
+
+    def _hold(self, slot: int, positions: np.ndarray, tokens: Sequence[int]) -> None:
+        row = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
+        self.tokens[slot, : len(positions)].copy_(row)
+
+    def fresh_tokens(self, slots: torch.Tensor) -> torch.Tensor:
+        """What the canvases at ``start`` of ``slots`` (int64 ``[n]``) begin with, ``[n, L]``."""
+        if self.kind.mask_token is not None:
+            return torch.full((len(slots), self.length), self.kind.mask_token, device=self.device)
+        keys = row_keys(self.seed[slots], self.start[slots], Stream.CANVAS)
+        return uniform_tokens(keys, self.length, self.kind.vocabulary)
+
     def canvas(self, slots: torch.Tensor) -> Canvas:
         """The canvases of ``slots`` (int64 ``[n]``), as copies."""
         return Canvas(self.tokens[slots], self.masked[slots], self.fixed[slots])
 
-    def store(self, slots: torch.Tensor, canvas: Canvas) -> None:
-        """Write canvases back to ``slots``."""
-        self.tokens.index_copy_(0, slots, canvas.tokens)
-        self.masked.index_copy_(0, slots, canvas.masked)
-        self.fixed.index_copy_(0, slots, canvas.fixed)
+    def advance(
+        self, slots: torch.Tensor, after: Canvas, state: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Keep what a denoise step made of the canvases of ``slots``."""
+        self.tokens.index_copy_(0, slots, after.tokens)
+        self.masked.index_copy_(0, slots, after.masked)
+        self.fixed.index_copy_(0, slots, after.fixed)
+        for name, tensor in self.algorithm_state.items():
+            tensor.index_copy_(0, slots, state[name])
+        self.step.index_add_(0, slots, torch.ones_like(slots, dtype=torch.int32))
+
+    def renew(self, slots: torch.Tensor, where: torch.Tensor, width: torch.Tensor | int) -> None:
+        """A fresh canvas in those of ``slots`` that are true in ``where`` (bool ``[n]``).
+
+        `width` is how far the old one reached. Nothing of a canvas outlives it.
+        """
+        self.start.index_add_(0, slots, where * width)
+        every = where[:, None]
+        fresh = torch.where(every, self.fresh_tokens(slots), self.tokens[slots])
+        self.tokens.index_copy_(0, slots, fresh)
+        is_masked = self.kind.mask_token is not None
+        self.masked.index_copy_(0, slots, torch.where(every, is_masked, self.masked[slots]))
+        self.fixed.index_copy_(0, slots, self.fixed[slots] & ~every)
+        self.tail.index_copy_(0, slots, self.tail[slots] * ~where)
+        self.step.index_copy_(0, slots, self.step[slots] * ~where)
+        for name, initial in self._initial.items():
+            tensor = self.algorithm_state[name]
+            at = every if tensor.ndim > 1 else where
+            tensor.index_copy_(0, slots, torch.where(at, int(initial), tensor[slots]))

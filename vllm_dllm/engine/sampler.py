@@ -13,7 +13,6 @@ copy from the device to the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -22,27 +21,25 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.config import DllmSettings, parse_request_options
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext, emitted_length
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, emitted_length
 from vllm_dllm.engine.requests import Phase, SlotState
-from vllm_dllm.ops.row_stats import RowStatistics, row_statistics
-
-# Float32 logits that may exist at one time; more rows than fit go in turns.
-HEAD_BYTES = 256 << 20
+from vllm_dllm.engine.self_conditioning import SelfConditioning
+from vllm_dllm.engine.statistics import Rows, Statistics
 
 
 @dataclass(frozen=True)
-class RequestDefaults:
-    """What a request gets when it does not choose."""
+class Canvases:
+    """The canvases of a batch, in batch order.
 
-    threshold: float
-    max_steps: int
-    eos_early_stop: bool
+    Attributes:
+        slot: int64 ``[n]``.
+        row: int64 ``[n]``, their batch rows; None when every row is a canvas.
+        width: int64 ``[n]``, positions that were scheduled; None when all are L wide.
+    """
 
-    @classmethod
-    def of(cls, settings: DllmSettings, max_steps: int) -> RequestDefaults:
-        """The server's settings, with the step cap resolved."""
-        return cls(settings.threshold, max_steps, settings.eos_early_stop)
+    slot: torch.Tensor
+    row: torch.Tensor | None
+    width: torch.Tensor | None
 
 
 class DiffusionSampler:
@@ -55,42 +52,29 @@ class DiffusionSampler:
         req_states: Any,
         slots: SlotState,
         algorithm: Algorithm,
-        head: Callable[[torch.Tensor], torch.Tensor],
-        defaults: RequestDefaults,
+        statistics: Statistics,
+        conditioning: SelfConditioning | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
         self.algorithm = algorithm
-        self.head = head
-        self.defaults = defaults
+        self.statistics = statistics
+        self.conditioning = conditioning
         self.positions = torch.arange(slots.length, device=slots.device)
         # The runner counts output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
-        """Take over what the request chose (validated at admission)."""
-        options = parse_request_options(sampling_params.extra_args)
-        end_tokens: set[int] = set()
-        if self.defaults.eos_early_stop:
-            end_tokens.update(sampling_params.stop_token_ids or ())
-            if sampling_params.eos_token_id is not None:
-                end_tokens.add(sampling_params.eos_token_id)
-        threshold = self.defaults.threshold if options.threshold is None else options.threshold
-        self.slots.configure(
-            req_idx,
-            max_steps=options.max_steps or self.defaults.max_steps,
-            end_tokens=end_tokens,
-            parameters={"threshold": threshold},
-        )
+        """Nothing: the model state has set the slot up, with these parameters."""
 
     def apply_staged_writes(self) -> None:
-        """Nothing is staged: `add_request` writes to the slot itself."""
+        """Nothing is staged: slots are written directly."""
 
     def __call__(self, hidden_states: torch.Tensor, input_batch: Any) -> SamplerOutput:
         """One update.
 
         Args:
-            hidden_states: ``[canvases * L, hidden]``, in batch order (the model's
+            hidden_states: ``[canvas positions, hidden]``, in batch order (the model's
                 ``compute_logits`` passes hidden states through).
             input_batch: vLLM's ``InputBatch``.
         """
@@ -101,14 +85,19 @@ class DiffusionSampler:
         num_rejected = torch.zeros(rows, dtype=torch.int32, device=device)
         output = SamplerOutput(sampled, None, None, num_sampled, num_rejected)
 
-        is_canvas = np.diff(input_batch.cu_num_logits_np[: rows + 1]) == self.slots.length
-        if input_batch.num_draft_tokens and is_canvas.all():
-            self._update(hidden_states, input_batch.idx_mapping[:rows], None, output)
-            return output
-        self._finish_prefills(input_batch, ~is_canvas, num_rejected)
-        if input_batch.num_draft_tokens:
+        widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
+        mapping = input_batch.idx_mapping[:rows]
+        is_canvas = widths > 0
+        row = None
+        if not is_canvas.all():
+            self._finish_prefills(input_batch, ~is_canvas, num_rejected)
             row = torch.from_numpy(np.flatnonzero(is_canvas)).to(device, non_blocking=True)
-            self._update(hidden_states, input_batch.idx_mapping[row], row, output)
+            mapping = mapping[row]
+        if input_batch.num_draft_tokens:
+            width = None
+            if (widths[is_canvas] != self.slots.length).any():
+                width = torch.from_numpy(widths[is_canvas]).long().to(device, non_blocking=True)
+            self._update(hidden_states, Canvases(mapping.long(), row, width), output)
         return output
 
     def _finish_prefills(
@@ -128,72 +117,85 @@ class DiffusionSampler:
         self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
 
     def _update(
-        self,
-        hidden_states: torch.Tensor,
-        slot: torch.Tensor,  # [canvases]
-        row: torch.Tensor | None,  # [canvases], None when every row is a canvas
-        output: SamplerOutput,
+        self, hidden_states: torch.Tensor, canvases: Canvases, output: SamplerOutput
     ) -> None:
-        state = self.slots
+        state, slot = self.slots, canvases.slot
         before = state.canvas(slot)
-        commit = state.phase[slot] == Phase.COMMIT  # [canvases]
-        step = state.step[slot] + 1
-        context = StepContext(
-            statistics=self._statistics(hidden_states).view(-1, state.length),
-            last=step >= state.max_steps[slot],
-            parameters={name: tensor[slot] for name, tensor in state.parameters.items()},
-        )
-        after = self.algorithm.step(before, context)
-        ready = emitted_length(after, state.end_tokens[slot])
-        self._emit(before, slot, row, commit, output)
+        commit = state.phase[slot] == Phase.COMMIT  # [n]
+        present = None
+        if canvases.width is not None:
+            present = self.positions < canvases.width[:, None]
+            hidden_states = self._padded(hidden_states, canvases.width)
+        rows = self.statistics(hidden_states, slot)
+        update = self._step(before, rows, slot, present)
+        width = state.length if canvases.width is None else canvases.width
+        ready = torch.where(update.done, width, 0)
+        if not self.algorithm.edits:
+            ready = emitted_length(update.canvas, state.end_tokens[slot])
+        # A read-only canvas leaves with the step that finishes it: its KV is never read.
+        leaves = commit | ((ready > 0) & state.read_only[slot])
+        emitted = torch.where(commit, state.ready[slot], ready)
+        source = torch.where(commit[:, None], before.tokens, update.canvas.tokens)
+        self._emit(source, emitted, leaves, canvases, output)
 
-        # A committed canvas makes room for the next block: all masked, nothing fixed.
-        fresh = commit[:, None]
-        tokens = torch.where(fresh, state.mask_token, after.tokens)
-        state.store(slot, Canvas(tokens, after.masked | fresh, after.fixed & ~fresh))
-        state.tail.index_copy_(0, slot, state.tail[slot] * ~commit)
-        state.step.index_copy_(0, slot, step * ~commit)
+        state.advance(slot, update.canvas, update.state)
+        state.renew(slot, leaves, width)
         state.ready.index_copy_(0, slot, ready)
-        finished = (ready > 0) & ~commit
+        finished = (ready > 0) & ~leaves
         state.phase.index_copy_(
             0, slot, torch.where(finished, int(Phase.COMMIT), int(Phase.DENOISE)).to(torch.int8)
         )
-        self.req_states.draft_tokens.index_copy_(0, slot, tokens)
+        self.req_states.draft_tokens.index_copy_(0, slot, state.tokens[slot])
+        if self.conditioning is not None and rows.soft is not None:
+            self.conditioning.store(slot, rows.soft, ~(finished | leaves))
+
+    def _step(
+        self,
+        canvas: Canvas,
+        rows: Rows,
+        slot: torch.Tensor,
+        present: torch.Tensor | None,
+    ) -> Update:
+        state = self.slots
+        return self.algorithm.step(
+            canvas,
+            StepContext(
+                statistics=rows.statistics,
+                last=state.step[slot] + 1 >= state.max_steps[slot],
+                parameters={name: tensor[slot] for name, tensor in state.parameters.items()},
+                state={name: tensor[slot] for name, tensor in state.algorithm_state.items()},
+                noise=rows.noise,
+                present=present,
+            ),
+        )
+
+    def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+        """Rows of narrow canvases spread out to L each; what lies behind them is arbitrary."""
+        first = width.cumsum(0) - width
+        index = (first[:, None] + self.positions).clamp_max(len(hidden_states) - 1)
+        return hidden_states[index.flatten()]
 
     def _emit(
         self,
-        canvas: Canvas,
-        slot: torch.Tensor,
-        row: torch.Tensor | None,
-        commit: torch.Tensor,
+        tokens: torch.Tensor,
+        emitted: torch.Tensor,
+        leaves: torch.Tensor,
+        canvases: Canvases,
         output: SamplerOutput,
     ) -> None:
         """Fill the output of canvases: tokens behind the prompt's tail, or a rejection."""
         state = self.slots
-        tail = state.tail[slot]
-        source = (self.positions + tail[:, None]).clamp_max(state.length - 1)  # [canvases, L]
-        sampled = canvas.tokens.gather(1, source).int()
-        num_sampled = ((state.ready[slot] - tail) * commit).int()
-        num_rejected = (state.length * ~commit).int()
-        if row is None:
+        tail = state.tail[canvases.slot]
+        source = (self.positions + tail[:, None]).clamp_max(state.length - 1)  # [n, L]
+        sampled = tokens.gather(1, source).int()
+        num_sampled = ((emitted - tail) * leaves).int()
+        width = state.length if canvases.width is None else canvases.width
+        num_rejected = (width * ~leaves).int()
+        if canvases.row is None:
             output.sampled_token_ids.copy_(sampled)
             output.num_sampled.copy_(num_sampled)
             output.num_rejected.copy_(num_rejected)
         else:
-            output.sampled_token_ids.index_copy_(0, row, sampled)
-            output.num_sampled.index_copy_(0, row, num_sampled)
-            output.num_rejected.index_copy_(0, row, num_rejected)
-
-    def _statistics(self, hidden_states: torch.Tensor) -> RowStatistics:
-        """Row statistics ``[rows]``, a bounded number of rows of logits at a time."""
-        at_a_time = max(1, HEAD_BYTES // (4 * self.req_states.vocab_size))
-        parts = [
-            row_statistics(self.head(chunk), self.slots.mask_token)
-            for chunk in hidden_states.split(at_a_time)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return RowStatistics(
-            torch.cat([part.token for part in parts]),
-            torch.cat([part.probability for part in parts]),
-        )
+            output.sampled_token_ids.index_copy_(0, canvases.row, sampled)
+            output.num_sampled.index_copy_(0, canvases.row, num_sampled)
+            output.num_rejected.index_copy_(0, canvases.row, num_rejected)

@@ -14,12 +14,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.diffusion_scheduler import (
+    DiffusionAsyncScheduler,
+    DiffusionScheduler,
+    diffusion_canvas_width,
+)
 from vllm.v1.request import Request
 
 
-class BlockDiffusionScheduler(Scheduler):
+class CanvasScheduler(DiffusionScheduler):
+    """The second rule alone: canvases that begin behind the prompt (DiffusionGemma)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.need_mamba_block_aligned_split = True
+        self.block_length = self.num_spec_tokens
+
+    def _mamba_block_aligned_split(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_local_computed_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+    ) -> int:
+        """Number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``."""
+        start = (
+            request.num_computed_tokens
+            + num_new_local_computed_tokens
+            + num_external_computed_tokens
+        )
+        if start < request.num_tokens:  # prefill
+            return num_new_tokens
+        # The last canvas may be cut off by the end of the context; that is whole, too.
+        width = diffusion_canvas_width(request, self.block_length)
+        whole = min(width, self.max_model_len - start)
+        return whole if whole > 0 and num_new_tokens >= whole else 0
+
+
+class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
+    """The same with one step in flight."""
+
+
+class BlockDiffusionScheduler(DiffusionScheduler):
     """The two rules, for synchronous scheduling."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,16 +103,19 @@ class BlockDiffusionScheduler(Scheduler):
         return length if fits and num_new_tokens >= length else 0
 
 
-class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, AsyncScheduler):
+class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):
     """The same with one step in flight."""
 
 
-def make_scheduler(**kwargs: Any) -> BlockDiffusionScheduler:
+def make_scheduler(**kwargs: Any) -> DiffusionScheduler:
     """The scheduler for a configuration (vLLM resolves ``scheduler_cls`` to this).
 
     A function, because whether scheduling is asynchronous is settled only after the
     model's configuration hook has run.
     """
-    asynchronous = kwargs["vllm_config"].scheduler_config.async_scheduling
-    cls = AsyncBlockDiffusionScheduler if asynchronous else BlockDiffusionScheduler
-    return cls(**kwargs)
+    vllm_config = kwargs["vllm_config"]
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    if vllm_config.model_config.architecture == "LLaDA2MoeModelLM":
+        block = AsyncBlockDiffusionScheduler if asynchronous else BlockDiffusionScheduler
+        return block(**kwargs)
+    return (AsyncCanvasScheduler if asynchronous else CanvasScheduler)(**kwargs)

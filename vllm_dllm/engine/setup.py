@@ -9,8 +9,10 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from vllm_dllm.config import DllmSettings, SettingsError, parse_settings
-from vllm_dllm.decoding import get_algorithm
+from vllm_dllm.config import SettingsError
+from vllm_dllm.decoding import Algorithm
+from vllm_dllm.engine.admission import Served
+from vllm_dllm.engine.families import server_algorithm, step_cap
 from vllm_dllm.models.llada2_config import MASK_TOKEN
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.dllm")
 
 SCHEDULER = "vllm_dllm.engine.scheduler.make_scheduler"
-DEFAULT_ALGORITHMS = {"LLaDA2MoeModelLM": "LowConfidence"}
 
 
 def block_length(vllm_config: VllmConfig) -> int:
@@ -28,17 +29,6 @@ def block_length(vllm_config: VllmConfig) -> int:
         return vllm_config.diffusion_config.canvas_length
     hf_config = vllm_config.model_config.hf_config
     return hf_config.block_length or hf_config.canvas_length
-
-
-def algorithm_name(vllm_config: VllmConfig, settings: DllmSettings) -> str:
-    """The server's decoding algorithm: its settings, else the model's own."""
-    return settings.algorithm or DEFAULT_ALGORITHMS[vllm_config.model_config.architecture]
-
-
-def step_cap(vllm_config: VllmConfig, settings: DllmSettings) -> int:
-    """Most denoise steps of a block: settings, ``--diffusion-config``, else L + 1."""
-    stock = vllm_config.diffusion_config.max_denoising_steps
-    return settings.max_steps or stock or block_length(vllm_config) + 1
 
 
 class LLaDA2EngineConfig(VerifyAndUpdateConfig):
@@ -51,11 +41,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         Raises:
             ValueError: with the setting's name and the remedy.
         """
-        settings = parse_settings(vllm_config.additional_config)
-        try:
-            get_algorithm(algorithm_name(vllm_config, settings))
-        except ValueError as error:
-            raise SettingsError(f"dllm.algorithm: {error}") from error
+        algorithm = checked_algorithm(vllm_config)
         length = block_length(vllm_config)
         hf_config = vllm_config.model_config.hf_config
         hf_config.canvas_length = length
@@ -70,15 +56,26 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         align_pages(vllm_config, length)
         vllm_config.attention_config.use_non_causal = True
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+        vllm_config.model_config.dllm = Served(algorithm.name, algorithm.parameters, samples=False)
         # LLaDA2's authors recommend greedy decoding; vLLM's own default would be 1.0.
         vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
         logger.info(
             "dllm: %s, block length %d, mask token %d, up to %d steps a block",
-            algorithm_name(vllm_config, settings),
+            algorithm.name,
             length,
             hf_config.mask_token_id,
-            step_cap(vllm_config, settings),
+            step_cap(vllm_config),
         )
+
+
+def checked_algorithm(vllm_config: VllmConfig) -> Algorithm:
+    """The server's decoding algorithm; raises `SettingsError` by the setting's name."""
+    try:
+        return server_algorithm(vllm_config)
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"dllm.algorithm: {error}") from error
 
 
 def resolve_mask_token(model_config: ModelConfig) -> int:

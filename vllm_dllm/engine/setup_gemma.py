@@ -1,9 +1,10 @@
-"""Start-up of DiffusionGemma: what its checkpoint must say, refused by name where it does not."""
+"""Start-up of DiffusionGemma: what its checkpoint must say, and what the engine is set to."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
 from vllm.model_executor.models.config import (
     DiffusionGemmaModelForBlockDiffusionConfig,
     VerifyAndUpdateConfig,
@@ -11,17 +12,27 @@ from vllm.model_executor.models.config import (
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.config import SettingsError, check_steps, parse_generation_config
+from vllm_dllm.engine.admission import Served
+from vllm_dllm.engine.families import step_cap
+from vllm_dllm.engine.setup import (
+    SCHEDULER,
+    check_budget,
+    checked_algorithm,
+    refuse_unsupported,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+logger = init_logger("vllm.dllm")
 
-class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
-    """vLLM calls this once per engine configuration, before anything is allocated."""
+
+class DiffusionGemmaCheckpointConfig(VerifyAndUpdateConfig):
+    """Checks of the checkpoint alone, then vLLM's own start-up: for vLLM's own class."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """Check the checkpoint's own statements, then do what vLLM does for this model.
+        """Refuse an incomplete checkpoint by the missing field's name.
 
         Raises:
             SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
@@ -29,6 +40,40 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         check_canvas_length(vllm_config)
         parse_generation_config(vllm_config.model_config.try_get_generation_config())
         DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
+
+
+class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
+    """vLLM calls this once per engine configuration, before anything is allocated."""
+
+    @classmethod
+    def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Fill in what our class needs; refuse what cannot work.
+
+        Raises:
+            ValueError: with the setting's name and the remedy.
+        """
+        refuse_unsupported(vllm_config)
+        seats = vllm_config.scheduler_config.max_num_seqs
+        DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
+        # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
+        vllm_config.scheduler_config.max_num_seqs = seats
+        if vllm_config.parallel_config.tensor_parallel_size > 1:
+            raise ValueError(
+                "--tensor-parallel-size: not supported yet for DiffusionGemma by vllm-dllm; "
+                "VLLM_DLLM_NATIVE=1 serves it with vLLM's own class"
+            )
+        algorithm = checked_algorithm(vllm_config)
+        length = vllm_config.diffusion_config.canvas_length
+        check_budget(vllm_config, length)
+        vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+        vllm_config.model_config.dllm = Served(algorithm.name, algorithm.parameters, samples=True)
+        logger.info(
+            "dllm: %s, canvas length %d, up to %d steps a canvas, %d requests at a time",
+            algorithm.name,
+            length,
+            step_cap(vllm_config),
+            seats,
+        )
 
 
 def check_canvas_length(vllm_config: VllmConfig) -> None:
