@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.config", "vllm_dllm.decoding", "vllm_dllm.ops",
-        "vllm_dllm.models",
+        "vllm_dllm.models", "vllm_dllm.cpu",
     },
     "vllm_dllm.cpu": {"torch", "numpy", "vllm"},
     "vllm_dllm.compat": {

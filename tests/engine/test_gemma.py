@@ -50,9 +50,9 @@ def running(model: Path) -> Iterator[Engine]:
         yield started
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-def test_symmetric_window_equals_the_reference(model: Path, running: Engine, steps: int) -> None:
-    reference = Reference(model, "symmetric")
+def assert_equal(model: Path, running: Engine, window: str, steps: int) -> None:
+    """One to three canvases behind every prompt, in one batch and alone."""
+    reference = Reference(model, window)
     asked = prompts(steps)
     wanted = [
         reference.generate(prompt, seed=n, canvases=1 + n % 3, max_denoising_steps=steps, **COLD)
@@ -66,3 +66,32 @@ def test_symmetric_window_equals_the_reference(model: Path, running: Engine, ste
     ]
     assert alone == wanted
     running.assert_idle()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_symmetric_window_equals_the_reference(model: Path, running: Engine, steps: int) -> None:
+    assert_equal(model, running, "symmetric", steps)
+
+
+@pytest.fixture(scope="module")
+def running_reference(model: Path) -> Iterator[Engine]:
+    settings = {"additional_config": {"dllm": {"window": "reference"}}}
+    with engine(model, CANVAS, **ENGINE, **settings) as started:
+        yield started
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_reference_window_equals_the_reference(
+    model: Path, running_reference: Engine, steps: int
+) -> None:
+    assert_equal(model, running_reference, "reference", steps)
+
+
+def test_the_rules_differ_where_they_should(model: Path) -> None:
+    """Otherwise the two tests above would prove nothing."""
+    prompt = prompts(4)[-1]
+    rules = [
+        Reference(model, window).generate(prompt, 3, 1, max_denoising_steps=4, **COLD)
+        for window in ("symmetric", "reference")
+    ]
+    assert (rules[0] == rules[1]) == ("unreached" in str(model))

@@ -43,6 +43,7 @@ class Family:
         attention: makes the attention rule.
         statistics: makes the way from hidden states to row statistics.
         embeddings: makes the input embeddings, or None where token ids are the input.
+        window: how a canvas sees sliding-window layers, one of `config.WINDOWS`.
     """
 
     kind: CanvasKind
@@ -51,6 +52,7 @@ class Family:
     attention: Callable[[SlotState], AttentionRule]
     statistics: Callable[[nn.Module, SlotState], Statistics]
     embeddings: Callable[[Any], InputEmbeddings | None]
+    window: str = "symmetric"
 
 
 def server_algorithm(vllm_config: VllmConfig) -> Algorithm:
@@ -130,6 +132,7 @@ def _diffusion_gemma(vllm_config: VllmConfig) -> Family:
         attention=CausalUnlessDenoised,
         statistics=statistics,
         embeddings=embeddings,
+        window=settings.window,
     )
 
 

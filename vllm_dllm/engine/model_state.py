@@ -17,6 +17,7 @@ from vllm_dllm.engine.families import Family, family_of
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.setup import check_attention_layers
+from vllm_dllm.engine.windows import apply_window
 
 
 class DiffusionModelState(ModelState):
@@ -39,6 +40,7 @@ class DiffusionModelState(ModelState):
         self.attention: AttentionRule = self.family.attention(self.slots)
         self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
         self.model_seed = self.model_config.seed
+        apply_window(vllm_config, self.family.window)
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""

@@ -9,7 +9,7 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from vllm_dllm.config import SettingsError
+from vllm_dllm.config import SettingsError, parse_settings
 from vllm_dllm.decoding import Algorithm
 from vllm_dllm.engine.admission import Served
 from vllm_dllm.engine.families import server_algorithm, step_cap
@@ -42,6 +42,8 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
             ValueError: with the setting's name and the remedy.
         """
         algorithm = checked_algorithm(vllm_config)
+        if parse_settings(vllm_config.additional_config).window != "symmetric":
+            raise SettingsError("dllm.window is for sliding-window layers; LLaDA2 has none")
         length = block_length(vllm_config)
         hf_config = vllm_config.model_config.hf_config
         hf_config.canvas_length = length

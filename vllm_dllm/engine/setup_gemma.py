@@ -11,7 +11,7 @@ from vllm.model_executor.models.config import (
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.config import SettingsError, check_steps, parse_generation_config
+from vllm_dllm.config import SettingsError, check_steps, parse_generation_config, parse_settings
 from vllm_dllm.engine.admission import Served
 from vllm_dllm.engine.families import step_cap
 from vllm_dllm.engine.setup import (
@@ -20,6 +20,7 @@ from vllm_dllm.engine.setup import (
     checked_algorithm,
     refuse_unsupported,
 )
+from vllm_dllm.engine.windows import check_window
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,6 +54,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
             ValueError: with the setting's name and the remedy.
         """
         refuse_unsupported(vllm_config)
+        check_window(parse_settings(vllm_config.additional_config).window)
         seats = vllm_config.scheduler_config.max_num_seqs
         DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
         # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.

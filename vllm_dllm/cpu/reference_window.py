@@ -1,0 +1,148 @@
+"""The authors' window rule for DiffusionGemma on vLLM's CPU attention.
+
+On a sliding-window layer every position of a denoised canvas sees the last W - 1 cached tokens
+and the whole canvas: one left edge for all rows, which no window argument says. But a query
+of one token at the end of a sequence, with a window of W + L - 1, sees exactly those keys; its
+own position plays no part, since rotary embeddings are applied before. So each row of a canvas
+becomes a sequence of its own (a *virtual sequence*) in a second call of the kernel, and replaces
+what the first call wrote. That costs L passes over the window instead of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm import _custom_ops as ops
+from vllm import envs
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Canvas rows of one width as virtual sequences.
+
+    Attributes:
+        token: int64 ``[n]``, their places in the batch's queries.
+        start: int32 ``[n + 1]``, 0, 1, 2, ...
+        seq_lens: int32 ``[n]``, the end of each one's canvas.
+        block_table: int32 ``[n, pages]``.
+        window: W + L - 1.
+        scheduler: the kernel's own metadata.
+    """
+
+    token: torch.Tensor
+    start: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    window: int
+    scheduler: torch.Tensor
+
+
+class ReferenceWindowImpl(CPUAttentionBackendImpl):
+    """vLLM's CPU attention, with the rows of denoised canvases done again."""
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See vLLM's class; shapes ``[tokens, heads, head size]``."""
+        given = (layer, query, key, value, kv_cache, attn_metadata, output)
+        super().forward(*given, output_scale, output_block_scale)
+        if attn_metadata is None:
+            return output
+        blocks, heads, page, _ = kv_cache.shape
+        keys, values = kv_cache.view(blocks, heads, page * 2, -1).chunk(2, dim=2)
+        for rows in self._canvas_rows(layer, attn_metadata):
+            again = torch.full_like(output[rows.token], torch.nan)
+            ops.cpu_attention_with_kv_cache(
+                query=query[rows.token],
+                key_cache=keys,
+                value_cache=values,
+                output=again,
+                query_start_loc=rows.start,
+                seq_lens=rows.seq_lens,
+                scale=self.scale,
+                causal=False,
+                alibi_slopes=self.alibi_slopes,
+                sliding_window=rows.window,
+                block_table=rows.block_table,
+                softcap=self.logits_soft_cap,
+                scheduler_metadata=rows.scheduler,
+                s_aux=self.sinks,
+                dynamic_causal=None,
+                k_scale=layer._k_scale_float,
+                v_scale=layer._v_scale_float,
+                kv_cache_dtype=self.kv_cache_dtype,
+            )
+            output[rows.token] = again
+        return output
+
+    def _canvas_rows(self, layer: Any, metadata: Any) -> list[Rows]:
+        """Computed by the first layer of a step and kept with the step's metadata."""
+        found: list[Rows] | None = getattr(metadata, "dllm_canvas_rows", None)
+        if found is None:
+            metadata.dllm_canvas_rows = found = self._find_canvas_rows(layer, metadata)
+        return found
+
+    def _find_canvas_rows(self, layer: Any, metadata: Any) -> list[Rows]:
+        if metadata.dynamic_causal is None:
+            return []
+        start = metadata.query_start_loc
+        width = (start[1:] - start[:-1]).long()
+        denoised = metadata.dynamic_causal[: len(width)] == 0
+        result = []
+        for length in width[denoised].unique().tolist():
+            request = (denoised & (width == length)).nonzero()[:, 0]
+            token = (start[request].long()[:, None] + torch.arange(length)).flatten()
+            each = request.repeat_interleave(length)
+            seq_lens = metadata.seq_lens[each].contiguous()
+            begin = torch.arange(len(token) + 1, dtype=torch.int32)
+            window = self.sliding_window + length - 1
+            scheduler = ops.cpu_attn_get_scheduler_metadata(
+                num_reqs=len(token),
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_size,
+                seq_lens=seq_lens,
+                dtype=layer.dtype,
+                query_start_loc=begin,
+                causal=False,
+                sliding_window_size=window,
+                isa=layer.isa,
+                enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+                dynamic_causal=None,
+                kv_cache_dtype=self.kv_cache_dtype,
+            )
+            table = metadata.block_table[each].contiguous()
+            result.append(Rows(token, begin, seq_lens, table, window, scheduler))
+        return result
+
+
+def use_reference_window(layers: dict[str, Any]) -> list[str]:
+    """Switch the sliding-window layers among `layers` to the authors' rule.
+
+    Returns:
+        Their names.
+
+    Raises:
+        ValueError: a layer's attention is not vLLM's CPU attention.
+    """
+    switched = []
+    for name, layer in layers.items():
+        if not isinstance(layer.impl, CPUAttentionBackendImpl):
+            raise ValueError(f"{name} has {type(layer.impl).__name__}, not CPU_ATTN")
+        if layer.impl.sliding_window > 0:
+            # The layer made its implementation itself; same attributes, another forward.
+            layer.impl.__class__ = ReferenceWindowImpl
+            switched.append(name)
+    return switched
