@@ -245,3 +245,33 @@ def patch_async_scheduling() -> None:
         hook = restore(platform.check_and_update_config)
         setattr(hook, _PATCHED, True)
         platform.check_and_update_config = staticmethod(hook)
+
+
+def patch_damaged_files() -> None:
+    """Name a damaged safetensors file of one of our checkpoints.
+
+    vLLM reads the headers while it makes the configuration of a model with a tied head, before
+    any hook of ours, and would say no more than "unpack requires a buffer of 8 bytes".
+    """
+    import json
+    import struct
+    from pathlib import Path
+
+    from vllm.transformers_utils import config
+
+    def named(original: Callable[..., Any]) -> Callable[..., Any]:
+        def parse(path: Any) -> Any:
+            try:
+                return original(path)
+            except (struct.error, ValueError, MemoryError, OverflowError) as error:
+                stated = json.loads((Path(path).parent / "config.json").read_text())
+                if not set(stated.get("architectures") or ()) & set(served_architectures()):
+                    raise
+                raise ValueError(
+                    f"{Path(path).name} of the checkpoint is damaged or incomplete ({error}); "
+                    "fetch it again"
+                ) from error
+
+        return parse
+
+    _wrap(config, "parse_safetensors_file_metadata", named)

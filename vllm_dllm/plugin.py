@@ -42,3 +42,4 @@ def install() -> None:
     compat.patch_sampling_validation()
     compat.patch_token_budget()
     compat.patch_async_scheduling()
+    compat.patch_damaged_files()

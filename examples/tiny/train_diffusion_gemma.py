@@ -85,6 +85,7 @@ def model_config(
         "num_key_value_heads": 2,
         "head_dim": 16,
         "position_embedding_size": 64,
+        "default_output_length": 280,
     }
     images = {name: special[name] for name in ("boi_token_id", "eoi_token_id", "image_token_id")}
     return DiffusionGemmaConfig(

@@ -107,10 +107,10 @@ def record_canvases(running: Engine) -> list[list[int]]:
     sampler = running.runner.sampler
     update = type(sampler)._update
 
-    def recorded(hidden: Any, slot: Any, row: Any, output: Any) -> None:
-        update(sampler, hidden, slot, row, output)
+    def recorded(hidden: Any, chosen: Any, output: Any) -> None:
+        update(sampler, hidden, chosen, output)
         if output.num_rejected.item():
-            canvases.append(running.slots.tokens[slot[0]].tolist())
+            canvases.append(running.slots.tokens[chosen.slot[0]].tolist())
 
     sampler._update = recorded
     return canvases

@@ -57,7 +57,7 @@ def test_vllms_own_step_limit_is_honoured() -> None:
     golden = oracle.checkpoint("ckpt_b_b8")
     own = {"canvas_length": 8, "max_denoising_steps": 1}
     with engine(golden.path, 8, diffusion_config=own, max_num_seqs=1) as running:
-        steps = count_calls(running.runner.sampler, "head")
+        steps = count_calls(running.runner.sampler.statistics, "head")
         running.generate(
             [golden.prompts["p8"].tokens],
             [greedy(32, ignore_eos=True, diffusion_threshold=2.0)],

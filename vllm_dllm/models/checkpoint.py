@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from safetensors import SafetensorError
@@ -15,11 +15,12 @@ def verified(
     weights: Iterable[tuple[str, torch.Tensor]],
     expected: Shapes,
     architecture: str,
-    ignored: Container[str] = (),
+    one_name: Callable[[str], str | None] = lambda name: name,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are exactly the `expected` tensors.
 
-    Tensors that are not expected and named in `ignored` are dropped.
+    `one_name` maps a tensor's name in the file to its name in `expected`, for tensors that may
+    stand under several; None drops a tensor that nobody reads.
 
     Raises:
         ValueError: an unreadable file, a tensor that the architecture does not have, one of
@@ -27,18 +28,19 @@ def verified(
     """
     missing = set(expected)
     for name, tensor in _readable(weights):
-        if name not in expected and name in ignored:
+        known = one_name(name)
+        if known is None:
             continue
-        if name not in expected:
-            close = difflib.get_close_matches(name, missing, n=1)
+        if known not in expected:
+            close = difflib.get_close_matches(known, missing, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
-        if tuple(tensor.shape) != expected[name]:
+        if tuple(tensor.shape) != expected[known]:
             raise ValueError(
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for "
-                f"{expected[name]}"
+                f"{expected[known]}"
             )
-        missing.discard(name)
+        missing.discard(known)
         yield name, tensor
     if missing:
         names = sorted(missing)

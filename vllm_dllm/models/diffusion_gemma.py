@@ -6,12 +6,14 @@ the embedding a tile of the vocabulary at a time, so that logits never exist as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 
+from vllm_dllm.models.checkpoint import verified
 from vllm_dllm.ops.sampled_stats import Head
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
+        self.quantized = vllm_config.quant_config is not None
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
@@ -51,3 +54,37 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         if cap is None:
             return logits
         return logits.div_(cap).tanh_().mul_(cap)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a checkpoint; name the first tensor that does not belong."""
+        if not self.quantized:
+            weights = verified(
+                weights, tensor_shapes(self.config), "DiffusionGemma", one_name=_one_name
+            )
+        return super().load_weights(weights)
+
+
+def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Every tensor of an unquantized checkpoint, as transformers' class would have it.
+
+    Encoder and decoder share their weights and a checkpoint may carry either name or both,
+    so each stands here once, under the name that `_one_name` gives it.
+    """
+    from transformers import DiffusionGemmaForBlockDiffusion as Authors
+
+    with torch.device("meta"):
+        tensors = Authors(config).state_dict()
+    shapes = {_one_name(name): tuple(tensor.shape) for name, tensor in tensors.items()}
+    if config.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    return {name: shape for name, shape in shapes.items() if name is not None}
+
+
+def _one_name(name: str) -> str | None:
+    """One name for both copies of a shared tensor; None for what vLLM's loader passes over."""
+    if "embed_vision.embedding." in name or name == "lm_head.weight":
+        return None
+    for half in ("model.decoder.", "model.encoder.language_model."):
+        if name.startswith(half):
+            return "model." + name.removeprefix(half)
+    return name

@@ -76,8 +76,12 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
         """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""
         if not self.quantized:
             shapes = tensor_shapes(self.config)
-            # A tied head may be in the file as well; the backbone skips it.
-            weights = verified(weights, shapes, "LLaDA2", ignored=("lm_head.weight",))
+
+            def read(name: str) -> str | None:
+                # A tied head may be in the file as well; the backbone passes it over.
+                return name if name in shapes or name != "lm_head.weight" else None
+
+            weights = verified(weights, shapes, "LLaDA2", one_name=read)
         return super().load_weights(weights)
 
 
