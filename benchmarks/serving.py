@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -19,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "tiny")]
+sys.path.insert(0, str(ROOT))
 
-from demo import serve  # noqa: E402
-from make_twin import make_twin  # noqa: E402
+from benchmarks.common import write  # noqa: E402
+from examples.demo import serve  # noqa: E402
+from examples.tiny.make_twin import make_twin  # noqa: E402
 
 # Names in the benchmark's result file -> how they are printed.
 FIGURES = {
@@ -69,26 +68,7 @@ def main() -> None:
     kept = {n: {key: r.get(key) for key in FIGURES} for n, r in results.items()}
     for key, name in FIGURES.items():
         print(f"{name:24}" + "".join(f"{r[key] or 0:12.2f} @{n}" for n, r in kept.items()))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(describe(kept), indent=2) + "\n")
-
-
-def describe(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    import torch
-
-    from vllm_dllm import __version__, compat
-
-    return {
-        "benchmark": "serving",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "vllm-dllm": __version__,
-            "vllm": compat.vllm_version(),
-            "torch": torch.__version__,
-        },
-        "results": {str(n): r for n, r in results.items()},
-    }
+    write(args.json, "serving", {str(n): r for n, r in kept.items()})
 
 
 if __name__ == "__main__":

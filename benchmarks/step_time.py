@@ -10,10 +10,9 @@ milliseconds and writes them as JSON with ``--json``.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -27,6 +26,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.common import write
+from examples.tiny.make_twin import make_twin
 
 # Part -> what it covers. A part's own time excludes parts nested in it.
 PARTS = {
@@ -145,22 +149,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the medians here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        model = args.model or make_model(Path(scratch))
+        model = args.model or str(make_twin(Path(scratch) / "twin"))
         results = run(model, args)
     print_table(results)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(describe(results), indent=2) + "\n")
-
-
-def make_model(scratch: Path) -> str:
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "tiny"))
-    from make_twin import make_twin
-
-    make_twin(scratch / "twin")
-    return str(scratch / "twin")
+    write(args.json, "step_time, ms, median", {str(n): r for n, r in results.items()})
 
 
 def run(model: str, args: argparse.Namespace) -> dict[int, dict[str, float]]:
@@ -185,24 +177,6 @@ def print_table(results: dict[int, dict[str, float]]) -> None:
         print(f"{part:22}" + "".join(f"{r[part]:16.2f}" for r in results.values()))
     outside = (r["total"] - r["forward"] for r in results.values())
     print(f"{'outside the forward':22}" + "".join(f"{value:16.2f}" for value in outside))
-
-
-def describe(results: dict[int, dict[str, float]]) -> dict[str, Any]:
-    import torch
-
-    from vllm_dllm import __version__, compat
-
-    return {
-        "benchmark": "step_time",
-        "unit": "ms, median",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "vllm-dllm": __version__,
-            "vllm": compat.vllm_version(),
-            "torch": torch.__version__,
-        },
-        "results": {str(n): r for n, r in results.items()},
-    }
 
 
 if __name__ == "__main__":

@@ -179,39 +179,25 @@ def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., 
     return verify
 
 
-def patch_token_budget() -> None:
-    """Raise vLLM's *default* token budget so that every running request's canvas fits.
+def patch_default_budgets() -> None:
+    """Adjust vLLM's *default* ``max_num_seqs`` and token budget for our models.
 
     Only here can a default be told from a value that the user gave.
     """
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.logger import init_logger
 
-    logger = init_logger("vllm.dllm")
+    from vllm_dllm.engine.budget import set_defaults
 
-    def with_whole_canvases(original: Callable[..., Any]) -> Callable[..., Any]:
-        def set_defaults(self: Any, usage_context: Any, model_config: Any, *rest: Any) -> None:
-            is_default = self.max_num_batched_tokens is None
+    def for_canvases(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fill_in(self: Any, usage_context: Any, model_config: Any, *rest: Any) -> None:
+            given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
             original(self, usage_context, model_config, *rest)
-            if not is_default or not is_ours(model_config):
-                return
-            given = (self.diffusion_config or {}).get("canvas_length")
-            length = given or model_config.hf_config.canvas_length
-            needed = self.max_num_seqs * length
-            if needed > self.max_num_batched_tokens:
-                logger.info(
-                    "dllm: max_num_batched_tokens raised from %d to %d, so that %d canvases of "
-                    "%d tokens fit into one step",
-                    self.max_num_batched_tokens,
-                    needed,
-                    self.max_num_seqs,
-                    length,
-                )
-                self.max_num_batched_tokens = needed
+            if is_ours(model_config):
+                set_defaults(self, model_config, given)
 
-        return set_defaults
+        return fill_in
 
-    _wrap(EngineArgs, "_set_default_max_num_seqs_and_batched_tokens_args", with_whole_canvases)
+    _wrap(EngineArgs, "_set_default_max_num_seqs_and_batched_tokens_args", for_canvases)
 
 
 def patch_async_scheduling() -> None:

@@ -91,6 +91,7 @@ class RequestOptions:
         pinned: positions of the seed canvas that keep their token.
         canvas_length: width of the request's canvases, at most the served one.
         read_only: one canvas is the whole answer; it leaves without a commit.
+        constrained: only the request's ``logprob_token_ids`` may be chosen.
     """
 
     parameters: Mapping[str, float] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class RequestOptions:
     pinned: Sequence[int] | None = None
     canvas_length: int | None = None
     read_only: bool | int | None = None
+    constrained: bool | int | None = None
 
     def __post_init__(self) -> None:
         check_parameters(REQUEST_PREFIX, self.parameters)
@@ -111,10 +113,12 @@ class RequestOptions:
         if self.pinned and self.seed_canvas is None:
             raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
         # vLLM's HTTP server narrows JSON booleans to 0 and 1.
-        if self.read_only not in (None, 0, 1):
-            raise SettingsError(
-                f"diffusion_read_only must be true or false, got {shown(self.read_only)}"
-            )
+        for name in ("read_only", "constrained"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, int)) or value not in (None, 0, 1):
+                raise SettingsError(
+                    f"{REQUEST_PREFIX}{name} must be true or false, got {shown(value)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,16 @@ def check_parameters(prefix: str, values: Mapping[str, object]) -> None:
     low, high = values.get("t_min"), values.get("t_max")
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and high <= low:
         raise SettingsError(f"{prefix}t_max must be above {prefix}t_min={low}, got {high}")
+
+
+def refuse_canvas_options(options: RequestOptions) -> None:
+    """Raise for an option about a noisy canvas where the model's canvases are masked."""
+    for name in ("seed_canvas", "pinned", "canvas_length", "read_only", "constrained"):
+        if getattr(options, name):
+            raise SettingsError(
+                f"{REQUEST_PREFIX}{name} is for models that denoise random tokens, which this "
+                "one does not"
+            )
 
 
 def refuse_foreign(

@@ -40,6 +40,6 @@ def install() -> None:
     bridge.install(compat.is_diffusion)
     compat.register_models()
     compat.patch_sampling_validation()
-    compat.patch_token_budget()
+    compat.patch_default_budgets()
     compat.patch_async_scheduling()
     compat.patch_damaged_files()

@@ -43,7 +43,9 @@ if __name__ == "__main__":
             "page": cache.block_size,
             "context": config.model_config.max_model_len,
             "prefix_caching": cache.enable_prefix_caching,
-            "mask": config.model_config.hf_config.mask_token_id,
+            "mask": getattr(config.model_config.hf_config, "mask_token_id", None),
+            "seats": scheduler.max_num_seqs,
+            "scheduler": scheduler.scheduler_cls,
             "defaults": config.model_config.get_diff_sampling_param(),
             "canvas": config.diffusion_config.canvas_length,
         }))
@@ -117,6 +119,46 @@ def test_what_start_up_sets(model: str) -> None:
     # 48 and vLLM's granularity of 32 meet at 96; the default page of 128 is rounded up.
     assert (canvas["canvas"], canvas["page"], canvas["context"]) == (48, 192, 480)
     assert plain["mask"] == 511
+
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+GEMMA = str(CHECKPOINTS / "tiny-diffusiongemma")
+
+
+def test_what_start_up_sets_for_gemma() -> None:
+    """No cap at 8 requests, as vLLM's own class needs one; that class is one variable away."""
+    plain, given = configure({"model": GEMMA}, {"model": GEMMA, "max_num_seqs": 3})
+    assert plain["seats"] == 256
+    assert plain["budget"] >= 256 * 32
+    assert given["seats"] == 3
+    assert "vllm_dllm" in plain["scheduler"]
+    assert plain["defaults"].get("temperature", 1.0) == 1.0
+    (native,) = configure({"model": GEMMA}, env={"VLLM_DLLM_NATIVE": "1"})
+    assert native["seats"] == 8
+    assert native["scheduler"] is None or "vllm_dllm" not in native["scheduler"]
+
+
+def test_gemma_refusals() -> None:
+    cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"additional_config": {"dllm": {"window": "round"}}}, ("dllm.window", "symmetric")),
+        ({"additional_config": {"dllm": {"threshold": 0.5}}}, ("dllm.threshold", "EntropyBound")),
+        (
+            {"additional_config": {"dllm": {"algorithm": "LowConfidence"}}},
+            ("dllm.algorithm", "does not fit", "EntropyBound"),
+        ),
+        ({"additional_config": {"dllm": {"t_max": 0}}}, ("dllm.t_max", "above 0")),
+        ({"tensor_parallel_size": 2}, ("tensor-parallel-size", "VLLM_DLLM_NATIVE")),
+        ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
+    ]
+    outcomes = configure(*({"model": GEMMA} | options for options, _ in cases))
+    for (options, words), outcome in zip(cases, outcomes, strict=True):
+        assert "error" in outcome, options
+        assert all(word in outcome["error"] for word in words), outcome["error"]
+
+
+def test_llada2_has_no_window(model: str) -> None:
+    (outcome,) = configure({"model": model, "additional_config": {"dllm": {"window": "reference"}}})
+    assert "dllm.window" in outcome["error"]
 
 
 def copy_of(model: str, target: Path) -> Path:

@@ -11,14 +11,20 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from vllm_dllm.config import SettingsError, parse_request_options, refuse_foreign
+from vllm_dllm.config import (
+    SettingsError,
+    parse_request_options,
+    refuse_canvas_options,
+    refuse_foreign,
+)
 
 # Below this vLLM itself takes a temperature for greedy.
 GREEDY_EPSILON = 1e-5
 
 # Parameters that would have to change the distribution or report it, and do neither yet:
 # (name, is it set?)
-_UNSUPPORTED: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+_IsSet = Callable[[Any], Any]
+_UNSUPPORTED: tuple[tuple[str, _IsSet], ...] = (
     ("presence_penalty", lambda params: params.presence_penalty),
     ("frequency_penalty", lambda params: params.frequency_penalty),
     ("repetition_penalty", lambda params: params.repetition_penalty != 1.0),
@@ -26,13 +32,17 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("logit_bias", lambda params: params.logit_bias),
     ("allowed_token_ids", lambda params: params.allowed_token_ids is not None),
     ("bad_words", lambda params: params.bad_words),
-    ("logprobs", lambda params: params.logprobs is not None),
-    ("logprob_token_ids", lambda params: params.logprob_token_ids),
     ("prompt_logprobs", lambda params: params.prompt_logprobs is not None),
     ("prompt_logprob_token_ids", lambda params: params.prompt_logprob_token_ids is not None),
     ("structured_outputs", lambda params: params.structured_outputs is not None),
     ("thinking_token_budget", lambda params: params.thinking_token_budget is not None),
     ("trace_decode_token_ids", lambda params: params.trace_decode_token_ids is not None),
+)
+
+# What a model that samples supports, and a greedy one does not yet.
+_WHOLE_ROWS: tuple[tuple[str, _IsSet], ...] = (
+    ("logprobs", lambda params: params.logprobs is not None),
+    ("logprob_token_ids", lambda params: params.logprob_token_ids),
 )
 
 
@@ -60,8 +70,8 @@ def validate_sampling_params(params: Any, served: Served) -> None:
     Raises:
         VLLMValidationError: names the parameter.
     """
-    if params.temperature >= GREEDY_EPSILON and served.samples:
-        _refuse_filters(params)
+    if served.samples:
+        _refuse_min_p(params)
     elif params.temperature >= GREEDY_EPSILON:
         raise VLLMValidationError(
             f"temperature={params.temperature} is not supported with this diffusion model yet: "
@@ -71,7 +81,7 @@ def validate_sampling_params(params: Any, served: Served) -> None:
             parameter="temperature",
             value=params.temperature,
         )
-    for name, is_set in _UNSUPPORTED:
+    for name, is_set in _UNSUPPORTED + (() if served.samples else _WHOLE_ROWS):
         if is_set(params):
             raise VLLMValidationError(
                 f"{name} is not supported with diffusion models yet.", parameter=name
@@ -79,13 +89,14 @@ def validate_sampling_params(params: Any, served: Served) -> None:
     try:
         options = parse_request_options(params.extra_args)
         refuse_foreign("diffusion_", options.parameters, served.algorithm, served.parameters)
+        if not served.samples:
+            refuse_canvas_options(options)
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
 
 
-def _refuse_filters(params: Any) -> None:
-    for name, neutral in (("top_p", (1.0,)), ("top_k", (0, -1)), ("min_p", (0.0,))):
-        if getattr(params, name) not in neutral:
-            raise VLLMValidationError(
-                f"{name} is not supported with sampling diffusion models yet.", parameter=name
-            )
+def _refuse_min_p(params: Any) -> None:
+    if params.min_p > 0 and params.temperature >= GREEDY_EPSILON:
+        raise VLLMValidationError(
+            "min_p is not supported with sampling diffusion models yet.", parameter="min_p"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_dllm.config import parse_request_options
+from vllm_dllm.config import RequestOptions, parse_request_options
 from vllm_dllm.engine.requests import SlotState
 
 
@@ -26,7 +26,9 @@ class RequestDefaults:
     may_exceed_steps: bool
     eos_early_stop: bool
 
-    def configure(self, slots: SlotState, slot: int, sampling_params: Any, new: bool) -> None:
+    def configure(
+        self, slots: SlotState, slot: int, sampling_params: Any, new: bool
+    ) -> RequestOptions:
         """Write a request's choices into its slot; `new` is false when it comes back."""
         options = parse_request_options(sampling_params.extra_args)
         end_tokens: set[int] = set()
@@ -48,3 +50,4 @@ class RequestDefaults:
         )
         if new and options.seed_canvas is not None:
             slots.seed_canvas(slot, options.seed_canvas, options.pinned or ())
+        return options

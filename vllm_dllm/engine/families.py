@@ -21,6 +21,7 @@ from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import GreedyStatistics, Statistics, TemperedStatistics
+from vllm_dllm.engine.whole_rows import WholeRows
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,7 +42,8 @@ class Family:
         algorithm: the server's decoding algorithm.
         defaults: what a request gets when it does not choose.
         attention: makes the attention rule.
-        statistics: makes the way from hidden states to row statistics.
+        statistics: makes the way from hidden states to row statistics; with the requests that
+            need whole rows, where the family has that path.
         embeddings: makes the input embeddings, or None where token ids are the input.
         window: how a canvas sees sliding-window layers, one of `config.WINDOWS`.
     """
@@ -50,7 +52,7 @@ class Family:
     algorithm: Algorithm
     defaults: RequestDefaults
     attention: Callable[[SlotState], AttentionRule]
-    statistics: Callable[[nn.Module, SlotState], Statistics]
+    statistics: Callable[[nn.Module, SlotState], tuple[Statistics, WholeRows | None]]
     embeddings: Callable[[Any], InputEmbeddings | None]
     window: str = "symmetric"
 
@@ -92,7 +94,7 @@ def _llada2(vllm_config: VllmConfig) -> Family:
             eos_early_stop=settings.eos_early_stop,
         ),
         attention=lambda slots: BlockCausal(length, slots.device),
-        statistics=lambda model, slots: GreedyStatistics(model.head, vocabulary, slots),
+        statistics=lambda model, slots: (GreedyStatistics(model.head, vocabulary, slots), None),
         embeddings=lambda state: None,
     )
 
@@ -106,8 +108,11 @@ def _diffusion_gemma(vllm_config: VllmConfig) -> Family:
     algorithm = server_algorithm(vllm_config)
     steps = step_cap(vllm_config)
 
-    def statistics(model: nn.Module, slots: SlotState) -> Statistics:
-        return TemperedStatistics(model.tiled_head(), slots, algorithm)
+    raw = model_config.logprobs_mode in ("raw_logits", "processed_logits")
+
+    def statistics(model: nn.Module, slots: SlotState) -> tuple[Statistics, WholeRows]:
+        whole = WholeRows(slots, model.tiled_head(), raw)
+        return TemperedStatistics(whole, algorithm), whole
 
     def embeddings(state: Any) -> InputEmbeddings:
         hidden = model_config.hf_text_config.hidden_size

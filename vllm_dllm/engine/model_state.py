@@ -17,6 +17,7 @@ from vllm_dllm.engine.families import Family, family_of
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.setup import check_attention_layers
+from vllm_dllm.engine.whole_rows import RowNeeds
 from vllm_dllm.engine.windows import apply_window
 
 
@@ -39,6 +40,7 @@ class DiffusionModelState(ModelState):
         self.slots = SlotState(self.max_num_reqs, self.family.kind, self.family.algorithm, device)
         self.attention: AttentionRule = self.family.attention(self.slots)
         self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
+        self.statistics, self.whole = self.family.statistics(self.model, self.slots)
         self.model_seed = self.model_config.seed
         apply_window(vllm_config, self.family.window)
 
@@ -48,8 +50,9 @@ class DiffusionModelState(ModelState):
             req_states=sampler.req_states,
             slots=self.slots,
             algorithm=self.family.algorithm,
-            statistics=self.family.statistics(self.model, self.slots),
+            statistics=self.statistics,
             conditioning=None if self.embeddings is None else self.embeddings.conditioning,
+            whole=self.whole,
         ), None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -64,7 +67,9 @@ class DiffusionModelState(ModelState):
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
         new = len(prompt) == len(new_req_data.prompt_token_ids)
-        self.family.defaults.configure(self.slots, req_index, params, new)
+        options = self.family.defaults.configure(self.slots, req_index, params, new)
+        if self.whole is not None:
+            self.whole.enter(req_index, RowNeeds.of(params, bool(options.constrained)))
 
     def prepare_inputs_embeds(
         self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any

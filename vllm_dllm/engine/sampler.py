@@ -25,6 +25,7 @@ from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, emitted_l
 from vllm_dllm.engine.requests import Phase, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import Rows, Statistics
+from vllm_dllm.engine.whole_rows import WholeRows
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Canvases:
 
     Attributes:
         slot: int64 ``[n]``.
+        slot_on_host: the same for numpy.
         row: int64 ``[n]``, their batch rows; None when every row is a canvas.
         width: int64 ``[n]``, positions that were scheduled; None when all are L wide.
     """
 
     slot: torch.Tensor
+    slot_on_host: np.ndarray
     row: torch.Tensor | None
     width: torch.Tensor | None
 
@@ -54,12 +57,14 @@ class DiffusionSampler:
         algorithm: Algorithm,
         statistics: Statistics,
         conditioning: SelfConditioning | None = None,
+        whole: WholeRows | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
         self.algorithm = algorithm
         self.statistics = statistics
         self.conditioning = conditioning
+        self.whole = whole
         self.positions = torch.arange(slots.length, device=slots.device)
         # The runner counts output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
@@ -97,7 +102,12 @@ class DiffusionSampler:
             width = None
             if (widths[is_canvas] != self.slots.length).any():
                 width = torch.from_numpy(widths[is_canvas]).long().to(device, non_blocking=True)
-            self._update(hidden_states, Canvases(mapping.long(), row, width), output)
+            slots = input_batch.idx_mapping_np[:rows]
+            self._update(
+                hidden_states, Canvases(mapping.long(), slots[is_canvas], row, width), output
+            )
+            if self.whole is not None and self.whole.kept:
+                output.logprobs_tensors = self.whole.collect(slots, num_sampled)
         return output
 
     def _finish_prefills(
@@ -126,7 +136,7 @@ class DiffusionSampler:
         if canvases.width is not None:
             present = self.positions < canvases.width[:, None]
             hidden_states = self._padded(hidden_states, canvases.width)
-        rows = self.statistics(hidden_states, slot)
+        rows = self.statistics(hidden_states, slot, canvases.slot_on_host)
         update = self._step(before, rows, slot, present)
         width = state.length if canvases.width is None else canvases.width
         ready = torch.where(update.done, width, 0)

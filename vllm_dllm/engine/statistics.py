@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm
 from vllm_dllm.engine.requests import SlotState
+from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 from vllm_dllm.ops.row_stats import RowStatistics, row_statistics
-from vllm_dllm.ops.sampled_stats import Head, tiled_statistics
+from vllm_dllm.ops.sampled_stats import tiled_statistics
 
 # Bytes of float32 temporaries that a step may hold between hidden states and statistics.
 HEAD_BYTES = 256 << 20
@@ -42,8 +44,11 @@ class Rows:
 class Statistics(Protocol):
     """Row statistics for the canvases of some slots."""
 
-    def __call__(self, hidden: torch.Tensor, slots: torch.Tensor) -> Rows:
-        """`Rows` of hidden states ``[n * L, hidden]`` over the canvases of ``slots`` ``[n]``."""
+    def __call__(self, hidden: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> Rows:
+        """`Rows` of hidden states ``[n * L, hidden]`` over the canvases of some slots.
+
+        The slots are given on the device, int64 ``[n]``, and on the host.
+        """
         ...
 
 
@@ -61,7 +66,7 @@ class GreedyStatistics:
         self.length = slots.length
         self.rows = max(1, HEAD_BYTES // (4 * vocabulary))
 
-    def __call__(self, hidden: torch.Tensor, slots: torch.Tensor) -> Rows:
+    def __call__(self, hidden: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> Rows:
         """See `Statistics`."""
         parts = [
             row_statistics(self.head(chunk), self.mask_token) for chunk in hidden.split(self.rows)
@@ -76,13 +81,14 @@ class GreedyStatistics:
 class TemperedStatistics:
     """Everything about a tempered row, and the soft embedding for the next forward pass."""
 
-    def __init__(self, head: Head, slots: SlotState, algorithm: Algorithm) -> None:
-        self.head = head
-        self.state = slots
+    def __init__(self, whole: WholeRows, algorithm: Algorithm) -> None:
+        self.whole = whole
+        self.head = whole.head
+        self.state = whole.slots
         self.algorithm = algorithm
-        self.position = torch.arange(slots.length, device=slots.device)
+        self.position = torch.arange(self.state.length, device=self.state.device)
 
-    def __call__(self, hidden: torch.Tensor, slots: torch.Tensor) -> Rows:
+    def __call__(self, hidden: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> Rows:
         """See `Statistics`."""
         state = self.state
         step = state.step[slots]
@@ -90,14 +96,16 @@ class TemperedStatistics:
         temperature = self.algorithm.temperature(step, parameters)
         keys = row_keys(state.seed[slots], state.start[slots], step.long())  # [n]
         candidates = row_keys(keys[:, None], self.position, Stream.CANDIDATE)  # [n, L]
-        statistics, soft = tiled_statistics(
+        flat, soft = tiled_statistics(
             hidden,
             self.head,
             temperature.repeat_interleave(state.length),
             candidates.flatten(),
             TILE_BYTES,
         )
+        statistics = flat.view(-1, state.length)
         if soft is not None:
             soft = soft.view(len(slots), state.length, -1)
+            self.whole.refine(statistics, soft, hidden, (temperature, candidates), on_host)
         noise = uniform_tokens(row_keys(keys, Stream.RENOISE), state.length, self.head.vocabulary)
-        return Rows(statistics.view(-1, state.length), noise, soft)
+        return Rows(statistics, noise, soft)
