@@ -1,4 +1,4 @@
-"""vLLM's own DiffusionGemma class, in a process of its own: prints tokens as JSON.
+"""vLLM's own DiffusionGemma class, in a process of its own: prints answers as JSON.
 
     python -m tests.engine.native_child MODEL '[{"prompt": [...], "extra": {...}}, ...]'
 
@@ -16,14 +16,9 @@ if __name__ == "__main__":
     os.environ["VLLM_DLLM_NATIVE"] = "1"
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     from tests.engine.harness import engine
+    from tests.engine.test_gemma_native import ask
 
     with engine(Path(sys.argv[1]), 32, limit_mm_per_prompt={"image": 0, "video": 0}) as running:
-        from vllm import SamplingParams
-
         assert "vllm_dllm" not in type(running.runner.model).__module__
         for case in json.loads(sys.argv[2]):
-            params = SamplingParams(
-                max_tokens=case["max_tokens"], ignore_eos=True, extra_args=case["extra"]
-            )
-            tokens, _ = running.generate([case["prompt"]], [params])[0]
-            print(json.dumps(tokens), flush=True)
+            print(json.dumps(ask(running, [case])[0]), flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.harness import engine
+from tests.engine.harness import Engine, engine
 from tests.reference_gemma import COLD, VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -64,9 +64,61 @@ def cases() -> dict[str, dict[str, Any]]:
             "diffusion_max_steps": 3,
         },
     }
+    read = {"diffusion_read_only": True, "diffusion_max_steps": 1} | narrow
+    found["logprobs"] = {"prompt": tokens(9, 8), "extra": read, "logprobs": 3}
+    found["more-logprobs"] = {"prompt": tokens(12, 8), "extra": read, "logprobs": 5}
+    found["token-ids"] = {
+        "prompt": tokens(9, 8),
+        "extra": read,
+        "logprob_token_ids": [20, 30, 40, 50],
+    }
+    found["constrained"] = {
+        "prompt": tokens(14, 8),
+        "extra": read | {"diffusion_constrained": True},
+        "logprob_token_ids": [20, 30, 40, 50, 60],
+    }
+    found["filtered"] = {
+        "prompt": tokens(25, 11),
+        "extra": {"diffusion_seed_canvas": seed, "diffusion_max_steps": 3},
+        "top_k": 5,
+        "top_p": 0.8,
+    }
     for case in found.values():
         case.setdefault("max_tokens", CANVAS)
     return found
+
+
+def ask(running: Engine, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens, and for every token the reported [id, logprob, rank], of some cases together."""
+    from vllm import SamplingParams
+
+    params = [
+        SamplingParams(
+            ignore_eos=True,
+            extra_args=case["extra"],
+            **{name: value for name, value in case.items() if name not in ("prompt", "extra")},
+        )
+        for case in asked
+    ]
+    prompts = [{"prompt_token_ids": case["prompt"]} for case in asked]
+    answers = []
+    for output in running.llm.generate(prompts, params, use_tqdm=False):
+        one = output.outputs[0]
+        reported = [
+            sorted([token, info.logprob, info.rank] for token, info in position.items())
+            for position in one.logprobs or []
+        ]
+        answers.append({"tokens": list(one.token_ids), "logprobs": reported})
+    return answers
+
+
+def assert_same(name: str, got: dict[str, Any], want: dict[str, Any]) -> None:
+    assert got["tokens"] == want["tokens"], name
+    assert len(got["logprobs"]) == len(want["logprobs"]), name
+    for mine, theirs in zip(got["logprobs"], want["logprobs"], strict=True):
+        assert [token for token, _, _ in mine] == [token for token, _, _ in theirs], name
+        assert [rank for _, _, rank in mine] == [rank for _, _, rank in theirs], name
+        assert [lp for _, lp, _ in mine] == pytest.approx([lp for _, lp, _ in theirs], abs=2e-4)
 
 
 def test_equals_vllms_own_class(tmp_path: Path) -> None:
@@ -83,30 +135,21 @@ def test_equals_vllms_own_class(tmp_path: Path) -> None:
         check=False,
     )
     assert child.returncode == 0, child.stderr[-3000:]
-    lines = [line for line in child.stdout.splitlines() if line.startswith("[")]
+    lines = [line for line in child.stdout.splitlines() if line.startswith('{"tokens')]
     wanted = [json.loads(line) for line in lines]
     assert len(wanted) == len(asked)
-    from vllm import SamplingParams
-
     with engine(tmp_path, CANVAS, limit_mm_per_prompt={"image": 0, "video": 0}) as running:
         assert "vllm_dllm" in type(running.runner.model).__module__
-        params = [
-            SamplingParams(max_tokens=case["max_tokens"], ignore_eos=True, extra_args=case["extra"])
-            for case in asked.values()
-        ]
-        prompts = [case["prompt"] for case in asked.values()]
-        together = [got for got, _ in running.generate(prompts, params)]
-        alone = [
-            running.generate([prompt], [one])[0][0]
-            for prompt, one in zip(prompts, params, strict=True)
-        ]
+        together = ask(running, list(asked.values()))
+        alone = [ask(running, [case])[0] for case in asked.values()]
         running.assert_idle()
     # vLLM's class holds a pinned token while it denoises and emits its own guess all the same;
     # here what was pinned is what comes out.
     pinned = list(asked).index("pinned")
     held = {i: tokens(CANVAS, 100)[i] for i in PINNED}
-    assert {i: together[pinned][i] for i in PINNED} == held
-    wanted[pinned] = [held.get(i, token) for i, token in enumerate(wanted[pinned])]
+    assert {i: together[pinned]["tokens"][i] for i in PINNED} == held
+    wanted[pinned]["tokens"] = [held.get(i, t) for i, t in enumerate(wanted[pinned]["tokens"])]
+    assert sum(bool(answer["logprobs"]) for answer in wanted) == 4
     for name, want, got, single in zip(asked, wanted, together, alone, strict=True):
-        assert got == want, name
-        assert single == want, name
+        assert_same(name, got, want)
+        assert_same(name, single, want)

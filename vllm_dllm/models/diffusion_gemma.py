@@ -41,7 +41,9 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
 
     def tiled_head(self) -> Head:
         """The head and the embedding that self-conditioning averages, by ranges of ids."""
-        return Head(self.logits, self.vocabulary, self.model.embed_tokens.weight)
+        # vLLM pads the rows of the embedding.
+        embedding = self.model.embed_tokens.weight[: self.vocabulary]
+        return Head(self.logits, self.vocabulary, embedding)
 
     def logits(self, hidden_states: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Float32 logits ``[rows, end - first]`` of hidden states ``[rows, hidden]``.
