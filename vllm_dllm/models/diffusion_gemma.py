@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 
 from vllm_dllm.models.checkpoint import verified
@@ -40,7 +41,16 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         return hidden_states
 
     def tiled_head(self) -> Head:
-        """The head and the embedding that self-conditioning averages, by ranges of ids."""
+        """The head and the embedding that self-conditioning averages, by ranges of ids.
+
+        Raises:
+            ValueError: the head is quantized, so that its weight is no plain matrix.
+        """
+        if not isinstance(self.lm_head.quant_method, UnquantizedEmbeddingMethod):
+            raise ValueError(
+                "a quantized lm_head is not supported for DiffusionGemma; leave lm_head out of "
+                "the quantization, or set VLLM_DLLM_NATIVE=1"
+            )
         # vLLM pads the rows of the embedding.
         embedding = self.model.embed_tokens.weight[: self.vocabulary]
         return Head(self.logits, self.vocabulary, embedding)

@@ -1,0 +1,90 @@
+"""DiffusionGemma over HTTP, with the committed checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import Server
+
+pytestmark = pytest.mark.e2e
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+ASKED = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    scratch = tmp_path_factory.mktemp("gemma")
+    flags = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
+    with Server(CHECKPOINTS / "tiny-diffusiongemma", *flags, log=scratch / "log") as running:
+        yield running
+
+
+def chat(server: Server, **options: Any) -> dict[str, Any]:
+    response = server.post("/v1/chat/completions", **(ASKED | options))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def test_a_trained_model_answers(gemma: Server) -> None:
+    assert text(chat(gemma, temperature=0, seed=42)) == "14 35 61 88"
+    assert gemma.metric("vllm:diffusion_num_denoising_steps_total") > 0
+
+
+def test_a_seed_is_an_answer_under_load(gemma: Server) -> None:
+    """Hot, so that answers differ; twelve requests in flight, each seed three times."""
+    hot = {"temperature": 3.0, "ignore_eos": True}
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda n: text(chat(gemma, seed=n % 4, **hot)), range(12)))
+    assert answers[:4] == answers[4:8] == answers[8:]
+    assert len(set(answers[:4])) == 4
+
+
+def test_logprobs(gemma: Server) -> None:
+    options = {"logprobs": True, "top_logprobs": 3, "temperature": 0}
+    content = chat(gemma, **options)["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content).startswith("14 35 61 88")
+    for entry in content:
+        assert entry["logprob"] <= 0
+        assert entry["top_logprobs"][0]["logprob"] == max(
+            other["logprob"] for other in entry["top_logprobs"]
+        )
+
+
+def test_request_options(gemma: Server) -> None:
+    quick = chat(gemma, vllm_xargs={"diffusion_max_steps": 1}, temperature=0)
+    assert quick["usage"]["completion_tokens"] > 0
+    chat(gemma, vllm_xargs={"diffusion_entropy_bound": 0.5, "diffusion_t_max": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"min_p": 0.1}, "min_p"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 2.0}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "structured"),
+        ({"vllm_xargs": {"diffusion_threshold": 0.5}}, "diffusion_entropy_bound"),
+        ({"vllm_xargs": {"diffusion_entropy_bound": 0}}, "diffusion_entropy_bound"),
+        ({"vllm_xargs": {"diffusion_canvas_length": 99}}, "diffusion_canvas_length"),
+        ({"vllm_xargs": {"diffusion_pinned": [0]}}, "diffusion_pinned"),
+        ({"vllm_xargs": {"diffusion_entropy_bounds": 1}}, "diffusion_entropy_bound"),
+    ],
+)
+def test_refused_by_name(gemma: Server, options: dict[str, Any], name: str) -> None:
+    response = gemma.post("/v1/chat/completions", **(ASKED | options))
+    assert response.status_code == 400, response.text
+    assert name in response.text
+
+
+def test_nothing_is_held(gemma: Server) -> None:
+    gemma.wait_until_idle()
