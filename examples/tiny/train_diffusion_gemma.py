@@ -1,6 +1,6 @@
 """Train `tiny-diffusiongemma` on the CPU, from nothing, in under half an hour on two cores.
 
-    python -m examples.tiny.train_diffusion_gemma [OUT] [--steps 3200] [--seed 0]
+    python -m examples.tiny.train_diffusion_gemma [OUT] [--steps 3600] [--seed 0]
 
 Uniform diffusion: the encoder reads the clean prompt, tokens of the canvas are replaced by
 random ones, and the loss is the cross-entropy of the clean canvas at every position. In half
@@ -35,9 +35,9 @@ from examples.tiny.training import Encoder, Example, report, train, training_exa
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-diffusiongemma"
 CANVAS = 32
-ROWS = 80
+ROWS = 48
 PEAK_LEARNING_RATE = 2e-3
-ALL_NOISE, CONDITIONED = 0.25, 0.5  # shares of the rows, of the steps
+ALL_NOISE, CONDITIONED = 0.4, 0.5  # shares of the rows, of the steps
 FILL_WEIGHT = 0.25  # of the padding behind the answer, which teaches little
 SAMPLER = {
     "max_denoising_steps": 32,
@@ -45,7 +45,7 @@ SAMPLER = {
     "t_min": 0.4,
     "t_max": 0.8,
     "stability_threshold": 1,
-    "confidence_threshold": 0.05,
+    "confidence_threshold": 0.005,
 }
 
 
@@ -207,7 +207,7 @@ def generate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
-    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")

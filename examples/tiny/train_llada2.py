@@ -1,6 +1,6 @@
 """Train `tiny-llada2` on the CPU, from nothing, in under half an hour on two cores.
 
-    python -m examples.tiny.train_llada2 [OUT] [--steps 5000] [--seed 0]
+    python -m examples.tiny.train_llada2 [OUT] [--steps 6000] [--seed 0]
 
 Block diffusion: the context is clean, the current block is partly masked, attention is
 block-causal, and the loss is the cross-entropy of the masked tokens (Arriola et al.,
@@ -26,10 +26,10 @@ from examples.tiny.tokens import llada2_tokenizer
 from examples.tiny.training import Encoder, Example, report, train, training_examples
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-llada2"
-TOKENS_A_STEP = 4096
+TOKENS_A_STEP = 2560
 PEAK_LEARNING_RATE = 2e-3
 BALANCE_RATE = 1e-3
-ALL_MASKED, EDITED, WRONG = 0.2, 0.25, 0.15  # shares of examples, examples, visible tokens
+ALL_MASKED, EDITED, WRONG = 0.3, 0.25, 0.15  # shares of examples, examples, visible tokens
 FILL_WEIGHT = 0.25  # of the end-of-sequence tokens behind the first, which teach little
 
 
@@ -122,7 +122,7 @@ def generate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
