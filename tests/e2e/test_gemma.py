@@ -41,12 +41,15 @@ def test_a_trained_model_answers(gemma: Server) -> None:
 
 
 def test_a_seed_is_an_answer_under_load(gemma: Server) -> None:
-    """Hot, so that answers differ; twelve requests in flight, each seed three times."""
-    hot = {"temperature": 3.0, "ignore_eos": True}
+    """More than the model was trained for; twelve requests in flight, each seed three times."""
+    question = "sort 99 12 87 45 63 21 78 34 56 90 11 22"
+    options = {"messages": [{"role": "user", "content": question}], "ignore_eos": True}
     with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda n: text(chat(gemma, seed=n % 4, **hot)), range(12)))
+        answers = list(
+            pool.map(lambda n: text(chat(gemma, seed=n % 4, temperature=3.0, **options)), range(12))
+        )
     assert answers[:4] == answers[4:8] == answers[8:]
-    assert len(set(answers[:4])) == 4
+    assert len(set(answers[:4])) > 1
 
 
 def test_logprobs(gemma: Server) -> None:

@@ -47,6 +47,17 @@ class Engine:
         )
         return [(list(o.outputs[0].token_ids), o.outputs[0].finish_reason) for o in outputs]
 
+    def close(self) -> None:
+        """Take the engine down; nothing happens the second time."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        if self.llm is None:
+            return
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = self.core = self.scheduler = self.runner = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
     def step(self) -> None:
         """One step of the engine core, as its own loop runs it."""
         _, executed = self.core.step_fn()
@@ -74,7 +85,6 @@ def greedy(max_tokens: int, **options: Any) -> Any:
 def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
     """Start an engine, and take it down so that another can follow in this process."""
     from vllm import LLM
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     settings: dict[str, Any] = {
         "dtype": "float32",
@@ -84,14 +94,11 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
         "max_num_seqs": 16,
         "diffusion_config": {"canvas_length": block},
     }
-    llm = LLM(model=str(model), **(settings | options))
+    running = Engine(LLM(model=str(model), **(settings | options)))
     try:
-        yield Engine(llm)
+        yield running
     finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+        running.close()
 
 
 def count_calls(owner: Any, name: str) -> list[Any]:

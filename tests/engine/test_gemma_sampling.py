@@ -13,7 +13,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 from examples.tiny.tasks import Problem
 from examples.tiny.tokens import gemma_processor
 from examples.tiny.training import Encoder
-from tests.engine.harness import Engine, engine
+from tests.engine.harness import Engine, count_calls, engine
 from tests.ops.test_noise import limit
 from tests.reference_gemma import Reference
 from vllm_dllm.decoding import EntropyBound
@@ -94,12 +94,15 @@ def of_the_reference(prompt: list[int]) -> tuple[torch.Tensor, float, float]:
         return result
 
     EntropyBoundSampler.accept_canvas = recorded
+    # The class reports steps as tokens per step; without an end all of a canvas counts.
+    reference.model.generation_config.eos_token_id = None
+    reference.model.generation_config.pad_token_id = None
     steps = []
     try:
         torch.manual_seed(0)
         for _ in range(SEEDS // 250):
             ids = torch.tensor([prompt] * 250)
-            out = reference.model.generate(ids, max_new_tokens=CANVAS, pad_token_id=-1)
+            out = reference.model.generate(ids, max_new_tokens=CANVAS)
             steps.append(CANVAS / out.tokens_per_forward)
     finally:
         EntropyBoundSampler.accept_canvas = accept_canvas
@@ -134,25 +137,50 @@ def test_the_distribution_is_the_references(running: Engine) -> None:
     assert our_steps == pytest.approx(steps, rel=0.02)
 
 
-ASKED = ("sort 61 35 88 14", "647 + 285", "copy abcdefghij0123456789klmnopqrst", "(7-2)*8")
+ASKED = ("sort 61 35 88 14", "47 + 28", "copy abcdefghij0123456789klmnopqrst", "(7-2)*8")
+Answers = list[list[int]]
 
 
-def test_a_seed_is_an_answer_whatever_shares_the_batch(running: Engine) -> None:
-    """Also with prompts cached, and in a batch that is otherwise different each time."""
-    prompts = [encode(text) for text in ASKED]
-    hot = {"temperature": 2.0, "max_tokens": 64, "ignore_eos": True}
-    alone = [
-        running.generate([prompt], [params(seed, **hot)])[0][0]
-        for seed, prompt in enumerate(prompts)
-    ]
-    crowd = [encode(f"{n} + {n * n}") for n in range(20)]
+def hot(seed: int | None, max_tokens: int = 64) -> Any:
+    """Hot and without an end, so that answers of different seeds differ."""
+    return params(seed, temperature=2.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def alone(running: Engine) -> Answers:
+    """What each request gives alone in the default engine."""
+    return [running.generate([encode(text)], [hot(seed)])[0][0] for seed, text in enumerate(ASKED)]
+
+
+def test_a_seed_is_an_answer_whatever_shares_the_batch(running: Engine, alone: Answers) -> None:
+    """Also with the prompts cached by now."""
+    crowd = [f"{n} + {n * n}" for n in range(20)]
     together = running.generate(
-        crowd + prompts,
-        [params(None, **hot) for _ in crowd] + [params(n, **hot) for n in range(len(prompts))],
+        [encode(text) for text in (*crowd, *ASKED)],
+        [hot(None) for _ in crowd] + [hot(seed) for seed in range(len(ASKED))],
     )
     assert [tokens for tokens, _ in together[len(crowd) :]] == alone
-    other = running.generate(prompts[:1], [params(99, **hot)])[0][0]
-    assert other != alone[0], "a seed changes nothing"
+    # A trained model is sure of its answers; where there is none, seeds differ.
+    too_long = encode("sort 99 12 87 45 63 21 78 34 56 90 11 22")
+    guesses = [running.generate([too_long], [hot(seed)])[0][0] for seed in range(6)]
+    assert len({tuple(tokens) for tokens in guesses}) > 1
+
+
+def test_an_offline_default_is_the_published_schedule(running: Engine) -> None:
+    published = running.llm.get_default_sampling_params()
+    assert published.temperature == 1.0
+    published.max_tokens, published.seed = CANVAS, 5
+    prompt = encode("47 + 28")
+    assert running.generate([prompt], [published]) == running.generate([prompt], [params(5)])
+
+
+# The last tests: only one engine lives in a process, and each of these starts its own.
+
+
+@pytest.fixture(scope="module")
+def wanted(running: Engine, alone: Answers) -> Answers:
+    running.close()
+    return alone
 
 
 @pytest.mark.parametrize(
@@ -161,27 +189,19 @@ def test_a_seed_is_an_answer_whatever_shares_the_batch(running: Engine) -> None:
         {"enable_prefix_caching": False},
         {"max_num_batched_tokens": 40, "max_num_seqs": 4},
         {"async_scheduling": True},
-        {"num_gpu_blocks_override": 5, "kv_cache_memory_bytes": None, "max_model_len": 128},
+        {"num_gpu_blocks_override": 19, "block_size": 32, "max_model_len": 128},
     ],
     ids=["no-cache", "little-budget", "async", "preemption"],
 )
 def test_a_seed_is_an_answer_however_it_is_scheduled(
-    running: Engine, options: dict[str, Any]
+    wanted: Answers, options: dict[str, Any]
 ) -> None:
     """One request prefills, one denoises, one commits: each gives what it gives alone."""
-    prompts = [encode(text) for text in ASKED]
-    chosen = [params(n, max_tokens=64, ignore_eos=True) for n in range(len(prompts))]
-    wanted = [
-        running.generate([prompt], [one])[0][0] for prompt, one in zip(prompts, chosen, strict=True)
-    ]
     with engine(TINY, CANVAS, **(ENGINE | options)) as other:
-        assert [tokens for tokens, _ in other.generate(prompts, chosen)] == wanted
+        preempted = count_calls(other.scheduler, "_preempt_request")
+        got = other.generate(
+            [encode(text) for text in ASKED], [hot(seed) for seed in range(len(ASKED))]
+        )
+        assert [tokens for tokens, _ in got] == wanted
+        assert bool(preempted) == ("num_gpu_blocks_override" in options)
         other.assert_idle()
-
-
-def test_an_offline_default_is_the_published_schedule(running: Engine) -> None:
-    params_ = running.llm.get_default_sampling_params()
-    assert params_.temperature == 1.0
-    params_.max_tokens, params_.seed = CANVAS, 5
-    prompt = encode("647 + 285")
-    assert running.generate([prompt], [params_]) == running.generate([prompt], [params(5)])
