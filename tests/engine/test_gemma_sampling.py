@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSampler
 
-from examples.tiny.tasks import Problem
+from examples.tiny.tasks import Problem, held_out_set
 from examples.tiny.tokens import gemma_processor
 from examples.tiny.training import Encoder
 from tests.engine.harness import Engine, count_calls, engine
 from tests.ops.test_noise import limit
-from tests.reference_gemma import Reference
+from tests.reference_gemma import COLD, Reference
 from vllm_dllm.decoding import EntropyBound
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -135,6 +135,17 @@ def test_the_distribution_is_the_references(running: Engine) -> None:
             assert statistic < limit(bins) + 6, (position, statistic, bins)
     assert our_entropy == pytest.approx(entropy, rel=0.02)
     assert our_steps == pytest.approx(steps, rel=0.02)
+
+
+def test_greedy_equals_the_reference_on_held_out_prompts(running: Engine) -> None:
+    reference = Reference(TINY)
+    encoder = Encoder(gemma_processor().tokenizer)
+    asked = [encoder(problem).prompt for problem in held_out_set(8)][:50]
+    wanted = [reference.generate(prompt, n, canvases=1, **COLD) for n, prompt in enumerate(asked)]
+    cold = [params(n, temperature=0, ignore_eos=True) for n in range(len(asked))]
+    got = [tokens for tokens, _ in running.generate(asked, cold)]
+    assert len(wanted) == 50
+    assert [n for n in range(50) if got[n] != wanted[n]] == []
 
 
 ASKED = ("sort 61 35 88 14", "47 + 28", "copy abcdefghij0123456789klmnopqrst", "(7-2)*8")
