@@ -128,8 +128,8 @@ GEMMA = str(CHECKPOINTS / "tiny-diffusiongemma")
 def test_what_start_up_sets_for_gemma() -> None:
     """No cap at 8 requests, as vLLM's own class needs one; that class is one variable away."""
     plain, given = configure({"model": GEMMA}, {"model": GEMMA, "max_num_seqs": 3})
-    assert plain["seats"] == 256
-    assert plain["budget"] >= 256 * 32
+    assert plain["seats"] >= 64  # memory does not bind here; vLLM's own default does
+    assert plain["budget"] >= plain["seats"] * 32
     assert given["seats"] == 3
     assert "vllm_dllm" in plain["scheduler"]
     assert plain["defaults"].get("temperature", 1.0) == 1.0
