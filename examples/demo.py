@@ -32,7 +32,7 @@ START_SECONDS = 180
 STOP_SECONDS = 15
 STEPS = "vllm:diffusion_num_denoising_steps_total"
 TINY = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
-PROMPTS = ("647 + 285", "sort 61 35 88 14 52 97 23", "(7-2)*8", "copy diffusion2026")
+PROMPTS = ("64 + 28", "sort 61 35 88 14", "reverse 52 97 23 71 40", "copy diffusion2026")
 
 
 class ServerError(RuntimeError):
