@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +257,7 @@ def main() -> int:
                 if setting.server == server:
                     run = answer(problems, setting)
                     results[setting.text] = summary(run, problems, aligned)
-                    results[setting.text]["answers"] = [asdict(a) for a in run.answers]
+                    results[setting.text]["answers"] = [a.text for a in run.answers]
                     show(setting, results[setting.text])
     results = {setting.text: results[setting.text] for setting in settings}
     compare(results)

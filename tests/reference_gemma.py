@@ -30,7 +30,8 @@ def random_checkpoint(path: Path, seed: int, canvas: int = 32, **text: Any) -> N
         f"{kind}_token_id": getattr(processor.tokenizer, f"{kind}_token_id") for kind in kinds
     }
     shape = {"hidden_size": 64, "num_hidden_layers": 3} | text
-    config = tiny.model_config(VOCABULARY, special, canvas=canvas, **shape)
+    vocabulary = shape.pop("vocab_size", VOCABULARY)
+    config = tiny.model_config(vocabulary, special, canvas=canvas, **shape)
     config.dtype = "float32"
     torch.manual_seed(seed)
     model = DiffusionGemmaForBlockDiffusion(config)

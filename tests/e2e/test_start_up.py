@@ -206,7 +206,7 @@ def test_unloadable_checkpoints(fault: str, tmp_path: Path) -> None:
     message = {
         "activation": "hidden_act 'silu' only, got 'gelu'",
         "other-tensors": "not a LLaDA2 checkpoint: unexpected tensor",
-        "experts": "config.json asks for (16, 96)",
+        "experts": "config.json asks for (16",
     }[fault]
     random_checkpoint(
         tmp_path / "m", 0, **({"hidden_act": "gelu"} if fault == "activation" else {})
