@@ -54,14 +54,15 @@ class DllmSettings:
         max_steps: most denoise steps a block may take, at least 1; None is the model's own (the
             block length plus one, or ``max_denoising_steps``). The last one decides the rest.
         eos_early_stop: finish a block once everything up to its first end-of-sequence
-            token is decided. Changes the number of steps, never the output.
+            token is decided. Changes the number of steps, never the output. None is on for
+            the models that have it (LLaDA2).
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
     """
 
     algorithm: str | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
     max_steps: int | None = None
-    eos_early_stop: bool = True
+    eos_early_stop: bool | None = None
     window: str = "symmetric"
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class DllmSettings:
             raise SettingsError(
                 f"dllm.window must be one of {', '.join(WINDOWS)}, got {shown(self.window)}"
             )
-        if not isinstance(self.eos_early_stop, bool):
+        if not isinstance(self.eos_early_stop, (bool, type(None))):
             raise SettingsError(
                 f"dllm.eos_early_stop must be true or false, got {shown(self.eos_early_stop)}"
             )

@@ -91,7 +91,7 @@ def _llada2(vllm_config: VllmConfig) -> Family:
             parameters={"threshold": DEFAULT_THRESHOLD} | dict(settings.parameters),
             max_steps=step_cap(vllm_config),
             may_exceed_steps=True,
-            eos_early_stop=settings.eos_early_stop,
+            eos_early_stop=settings.eos_early_stop is not False,
         ),
         attention=lambda slots: BlockCausal(length, slots.device),
         statistics=lambda model, slots: (GreedyStatistics(model.head, vocabulary, slots), None),

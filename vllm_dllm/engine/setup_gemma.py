@@ -54,7 +54,13 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
             ValueError: with the setting's name and the remedy.
         """
         refuse_unsupported(vllm_config)
-        check_window(parse_settings(vllm_config.additional_config).window)
+        settings = parse_settings(vllm_config.additional_config)
+        check_window(settings.window)
+        if settings.eos_early_stop is not None:
+            raise SettingsError(
+                "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
+                "which DiffusionGemma's do not; remove it"
+            )
         seats = vllm_config.scheduler_config.max_num_seqs
         DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
         # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 
-from vllm_dllm.models.checkpoint import verified
+from vllm_dllm.models.checkpoint import HEAD, verified
 from vllm_dllm.ops.sampled_stats import Head
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
         tensors = Authors(config).state_dict()
     shapes = {_one_name(name): tuple(tensor.shape) for name, tensor in tensors.items()}
     if config.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
+        shapes.pop(HEAD, None)
     return {name: shape for name, shape in shapes.items() if name is not None}
 
 
 def _one_name(name: str) -> str | None:
     """One name for both copies of a shared tensor; None for what vLLM's loader passes over."""
-    if "embed_vision.embedding." in name or name == "lm_head.weight":
+    if "embed_vision.embedding." in name:
         return None
     for half in ("model.decoder.", "model.encoder.language_model."):
         if name.startswith(half):

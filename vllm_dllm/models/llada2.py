@@ -75,13 +75,7 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""
         if not self.quantized:
-            shapes = tensor_shapes(self.config)
-
-            def read(name: str) -> str | None:
-                # A tied head may be in the file as well; the backbone passes it over.
-                return name if name in shapes or name != "lm_head.weight" else None
-
-            weights = verified(weights, shapes, "LLaDA2", one_name=read)
+            weights = verified(weights, tensor_shapes(self.config), "LLaDA2")
         return super().load_weights(weights)
 
 
