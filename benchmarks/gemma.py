@@ -52,7 +52,7 @@ def workloads() -> dict[str, list[Job]]:
 
 
 def prompt(n: int) -> list[int]:
-    return [12 + (7 * n + 3 * i) % 200 for i in range(PROMPT)]
+    return [15 + (7 * n + 3 * i) % 200 for i in range(PROMPT)]
 
 
 def prepared(model: Path, scratch: Path) -> Path:

@@ -72,7 +72,7 @@ def measure(model: str, requests: int) -> dict[str, float]:
     core = engine.engine_core.engine_core
     params = SamplingParams(max_tokens=CANVAS, ignore_eos=True)
     for n in range(requests):
-        prompt = [12 + (7 * n + i) % 200 for i in range(20)]
+        prompt = [15 + (7 * n + i) % 200 for i in range(20)]
         engine.add_request(f"r{n}", {"prompt_token_ids": prompt}, params)
     for _ in range(2):  # the prompts, then a step that allocates what stays
         core.post_step(core.step_fn()[1])

@@ -39,6 +39,8 @@ def random_checkpoint(path: Path, seed: int, canvas: int = 32, **text: Any) -> N
     for name, weight in model.named_parameters():
         if name.endswith("embed_tokens.weight"):
             weight.data *= 3  # a spread of the logits like a trained model's
+        elif "embed_vision" in name:
+            weight.data *= 50  # else an image drowns in the text
         elif weight.ndim == 1 and "vision" not in name:
             weight.data *= 1 + 0.2 * torch.randn_like(weight)
     ends = {name: special[name] for name in ("pad_token_id", "eos_token_id", "bos_token_id")}

@@ -55,6 +55,7 @@ def llada2_tokenizer() -> PreTrainedTokenizerFast:
 GEMMA_SPECIAL = (
     *("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>system", "<|turn>user", "<|turn>model"),
     *("<turn|>", "<|image>", "<|image|>", "<image|>", "<|video|>"),
+    *("<|audio>", "<|audio|>", "<audio|>"),  # the processor insists on them; no model hears them
 )
 GEMMA_CHAT = (
     "<bos>{% for message in messages %}"
@@ -80,6 +81,9 @@ def gemma_processor() -> Gemma4Processor:
             "boi_token": "<|image>",
             "image_token": "<|image|>",
             "eoi_token": "<image|>",
+            "boa_token": "<|audio>",
+            "audio_token": "<|audio|>",
+            "eoa_token": "<audio|>",
         },
     )
     tokenizer.chat_template = GEMMA_CHAT

@@ -15,10 +15,15 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from examples.tiny.muon import Muon
 from examples.tiny.tasks import TASKS, Problem, held_out_set, problems
 
 # The tasks that take the most practice are drawn more often.
 WEIGHTS = {"add": 2, "subtract": 2, "sort": 3, "evaluate": 3}
+WEIGHT_DECAY = 0.05
+MUON_FACTOR = 5  # of AdamW's learning rate
+# What belongs to AdamW: embeddings and heads, routers, and a vision tower that sees no image.
+NOT_A_LAYER = ("embed", "lm_head", "router", "gate.weight", "vision")
 
 
 @dataclass(frozen=True)
@@ -56,33 +61,53 @@ def training_examples(encoder: Encoder, seed: int) -> Iterator[Example]:
         yield encoder(next(streams[rng.choices(names, weights)[0]]))
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over 2 % of the steps, then a cosine to nothing."""
+def learning_rate(step: int, steps: int) -> float:
+    """As a share of the peak: linear warm-up over 2 % of the steps, then a cosine to nothing."""
     warm = max(1, steps // 50)
     if step < warm:
-        return peak * (step + 1) / warm
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def make_optimizers(
+    model: torch.nn.Module, peak: float
+) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Optimisers and their peak learning rates; every trained parameter is in one of them."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    layers = [p for name, p in trained if p.ndim > 1 and not any(k in name for k in NOT_A_LAYER)]
+    others = [p for name, p in trained if p.ndim > 1 and any(k in name for k in NOT_A_LAYER)]
+    vectors = [p for _, p in trained if p.ndim <= 1]
+    groups = [
+        {"params": others, "weight_decay": WEIGHT_DECAY},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
+    muon = Muon(layers, lr=MUON_FACTOR * peak, weight_decay=WEIGHT_DECAY)
+    return [(muon, MUON_FACTOR * peak), (adamw, peak)]
 
 
 def train(
     model: torch.nn.Module, loss_of_next: Callable[[], torch.Tensor], steps: int, peak: float
 ) -> float:
-    """Minimise `loss_of_next()` with AdamW; returns the seconds it took."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
+    """Minimise `loss_of_next()`; returns the seconds it took.
+
+    Layers are trained with Muon, what reads or chooses (embeddings, routers, norms) with AdamW
+    at a peak learning rate of `peak`.
+    """
+    optimizers = make_optimizers(model, peak)
     model.train()
     begin, smooth = time.monotonic(), None
     with tqdm(range(steps), unit="step", mininterval=2) as bar:
         for step in bar:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, peak)
+            rate = learning_rate(step, steps)
             loss = loss_of_next()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer, peak_rate in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * peak_rate
+                optimizer.step()
+                optimizer.zero_grad()
             smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
             bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
     model.eval()

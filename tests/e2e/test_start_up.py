@@ -148,7 +148,6 @@ def test_gemma_refusals() -> None:
         ),
         ({"additional_config": {"dllm": {"t_max": 0}}}, ("dllm.t_max", "above 0")),
         ({"additional_config": {"dllm": {"eos_early_stop": True}}}, ("dllm.eos_early_stop",)),
-        ({"tensor_parallel_size": 2}, ("tensor-parallel-size", "VLLM_DLLM_NATIVE")),
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
     ]
     outcomes = configure(*({"model": GEMMA} | options for options, _ in cases))

@@ -81,12 +81,9 @@ def greedy(max_tokens: int, **options: Any) -> Any:
     return SamplingParams(temperature=0, max_tokens=max_tokens, extra_args=extra or None, **options)
 
 
-@contextlib.contextmanager
-def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
-    """Start an engine, and take it down so that another can follow in this process."""
-    from vllm import LLM
-
-    settings: dict[str, Any] = {
+def settings(block: int) -> dict[str, Any]:
+    """What every test engine is started with, unless it says otherwise."""
+    return {
         "dtype": "float32",
         "enforce_eager": True,
         "kv_cache_memory_bytes": 1 << 26,
@@ -94,7 +91,14 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
         "max_num_seqs": 16,
         "diffusion_config": {"canvas_length": block},
     }
-    running = Engine(LLM(model=str(model), **(settings | options)))
+
+
+@contextlib.contextmanager
+def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
+    """Start an engine, and take it down so that another can follow in this process."""
+    from vllm import LLM
+
+    running = Engine(LLM(model=str(model), **(settings(block) | options)))
     try:
         yield running
     finally:

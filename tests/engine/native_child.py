@@ -16,9 +16,9 @@ if __name__ == "__main__":
     os.environ["VLLM_DLLM_NATIVE"] = "1"
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     from tests.engine.harness import engine
-    from tests.engine.test_gemma_native import TEXT_ONLY, ask
+    from tests.engine.test_gemma_native import IMAGES, ask
 
-    with engine(Path(sys.argv[1]), 32, **TEXT_ONLY) as running:
+    with engine(Path(sys.argv[1]), 32, **IMAGES) as running:
         assert "vllm_dllm" not in type(running.runner.model).__module__
         for case in json.loads(sys.argv[2]):
             print(json.dumps(ask(running, [case])[0]), flush=True)

@@ -18,14 +18,14 @@ from tests.reference_gemma import COLD, VOCABULARY, random_checkpoint
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 CANVAS = 32
-TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+IMAGES = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "max_num_batched_tokens": 1024}
 PINNED = [0, 3, 17, 31]
 CHILD = (sys.executable, "-m", "tests.engine.native_child")
 
 
 def tokens(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(12, VOCABULARY, (count,), generator=generator).tolist()
+    return torch.randint(15, VOCABULARY, (count,), generator=generator).tolist()
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -84,9 +84,26 @@ def cases() -> dict[str, dict[str, Any]]:
         "top_k": 5,
         "top_p": 0.8,
     }
+    found["image"] = {"prompt": [], "image": 1, "extra": {"diffusion_seed_canvas": seed}}
+    found["another-image"] = {"prompt": [], "image": 2, "extra": {"diffusion_seed_canvas": seed}}
     for case in found.values():
         case.setdefault("max_tokens", CANVAS)
     return found
+
+
+def picture(seed: int) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 255, (4, 6, 3), dtype=np.uint8)
+    return Image.fromarray(pixels.repeat(16, 0).repeat(16, 1))
+
+
+def question(case: dict[str, Any]) -> dict[str, Any]:
+    if "image" not in case:
+        return {"prompt_token_ids": case["prompt"]}
+    text = "<bos><|turn>user<|image|>what?<turn|><|turn>model"
+    return {"prompt": text, "multi_modal_data": {"image": picture(case["image"])}}
 
 
 def ask(running: Engine, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,7 +122,7 @@ def ask(running: Engine, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
         for case in asked
     ]
-    prompts = [{"prompt_token_ids": case["prompt"]} for case in asked]
+    prompts = [question(case) for case in asked]
     answers = []
     for output in running.llm.generate(prompts, params, use_tqdm=False):
         one = output.outputs[0]
@@ -143,7 +160,7 @@ def test_equals_vllms_own_class(tmp_path: Path) -> None:
     lines = [line for line in child.stdout.splitlines() if line.startswith('{"tokens')]
     wanted = [json.loads(line) for line in lines]
     assert len(wanted) == len(asked)
-    with engine(tmp_path, CANVAS, **TEXT_ONLY) as running:
+    with engine(tmp_path, CANVAS, **IMAGES) as running:
         assert "vllm_dllm" in type(running.runner.model).__module__
         together = ask(running, list(asked.values()))
         alone = [ask(running, [case])[0] for case in asked.values()]
@@ -155,6 +172,8 @@ def test_equals_vllms_own_class(tmp_path: Path) -> None:
     assert {i: together[pinned]["tokens"][i] for i in PINNED} == held
     wanted[pinned]["tokens"] = [held.get(i, t) for i, t in enumerate(wanted[pinned]["tokens"])]
     assert sum(bool(answer["logprobs"]) for answer in wanted) == 4
+    seen = [wanted[list(asked).index(name)]["tokens"] for name in ("image", "another-image")]
+    assert seen[0] != seen[1], "the image makes no difference"
     for name, want, got, single in zip(asked, wanted, together, alone, strict=True):
         assert_same(name, got, want)
         assert_same(name, single, want)

@@ -57,7 +57,7 @@ def test_gemma_batches() -> None:
 
 
 def test_learning_rate() -> None:
-    rates = [learning_rate(step, 100, 1.0) for step in range(100)]
+    rates = [learning_rate(step, 100) for step in range(100)]
     assert rates[0] == 0.5
     assert max(rates) == rates[1] == 1.0
     assert rates[-1] < 0.001

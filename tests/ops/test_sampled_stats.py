@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from tests.ops.test_noise import chi_square, limit
 from vllm_dllm.ops.noise import row_keys
-from vllm_dllm.ops.sampled_stats import (
-    TILE_COPIES,
-    Head,
-    sampled_statistics,
-    tile_shape,
-    tiled_statistics,
-)
+from vllm_dllm.ops.sampled_stats import GROUP, sampled_statistics
+from vllm_dllm.ops.tiled_stats import TILE_COPIES, Head, Shard, tile_shape, tiled_statistics
 
-VOCABULARIES = (1, 7, 64, 100, 1000)
+VOCABULARIES = (1, 7, 128, 300, 1000)
 HIDDEN = 16
 
 
@@ -48,11 +46,12 @@ def tiled(c: dict[str, torch.Tensor], ids: int, rows: int = 24) -> tuple:
         embedding=c["embedding"],
     )
     budget = 4 * TILE_COPIES * rows * ids
+    assert tile_shape(rows, head.vocabulary, budget) == (rows, min(ids, head.vocabulary))
     return tiled_statistics(index, head, c["temperature"], c["keys"], budget)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-@pytest.mark.parametrize("ids", [1, 5, 64, 99, 4096])
+@pytest.mark.parametrize("ids", [GROUP, 3 * GROUP, 32 * GROUP])
 def test_tiles_equal_whole_rows(vocabulary: int, ids: int) -> None:
     c = case(vocabulary, seed=ids)
     want, distribution = sampled_statistics(c["logits"], c["temperature"], c["keys"])
@@ -85,10 +84,10 @@ def in_float64(c: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def test_ties_go_to_the_lowest_id() -> None:
-    c = case(100)
+    c = case(500)
     c["logits"][:] = 3.0
     c["temperature"][:] = 0
-    for ids in (1, 7, 100):
+    for ids in (GROUP, 2 * GROUP, 4 * GROUP):
         statistics, _ = tiled(c, ids)
         assert (statistics.token == 0).all()
         assert (statistics.sample == 0).all()
@@ -107,20 +106,83 @@ def test_rows_are_split_too() -> None:
     torch.testing.assert_close(soft[4999], soft_one[0])
 
 
-def test_samples_follow_the_distribution() -> None:
-    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)) * 2
+@pytest.mark.parametrize("vocabulary", [40, 3 * GROUP + 10])
+def test_samples_follow_the_distribution(vocabulary: int) -> None:
+    """Also across groups: the two stages together must give the softmax."""
+    logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1)) * 2
     rows = 20_000
     keys = row_keys(torch.arange(rows), 9)
-    head = Head(lambda hidden, first, end: logits[:, first:end].expand(len(hidden), -1), 40)
+    head = Head(lambda hidden, first, end: logits[:, first:end].repeat(len(hidden), 1), vocabulary)
     statistics, soft = tiled_statistics(
         torch.zeros(rows, 1), head, torch.full((rows,), 0.8), keys, 1 << 20
     )
     assert soft is None
-    assert chi_square(statistics.sample, (logits[0] / 0.8).softmax(-1)) < limit(40)
+    expected = (logits[0] / 0.8).softmax(-1)
+    # Rare tokens together: a chi-square wants some counts in every class.
+    rare = expected * rows < 10
+    classes = torch.where(rare, 0, torch.cumsum(~rare, 0))
+    merged = torch.zeros(int(classes.max()) + 1).index_add_(0, classes, expected)
+    assert chi_square(classes[statistics.sample], merged) < limit(len(merged))
 
 
 def test_tile_shape_respects_the_budget() -> None:
     for rows in (1, 32, 8192):
         for budget in (1 << 16, 1 << 25):
             used_rows, ids = tile_shape(rows, 262_144, budget)
-            assert 4 * TILE_COPIES * used_rows * ids <= max(budget, 4 * TILE_COPIES * used_rows)
+            assert ids % GROUP == 0
+            assert 4 * TILE_COPIES * used_rows * ids <= max(
+                budget, 4 * TILE_COPIES * used_rows * GROUP
+            )
+
+
+@pytest.mark.parametrize("vocabulary", [40, 3 * GROUP + 10, 1000])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
+    """Shards of whole groups draw the same; a rank may be left with padding alone."""
+    c = case(vocabulary)
+    width = GROUP * -(-vocabulary // (GROUP * ranks))
+    everyone = Meeting(ranks)
+
+    def rank(n: int) -> tuple:
+        first, end = n * width, min((n + 1) * width, vocabulary)
+        head = Head(
+            logits=lambda hidden, a, b: c["logits"][hidden[:, 0], a:b],
+            vocabulary=vocabulary,
+            embedding=c["embedding"][first:end],
+            shard=Shard(first, end, width, everyone.gather, everyone.sum),
+        )
+        index = torch.arange(len(c["logits"]))[:, None]
+        found = tiled_statistics(index, head, c["temperature"], c["keys"], 1 << 16)
+        whole = head.whole(index)
+        return *found, whole, head.average(whole.softmax(-1))
+
+    with ThreadPoolExecutor(ranks) as pool:
+        results = list(pool.map(rank, range(ranks)))
+    want, soft = tiled(c, 32 * GROUP)
+    for got, got_soft, whole, average in results:
+        assert torch.equal(got.token, want.token)
+        assert torch.equal(got.sample, want.sample)
+        torch.testing.assert_close(got.entropy, want.entropy, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got_soft, soft, atol=1e-5, rtol=1e-5)
+        assert torch.equal(whole, c["logits"])
+        plain = c["logits"].softmax(-1) @ c["embedding"]
+        torch.testing.assert_close(average, plain, atol=1e-5, rtol=1e-5)
+
+
+class Meeting:
+    """Collectives between threads, one for each rank, in the order of the shards' ids."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.barrier = ranks, threading.Barrier(ranks, timeout=60)
+        self.parts: dict[int, torch.Tensor] = {}
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        # Workers of the pool are as many as ranks and start in their order.
+        me = int(threading.current_thread().name.rsplit("_", 1)[1])
+        self.barrier.wait()
+        self.parts[me] = part
+        self.barrier.wait()
+        return torch.stack([self.parts[n] for n in range(self.ranks)])
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return self.gather(part).sum(0)

@@ -65,11 +65,6 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
         # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
         vllm_config.scheduler_config.max_num_seqs = seats
-        if vllm_config.parallel_config.tensor_parallel_size > 1:
-            raise ValueError(
-                "--tensor-parallel-size: not supported yet for DiffusionGemma by vllm-dllm; "
-                "VLLM_DLLM_NATIVE=1 serves it with vLLM's own class"
-            )
         algorithm = checked_algorithm(vllm_config)
         length = vllm_config.diffusion_config.canvas_length
         check_budget(vllm_config, length)

@@ -19,7 +19,7 @@ from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 from vllm_dllm.ops.row_stats import RowStatistics, row_statistics
-from vllm_dllm.ops.sampled_stats import tiled_statistics
+from vllm_dllm.ops.tiled_stats import tiled_statistics
 
 # Bytes of float32 temporaries that a step may hold between hidden states and statistics.
 HEAD_BYTES = 256 << 20

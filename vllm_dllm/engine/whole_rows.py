@@ -21,7 +21,8 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from vllm_dllm.engine.requests import Phase, SlotState
-from vllm_dllm.ops.sampled_stats import Head, SampledStatistics, sampled_statistics
+from vllm_dllm.ops.sampled_stats import FIELDS, SampledStatistics, sampled_statistics
+from vllm_dllm.ops.tiled_stats import Head
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ class WholeRows:
             if needs is None:
                 continue
             rows = hidden[index * length : (index + 1) * length]
-            logits = self._filtered(self.head.logits(rows, 0, self.head.vocabulary), needs)
+            logits = self._filtered(self.head.whole(rows), needs)
             temperature, keys = draws[0][index].expand(length), draws[1][index]
             found, distribution = sampled_statistics(logits, temperature, keys)
-            for name in ("token", "probability", "sample", "sample_probability", "entropy"):
+            for name in FIELDS:
                 getattr(statistics, name)[index] = getattr(found, name)
             if self.head.embedding is not None:
-                soft[index] = distribution @ self.head.embedding.float()
+                soft[index] = self.head.average(distribution)
             if needs.reports and int(self.slots.phase[slot]) != Phase.COMMIT:
                 plain = bool(self.slots.read_only[slot]) or float(temperature[0]) == 0
                 scaled = logits if plain else logits / temperature[:, None]

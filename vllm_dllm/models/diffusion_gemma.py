@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 
 from vllm_dllm.models.checkpoint import HEAD, verified
-from vllm_dllm.ops.sampled_stats import Head
+from vllm_dllm.ops.tiled_stats import Head, Shard
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
@@ -28,6 +33,7 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
         self.quantized = vllm_config.quant_config is not None
+        self.first_id = 0  # of this rank's shard of the head
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
@@ -51,16 +57,23 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
                 "a quantized lm_head is not supported for DiffusionGemma; leave lm_head out of "
                 "the quantization, or set VLLM_DLLM_NATIVE=1"
             )
+        own = self.lm_head.shard_indices
+        self.first_id, end = own.org_vocab_start_index, own.org_vocab_end_index
         # vLLM pads the rows of the embedding.
-        embedding = self.model.embed_tokens.weight[: self.vocabulary]
-        return Head(self.logits, self.vocabulary, embedding)
+        embedding = self.model.embed_tokens.weight[: max(0, end - self.first_id)]
+        shard = None
+        if get_tensor_model_parallel_world_size() > 1:
+            width = self.lm_head.num_embeddings_per_partition
+            shard = Shard(self.first_id, end, width, _gather, tensor_model_parallel_all_reduce)
+        return Head(self.logits, self.vocabulary, embedding, shard)
 
     def logits(self, hidden_states: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Float32 logits ``[rows, end - first]`` of hidden states ``[rows, hidden]``.
 
-        The soft cap is applied in float32, as the authors do.
+        The ids are absolute, and of this rank's shard. The soft cap is applied in float32, as
+        the authors do.
         """
-        weight = self.lm_head.weight[first:end]
+        weight = self.lm_head.weight[first - self.first_id : end - self.first_id]
         logits = torch.nn.functional.linear(hidden_states, weight).float()
         cap = self.final_logit_softcapping
         if cap is None:
@@ -74,6 +87,11 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
                 weights, tensor_shapes(self.config), "DiffusionGemma", one_name=_one_name
             )
         return super().load_weights(weights)
+
+
+def _gather(part: torch.Tensor) -> torch.Tensor:
+    """``[...]`` of this rank to ``[ranks, ...]``."""
+    return tensor_model_parallel_all_gather(part[None].contiguous(), dim=0)
 
 
 def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:

@@ -51,14 +51,14 @@ def uniform_bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
     Args:
         keys: int64 ``[rows]``.
-        index: int64 or int32 ``[n]``, values in 0..2^31.
+        index: int64 or int32, ``[n]`` or ``[rows, n]``, values in 0..2^31.
 
     Returns:
         int32 ``[rows, n]``, uniform over all 2^32 patterns.
     """
     low, high = keys.int()[:, None], (keys >> 32).int()[:, None]
     # An odd multiplier spreads neighbouring indices before the key joins them.
-    bits = index.int()[None, :] * _int32(0x9E3779B1) + low
+    bits = index.int() * _int32(0x9E3779B1) + low
     return _lowbias(_lowbias(bits) ^ high)
 
 

@@ -1,0 +1,306 @@
+"""The statistics of `sampled_stats`, and the soft embedding, over tiles of the vocabulary.
+
+One pass over tiles that exist one at a time: running maxima, a running sum of exponentials
+and a running sum of embeddings that are rescaled whenever the maximum grows (online softmax;
+Milakov and Gimelshein, 2018). Peak memory is a tile's, whatever the vocabulary. With a head that
+is spread over ranks each rank passes over its own ids, and only the results meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vllm_dllm.ops.sampled_stats import (
+    FIELDS,
+    GROUP,
+    SampledStatistics,
+    draw_in_group,
+    group_noise,
+    grouped,
+    take_group,
+)
+
+# Float32 values of a tile's size that are alive together in one pass (scaled logits, their
+# distance to the maximum, weights, and a temporary).
+TILE_COPIES = 4
+MAX_ROWS = 2048
+# Below this distance to the maximum a weight is 0 in float32.
+FAR = -110.0
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's ids of a head that is spread over ranks, and how the ranks meet.
+
+    Attributes:
+        first: the rank's first id.
+        end: behind its last id; `first` or less for a rank that has only padding.
+        width: ids of a rank with its padding, the same on all ranks.
+        gather: ``[...]`` of this rank to ``[ranks, ...]``, bit for bit.
+        sum: ``[...]`` to the sum over all ranks.
+    """
+
+    first: int
+    end: int
+    width: int
+    gather: Callable[[torch.Tensor], torch.Tensor]
+    sum: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that is computed a tile at a time.
+
+    Attributes:
+        logits: (hidden states ``[rows, hidden]``, first id, behind the last id) to float32
+            logits ``[rows, ids]``, soft cap included; a tensor that the caller may overwrite.
+            The ids are those of this rank.
+        vocabulary: number of ids, over all ranks.
+        embedding: ``[ids, hidden]`` of this rank for the soft embedding, or None for none.
+        shard: this rank's part, or None where one rank has all.
+    """
+
+    logits: Callable[[torch.Tensor, int, int], torch.Tensor]
+    vocabulary: int
+    embedding: torch.Tensor | None = None
+    shard: Shard | None = None
+
+    @property
+    def ids(self) -> range:
+        """This rank's ids."""
+        if self.shard is None:
+            return range(self.vocabulary)
+        return range(self.shard.first, max(self.shard.first, self.shard.end))
+
+    def whole(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` of all ranks' ids."""
+        own = self.logits(hidden, self.ids.start, self.ids.stop)
+        if self.shard is None:
+            return own
+        missing = self.shard.width - own.shape[1]
+        parts = self.shard.gather(torch.nn.functional.pad(own, (0, missing)))
+        return parts.transpose(0, 1).flatten(1)[:, : self.vocabulary]
+
+    def average(self, distribution: torch.Tensor) -> torch.Tensor:
+        """``distribution @ embedding``, ``[rows, vocabulary]`` to ``[rows, hidden]``."""
+        if self.embedding is None:
+            raise ValueError("this head has no embedding")
+        own = distribution[:, self.ids.start : self.ids.stop] @ self.embedding.float()
+        return own if self.shard is None else self.shard.sum(own)
+
+    def embed(self, token: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding, float32 ``[rows, hidden]``; 0 for ids of other ranks."""
+        if self.embedding is None:
+            raise ValueError("this head has no embedding")
+        if self.shard is None:
+            return self.embedding[token].float()
+        at = token - self.ids.start
+        own = (at >= 0) & (at < len(self.ids))
+        if not len(self.ids):
+            return self.embedding.new_zeros((len(token), self.embedding.shape[1])).float()
+        return torch.where(own[:, None], self.embedding[torch.where(own, at, 0)].float(), 0.0)
+
+
+def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
+    """(rows, ids) that may be in flight together within `budget` bytes of float32 temporaries.
+
+    Ids are whole groups, or all of them; a budget below one group is exceeded by as much.
+    """
+    rows = max(1, min(rows, MAX_ROWS))
+    groups = max(1, budget // (4 * TILE_COPIES * rows * GROUP))
+    return rows, min(max(1, vocabulary), groups * GROUP)
+
+
+def tiled_statistics(
+    hidden: torch.Tensor,
+    head: Head,
+    temperature: torch.Tensor,
+    keys: torch.Tensor,
+    budget: int,
+) -> tuple[SampledStatistics, torch.Tensor | None]:
+    """What `sampled_statistics` computes, without ever holding a row of logits.
+
+    Args:
+        hidden: ``[rows, hidden]``, at least one row.
+        head: the head, see `Head`.
+        temperature: float32 ``[rows]``, at least 0.
+        keys: int64 ``[rows]``, see `noise.row_keys`.
+        budget: bytes that temporaries may take.
+
+    Returns:
+        The same on all ranks: statistics of shape ``[rows]``, and ``distribution @ embedding``
+        (float32 ``[rows, hidden]``), or None without an embedding.
+    """
+    rows, ids = tile_shape(len(hidden), len(head.ids), budget)
+    parts = []
+    for chunk in zip(hidden.split(rows), temperature.split(rows), keys.split(rows), strict=True):
+        running = _Running(*chunk, head)
+        for first in head.ids[::ids]:
+            running.add(first, min(first + ids, head.ids.stop))
+        parts.append(running.result())
+    if len(parts) == 1:
+        return parts[0]
+    fields = [torch.cat([getattr(part, name) for part, _ in parts]) for name in FIELDS]
+    soft = None if head.embedding is None else torch.cat([s for _, s in parts if s is not None])
+    return SampledStatistics(*fields), soft
+
+
+@dataclass
+class _Winner:
+    """The group that is ahead in each row: its score ``[rows]``, first id, and scaled logits."""
+
+    score: torch.Tensor
+    first: torch.Tensor
+    group: torch.Tensor
+
+    @classmethod
+    def none(cls, rows: int, device: torch.device) -> _Winner:
+        """Before the first tile."""
+        return cls(
+            torch.full((rows,), -torch.inf, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.full((rows, GROUP), -torch.inf, device=device),
+        )
+
+    def meet(self, scores: torch.Tensor, groups: torch.Tensor, first: int) -> None:
+        """Let the groups of a tile, scores ``[rows, groups]``, compete; ties stay with the old."""
+        score, at = scores.max(-1)
+        better = score > self.score
+        self.first = torch.where(better, first + at * GROUP, self.first)
+        self.group = torch.where(better[:, None], take_group(groups, at), self.group)
+        self.score = torch.maximum(self.score, score)
+
+
+class _Running:
+    """The state of one pass over the vocabulary, for some rows."""
+
+    def __init__(
+        self, hidden: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, head: Head
+    ) -> None:
+        rows, device = len(hidden), hidden.device
+        self.hidden, self.head, self.keys = hidden, head, keys
+        self.greedy = temperature == 0
+        self.divisor = torch.where(self.greedy, 1.0, temperature)[:, None]
+        self.likeliest, self.drawn = (_Winner.none(rows, device) for _ in range(2))
+        self.sum = torch.zeros(rows, device=device)
+        self.weighted = torch.zeros(rows, device=device)
+        width = 0 if head.embedding is None else head.embedding.shape[1]
+        self.soft = torch.zeros((rows, width), device=device)
+
+    def add(self, first: int, end: int) -> None:
+        """Fold the ids ``first..end`` in."""
+        before = self.likeliest.score
+        groups = grouped(self.head.logits(self.hidden, first, end).div_(self.divisor))
+        self.likeliest.meet(groups.amax(-1), groups, first)
+        # Sums are relative to the running maximum; a row that saw only -inf has none yet.
+        origin = torch.where(self.likeliest.score == -torch.inf, 0.0, self.likeliest.score)
+        distance = (groups - origin[:, None, None]).clamp_min_(FAR)
+        weight = distance.exp()  # [rows, groups, GROUP]
+        mass = weight.sum(-1)
+        noise = group_noise(self.keys, first // GROUP, mass.shape[1])
+        self.drawn.meet(mass.log() + origin[:, None] + noise, groups, first)
+        self._sum(before, origin, mass.sum(-1), _dot(weight, distance))
+        if self.head.embedding is not None:
+            begin = first - self.head.ids.start
+            tile = self.head.embedding[begin : begin + end - first].float()
+            self.soft.addmm_(weight.flatten(1)[:, : end - first], tile)
+
+    def _sum(
+        self,
+        before: torch.Tensor,
+        origin: torch.Tensor,
+        mass: torch.Tensor,
+        weighted: torch.Tensor,
+    ) -> None:
+        """Move the sums' origin up from the last maximum, and add a tile's sums."""
+        shrink = torch.exp(before - origin)
+        moved = torch.where(before == -torch.inf, 0.0, before - origin)
+        self.weighted = shrink * (self.weighted + self.sum * moved) + weighted
+        self.sum = self.sum * shrink + mass
+        self.soft.mul_(shrink[:, None])
+
+    def result(self) -> tuple[SampledStatistics, torch.Tensor | None]:
+        """Statistics and soft embedding of all ids, those of other ranks included."""
+        head, greedy = self.head, self.greedy
+        found = self._found()
+        if head.shard is not None:
+            found = found.met(head.shard)
+        statistics = SampledStatistics(
+            token=found.token,
+            probability=torch.where(greedy, 1.0, 1.0 / found.sum),
+            sample=torch.where(greedy, found.token, found.sample),
+            sample_probability=torch.where(
+                greedy, 1.0, torch.exp(found.scaled - found.best) / found.sum
+            ),
+            entropy=torch.where(greedy, 0.0, found.sum.log() - found.weighted / found.sum),
+        )
+        if head.embedding is None:
+            return statistics, None
+        average = found.soft / found.sum[:, None]
+        soft = torch.where(greedy[:, None], head.embed(found.token), average)
+        return statistics, soft if head.shard is None else head.shard.sum(soft)
+
+    def _found(self) -> _Found:
+        token = self.likeliest.first + self.likeliest.group.argmax(-1)
+        sample, scaled = draw_in_group(self.drawn.group, self.drawn.first, self.keys)
+        return _Found(
+            best=self.likeliest.score,
+            token=token,
+            drawn=self.drawn.score,
+            sample=sample,
+            scaled=scaled,
+            sum=self.sum,
+            weighted=self.weighted,
+            soft=self.soft,
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a pass found.
+
+    Attributes:
+        best, token: the largest scaled logit, and its id; ``[rows]`` as all but `soft`.
+        drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit.
+        sum, weighted: of exp(scaled - best), and of that times (scaled - best).
+        soft: ``[rows, hidden]``, the sum of exp(scaled - best) times the embedding.
+    """
+
+    best: torch.Tensor
+    token: torch.Tensor
+    drawn: torch.Tensor
+    sample: torch.Tensor
+    scaled: torch.Tensor
+    sum: torch.Tensor
+    weighted: torch.Tensor
+    soft: torch.Tensor
+
+    def met(self, shard: Shard) -> _Found:
+        """The same over the ids of all ranks; only `soft` stays this rank's share."""
+        numbers = torch.stack([self.best, self.drawn, self.scaled, self.sum, self.weighted])
+        ids = torch.stack([self.token, self.sample]).int().view(torch.float32)
+        everyone = shard.gather(torch.cat([numbers, ids]))  # [ranks, 7, rows]
+        best, drawn, scaled, total, weighted = everyone[:, :5].unbind(1)
+        token, sample = everyone[:, 5:].contiguous().view(torch.int32).long().unbind(1)
+        origin = best.amax(0)
+        share = torch.exp(best - origin)  # [ranks, rows], 0 for a rank that has nothing to add
+        distance = torch.where(share > 0, best - origin, 0.0)
+        first, winner = best.argmax(0, keepdim=True), drawn.argmax(0, keepdim=True)
+        return _Found(
+            best=origin,
+            token=token.gather(0, first)[0],
+            drawn=drawn.gather(0, winner)[0],
+            sample=sample.gather(0, winner)[0],
+            scaled=scaled.gather(0, winner)[0],
+            sum=(share * total).sum(0),
+            weighted=(share * (weighted + total * distance)).sum(0),
+            soft=self.soft * torch.exp(self.best - origin)[:, None],
+        )
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Sums of products ``[rows]``, without a temporary of the operands' size."""
+    return torch.bmm(a.flatten(1)[:, None], b.flatten(1)[:, :, None])[:, 0, 0]
