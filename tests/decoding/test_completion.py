@@ -11,7 +11,9 @@ from vllm_dllm.decoding import Canvas, emitted_length
 END, MASK = 7, 9
 
 
-def length(tokens: str, ends: tuple[int, ...] = (END, -1)) -> int:
+def length(
+    tokens: str, ends: tuple[int, ...] = (END, -1), limit: int = 99, early: bool = True
+) -> int:
     """Canvas as text: ``E`` end token, ``_`` masked, ``P`` / ``e`` prompt's tail (``e`` an end)."""
     ids = {"E": END, "e": END, "_": MASK}
     canvas = Canvas(
@@ -19,12 +21,14 @@ def length(tokens: str, ends: tuple[int, ...] = (END, -1)) -> int:
         torch.tensor([[c == "_" for c in tokens]]),
         torch.tensor([[c in "Pe" for c in tokens]]),
     )
-    return int(emitted_length(canvas, torch.tensor([ends]))[0])
+    return int(emitted_length(canvas, torch.tensor([ends]), torch.tensor([limit]), early)[0])
 
 
 def test_named_cases() -> None:
     assert length("aaaa") == 4, "a decided canvas leaves whole"
-    assert length("aEaa") == 4, "even behind its end token: the scheduler cuts there"
+    assert length("aEaa") == 2, "what stands behind the end is never shown"
+    assert length("aEaa", early=False) == 4, "the scheduler cuts there"
+    assert length("aE__", early=False) == 0
     assert length("aa_a") == 0
     assert length("aE__") == 2, "everything up to the end is decided"
     assert length("a_E_") == 0, "a mask before the end"
@@ -37,18 +41,29 @@ def test_named_cases() -> None:
     assert length("aE__", ends=(3, END)) == 2, "any of several ids"
 
 
+def test_a_limit_is_an_end() -> None:
+    """The last position that ``max_tokens`` lets out."""
+    assert length("aaa_", limit=3) == 3
+    assert length("aa_a", limit=3) == 0
+    assert length("aa__", limit=1) == 1
+    assert length("aEa_", limit=3) == 2
+    assert length("aa_E", limit=2) == 2
+    assert length("aaaa", limit=3) == 3
+    assert length("aaaa", limit=3, early=False) == 4
+
+
 def test_a_mask_that_holds_the_end_id_is_no_end() -> None:
     """Ids say nothing about masks: a mask token that equals the end id is still a mask."""
     canvas = Canvas(
         torch.tensor([[END, END]]), torch.tensor([[True, True]]), torch.zeros(1, 2).bool()
     )
-    assert emitted_length(canvas, torch.tensor([[END]])).tolist() == [0]
+    assert emitted_length(canvas, torch.tensor([[END]]), torch.tensor([9])).tolist() == [0]
 
 
 @given(st.lists(st.text("aE_", min_size=6, max_size=6), min_size=1, max_size=5))
 def test_equals_the_loop(rows: list[str]) -> None:
     def loop(row: str) -> int:
-        if "_" not in row:
+        if "_" not in row and "E" not in row:
             return len(row)
         decided = row.split("_")[0]
         return decided.index("E") + 1 if "E" in decided else 0

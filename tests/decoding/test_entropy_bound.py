@@ -134,16 +134,14 @@ def test_pinned_positions_never_move(situation: tuple[Canvas, StepContext]) -> N
 
 
 def test_schedule_runs_from_t_max_towards_t_min() -> None:
-    step = torch.arange(5, dtype=torch.int32)
+    progress = torch.arange(5, dtype=torch.int32), torch.full((5,), 4, dtype=torch.int32)
     one = torch.ones(5)
-    parameters = {"t_min": 0.4 * one, "t_max": 0.8 * one, "schedule_steps": 4 * one}
-    published = RULE.temperature(step, parameters | {"temperature": one})
+    parameters = {"t_min": 0.4 * one, "t_max": 0.8 * one}
+    published = RULE.temperature(one, progress, parameters)
     # One step left of four is the last; a step past the schedule stays there.
     torch.testing.assert_close(published, torch.tensor([0.8, 0.7, 0.6, 0.5, 0.5]))
-    assert (RULE.temperature(step, parameters | {"temperature": 0 * one}) == 0).all()
-    torch.testing.assert_close(
-        RULE.temperature(step, parameters | {"temperature": 2 * one}), 2 * published
-    )
+    assert (RULE.temperature(0 * one, progress, parameters) == 0).all()
+    torch.testing.assert_close(RULE.temperature(2 * one, progress, parameters), 2 * published)
 
 
 def test_a_canvas_is_not_stable_before_it_was_seen_twice() -> None:
@@ -162,7 +160,7 @@ def test_a_canvas_is_not_stable_before_it_was_seen_twice() -> None:
     canvas = Canvas(one.long(), one.bool() & False, one.bool() & False)
     done = []
     for _ in range(3):
-        context = StepContext(sure, torch.tensor([False]), parameters, state, one.long())
+        context = StepContext(sure, torch.tensor([False]), parameters, state, noise=one.long())
         update = RULE.step(canvas, context)
         state = update.state
         done.append(bool(update.done))

@@ -1,21 +1,82 @@
+"""Algorithms by name: ours, presets, paths, and what is refused."""
+
 from __future__ import annotations
+
+import sys
+import types
 
 import pytest
 
-from vllm_dllm.decoding import LowConfidence, algorithm_names, get_algorithm
-from vllm_dllm.decoding.base import register_algorithm
+from vllm_dllm.decoding import (
+    EntropyBound,
+    JointThreshold,
+    LowConfidence,
+    MaskedAlgorithm,
+    MaskedEntropyBound,
+    algorithm_names,
+    get_algorithm,
+    register_algorithm,
+)
+from vllm_dllm.ranges import SettingsError
 
 
-def test_names() -> None:
-    assert "LowConfidence" in algorithm_names()
-    assert get_algorithm("LowConfidence").parameters == ("threshold",)
+def test_by_name() -> None:
+    algorithm, preset = get_algorithm("LowConfidence", "mask")
+    assert isinstance(algorithm, LowConfidence)
+    assert preset == {}
 
 
-def test_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"unknown decoding algorithm 'Nope'.*LowConfidence"):
-        get_algorithm("Nope")
+def test_one_name_for_both_kinds_of_model() -> None:
+    assert isinstance(get_algorithm("EntropyBound", "mask")[0], MaskedEntropyBound)
+    assert isinstance(get_algorithm("EntropyBound", "uniform")[0], EntropyBound)
+
+
+def test_presets() -> None:
+    algorithm, values = get_algorithm("JointThreshold-Q", "mask")
+    assert isinstance(algorithm, JointThreshold)
+    assert values == {"threshold": 0.7, "edit_threshold": 0.5, "max_post_edit_steps": 16}
+    assert {"JointThreshold-S", "JointThreshold-Q"} <= set(algorithm_names("mask"))
+    for name in algorithm_names("mask"):
+        algorithm, values = get_algorithm(name, "mask")
+        algorithm.config(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("LowConfidense", "did you mean 'LowConfidence'"),
+        ("JointThreshold-X", "did you mean 'JointThreshold"),
+        ("Zzz", "available: Credit, EntropyBound"),
+        ("nowhere:Rule", "'nowhere:Rule' cannot be loaded"),
+        ("json:JSONDecoder", "cannot be loaded"),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        get_algorithm(name, "mask")
+
+
+def test_the_other_kind_of_model() -> None:
+    with pytest.raises(SettingsError, match="LowConfidence does not fit this model"):
+        get_algorithm("LowConfidence", "uniform")
 
 
 def test_a_name_is_taken_once() -> None:
-    with pytest.raises(ValueError, match="registered twice"):
-        register_algorithm(LowConfidence)
+    class Impostor(MaskedAlgorithm):
+        name = "LowConfidence"
+
+    with pytest.raises(ValueError, match="'LowConfidence' is registered twice"):
+        register_algorithm(Impostor)
+    register_algorithm(LowConfidence)  # the same class again, as when a module is reloaded
+
+
+def test_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Path(MaskedAlgorithm):
+        name = "FromAPath"
+
+    module = types.ModuleType("somebodys_rules")
+    module.Path = Path
+    monkeypatch.setitem(sys.modules, "somebodys_rules", module)
+    assert isinstance(get_algorithm("somebodys_rules:Path", "mask")[0], Path)
+    with pytest.raises(SettingsError, match="does not fit"):
+        get_algorithm("somebodys_rules:Path", "uniform")

@@ -1,6 +1,6 @@
 """The answers of an engine with two tensor-parallel ranks, printed as JSON.
 
-    python -m tests.engine.parallel_child MODEL '[{"temperature": 0}, ...]'
+python -m tests.engine.parallel_child MODEL '[{"temperature": 0}, ...]'
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -26,16 +27,28 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 SMALL_POOL = {"block_size": 32, "num_gpu_blocks_override": 16}
 
 
+OPTIONS = {
+    "LowConfidence": ("threshold",),
+    "JointThreshold": ("threshold", "edit_threshold", "max_post_edit_steps", "penalty_lambda"),
+}
+NAMES = {"low_confidence": "LowConfidence", "joint_threshold": "JointThreshold"}
+
+
 def submit(running: Engine, golden: Any, cases: list[Any]) -> list[tuple[list[int], str]]:
     prompts = [golden.prompts[case.prompt].tokens for case in cases]
-    params = [
-        greedy(
-            case.params["max_new_tokens"],
-            ignore_eos=case.params["ignore_eos"],
-            diffusion_threshold=case.params["threshold"],
+    params = []
+    for case in cases:
+        algorithm = NAMES[case.params["algorithm"]]
+        given = (name for name in OPTIONS[algorithm] if name in case.params)
+        options = {f"diffusion_{name}": case.params[name] for name in given}
+        params.append(
+            greedy(
+                case.params["max_new_tokens"],
+                ignore_eos=case.params["ignore_eos"],
+                diffusion_algorithm=algorithm,
+                **options,
+            )
         )
-        for case in cases
-    ]
     return running.generate(prompts, params)
 
 
@@ -44,10 +57,14 @@ def expected(cases: list[Any]) -> list[tuple[list[int], str]]:
 
 
 def load(name: str) -> tuple[Any, list[Any]]:
+    """The cases of both algorithms, mixed, so that every batch has both."""
     golden = oracle.checkpoint(name)
-    cases = oracle.robust_primary(golden, "low_confidence")
-    assert len(cases) >= 40
-    return golden, cases
+    by_algorithm = [oracle.robust_primary(golden, algorithm) for algorithm in NAMES]
+    assert all(len(cases) >= 20 for cases in by_algorithm)
+    cases = [case for pair in zip_longest(*by_algorithm) for case in pair if case is not None]
+    penalised = [c for c in golden.cases if c.kind == "secondary_penalty" and c.robust]
+    assert penalised
+    return golden, penalised + cases
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -83,34 +100,54 @@ def test_preempted(name: str, asynchronous: bool) -> None:
         running.assert_idle()
 
 
-@pytest.mark.parametrize("early", [False, True])
+# What changes the number of forward passes, and must not change anything else.
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {"eos_early_stop": False, "skip_last_commit": False},
+    "early": {},
+    "sync": {"execution": "sync", "eos_early_stop": False},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_every_canvas(name: str, early: bool) -> None:
+def test_every_canvas(name: str, policy: str) -> None:
     """Not only the output: each intermediate canvas, hence also the number of steps."""
     golden, cases = load(name)
-    settings = {"dllm": {"eos_early_stop": early}}
+    settings = {"dllm": POLICIES[policy]}
     with engine(golden.path, golden.block_size, additional_config=settings) as running:
+        canvases = record_canvases(running)
         for case in cases[::3]:
-            canvases = record_canvases(running)
+            canvases.clear()
             assert submit(running, golden, [case]) == expected([case])
             wanted = [step["canvas"] for block in case.blocks for step in block["steps"]]
-            if early:
-                # Fewer steps, and only in the block that holds the end token.
+            if policy == "early":
+                # Fewer steps, and only in the last block.
                 assert canvases == wanted[: len(canvases)], case.id
             else:
                 assert canvases == wanted, case.id
 
 
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_lockstep_batch(name: str) -> None:
+    """Execution mode sync: finished canvases wait for the others, and nothing else changes."""
+    golden, cases = load(name)
+    settings = {"dllm": {"execution": "sync"}}
+    with engine(golden.path, golden.block_size, additional_config=settings) as running:
+        assert submit(running, golden, cases) == expected(cases)
+        running.assert_idle()
+
+
 def record_canvases(running: Engine) -> list[list[int]]:
-    """The canvas after each denoise step of the only request (commits are left out)."""
+    """The only request's canvas after each denoise step that changed it."""
     canvases: list[list[int]] = []
-    sampler = running.runner.sampler
-    update = type(sampler)._update
+    decoder = running.runner.sampler.decoder
+    decide = decoder.decide
 
-    def recorded(hidden: Any, chosen: Any, output: Any) -> None:
-        update(sampler, hidden, chosen, output)
-        if output.num_rejected.item():
-            canvases.append(running.slots.tokens[chosen.slot[0]].tolist())
+    def recorded(plan: Any, *rest: Any) -> Any:
+        outcome = decide(plan, *rest)
+        if not outcome.commits.item() and not outcome.canvas.tokens.equal(plan.before.tokens):
+            canvases.append(outcome.canvas.tokens[0].tolist())
+        return outcome
 
-    sampler._update = recorded
+    decoder.decide = recorded
     return canvases

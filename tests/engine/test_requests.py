@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.decoding import EntropyBound, LowConfidence
-from vllm_dllm.engine.requests import MAX_END_TOKENS, CanvasKind, Phase, SlotState
+from vllm_dllm.config import DllmSettings, RequestOptions
+from vllm_dllm.engine.choices import Choice, Served
+from vllm_dllm.engine.requests import MAX_END_TOKENS, CanvasKind, Limits, Phase, SlotState
 
 MASK, L = 99, 8
 
@@ -22,12 +24,18 @@ def slots() -> SlotState:
 
 def masked_slots() -> SlotState:
     kind = CanvasKind(L, vocabulary=100, mask_token=MASK, aligned=True)
-    return SlotState(3, kind, LowConfidence(), torch.device("cpu"))
+    return SlotState(3, kind, torch.device("cpu"))
 
 
 def noisy_slots() -> SlotState:
     kind = CanvasKind(L, vocabulary=100, mask_token=None, aligned=False)
-    return SlotState(3, kind, EntropyBound(), torch.device("cpu"))
+    return SlotState(3, kind, torch.device("cpu"))
+
+
+def choice(slots: SlotState, **settings: float) -> Choice:
+    corruption = "mask" if slots.kind.mask_token is not None else "uniform"
+    own = "JointThreshold" if corruption == "mask" else "EntropyBound"
+    return Served(corruption, own, DllmSettings(parameters=settings), length=L).choose()
 
 
 @pytest.mark.parametrize("prompt", [1, L - 1, L, L + 1, 3 * L])
@@ -51,20 +59,24 @@ def test_literal_mask_in_the_tail_is_the_users(slots: SlotState) -> None:
 def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> None:
     used, fresh = make(), make()
     used.enter(2, [1, 2, 3], seed=5)
-    used.configure(2, 3, [4, 5], dict.fromkeys(used.parameters, 0.1), read_only=True)
+    used.configure(2, choice(used), 0.7, Limits(9, [4, 5], read_only=True))
     used.seed_canvas(2, range(L), pinned=[1, 3])
-    for tensor in (used.step, used.ready, *used.algorithm_state.values()):
+    (bank,) = used.banks.values()
+    for tensor in (used.step, used.ready, *bank.state.values()):
         tensor[2] = 5
     used.phase[2] = Phase.COMMIT
     for state in (used, fresh):
         state.enter(2, [8], seed=9)
-        state.configure(2, 9, [6], dict.fromkeys(state.parameters, 0.5))
-    for name, tensor in vars(fresh).items():
-        many = tensor if isinstance(tensor, dict) else {name: tensor}
-        for key, one in many.items():
-            if isinstance(one, torch.Tensor):
-                got = vars(used)[name]
-                assert torch.equal(got[key] if isinstance(tensor, dict) else got, one), key
+        state.configure(2, choice(state), 0.0, Limits(4, [6]))
+    (new,) = fresh.banks.values()
+    for got, want in ((used, fresh), (bank, new)):
+        for name, tensor in vars(want).items():
+            many = tensor if isinstance(tensor, dict) else {name: tensor}
+            for key, one in many.items():
+                if isinstance(one, torch.Tensor):
+                    mine = vars(got)[name]
+                    assert torch.equal(mine[key] if isinstance(tensor, dict) else mine, one), key
+    assert not used.samples[2]
 
 
 def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
@@ -87,17 +99,35 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     slots = make()
     for slot in range(3):
         slots.enter(slot, [1, 2, 3], seed=slot)
+        slots.configure(slot, choice(slots), 0.0, Limits(9))
         slots.step[slot] = 4
-        for tensor in slots.algorithm_state.values():
-            tensor[slot] = 3
+    (bank,) = slots.banks.values()
+    for tensor in bank.state.values():
+        tensor.fill_(3)
     before = slots.tokens.clone()
-    slots.renew(torch.tensor([2, 1]), torch.tensor([True, False]), L)
+    some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
+    slots.renew(some, leaves, L)
+    bank.reset(some, leaves)
     assert slots.step.tolist() == [4, 4, 0]
     assert torch.equal(slots.tokens[:2], before[:2])
     assert not slots.fixed[2].any()
-    for name, tensor in slots.algorithm_state.items():
+    for name, tensor in bank.state.items():
         assert (tensor[1] == 3).all()
-        assert (tensor[2] == EntropyBound().state[name].initial).all()
+        assert (tensor[2] == bank.algorithm.state[name].initial).all()
+
+
+def test_slots_with_different_algorithms() -> None:
+    slots = masked_slots()
+    served = Served("mask", "LowConfidence", DllmSettings(), length=L)
+    for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
+        asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
+        slots.configure(slot, served.choose(asked), 0.0, Limits(9))
+    (only,) = slots.groups(np.array([2, 0]))
+    assert (only[0].algorithm.name, only[1]) == ("LowConfidence", None)
+    both = slots.groups(np.array([1, 2, 0]))
+    found = {bank.algorithm.name: index.tolist() for bank, index in both if index is not None}
+    assert found == {"LowConfidence": [1, 2], "Hierarchical": [0]}
+    assert slots.banks["LowConfidence"].parameters["threshold"][2] == pytest.approx(2.1)
 
 
 def test_seed_canvas_and_pins() -> None:
@@ -109,7 +139,7 @@ def test_seed_canvas_and_pins() -> None:
 
 
 def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
-    slots.configure(0, 1, range(MAX_END_TOKENS + 4), {"threshold": 1})
+    slots.configure(0, choice(slots), 0.0, Limits(9, range(MAX_END_TOKENS + 4)))
     assert slots.end_tokens[0].tolist() == list(range(MAX_END_TOKENS))
 
 
@@ -120,7 +150,7 @@ def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
     canvas = slots.canvas(order)
     slots.enter(0, [7], seed=0)
     slots.enter(2, [7], seed=0)
-    slots.advance(order, canvas, {})
+    slots.advance(order, canvas)
     assert slots.tokens[0, :2].tolist() == [1, 2]
     assert slots.tokens[2, :1].tolist() == [3]
     assert slots.step.tolist() == [1, 0, 1]

@@ -3,25 +3,49 @@
 from vllm_dllm.decoding.base import (
     Algorithm,
     Canvas,
+    Corruption,
+    MaskedAlgorithm,
     StateTensor,
     StepContext,
     Update,
-    algorithm_names,
-    get_algorithm,
+    confidence,
+    reveal,
 )
 from vllm_dllm.decoding.completion import emitted_length
+from vllm_dllm.decoding.credit import Credit
 from vllm_dllm.decoding.entropy_bound import EntropyBound
+from vllm_dllm.decoding.fixed_steps import FixedSteps
+from vllm_dllm.decoding.hierarchical import Hierarchical
+from vllm_dllm.decoding.joint_threshold import JointThreshold
 from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.decoding.masked_entropy_bound import MaskedEntropyBound
+from vllm_dllm.decoding.registry import (
+    algorithm_names,
+    algorithms,
+    get_algorithm,
+    register_algorithm,
+)
 
 __all__ = [
     "Algorithm",
     "Canvas",
+    "Corruption",
+    "Credit",
     "EntropyBound",
+    "FixedSteps",
+    "Hierarchical",
+    "JointThreshold",
     "LowConfidence",
+    "MaskedAlgorithm",
+    "MaskedEntropyBound",
     "StateTensor",
     "StepContext",
     "Update",
     "algorithm_names",
+    "algorithms",
+    "confidence",
     "emitted_length",
     "get_algorithm",
+    "register_algorithm",
+    "reveal",
 ]

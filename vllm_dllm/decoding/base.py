@@ -1,4 +1,4 @@
-"""The contract of a decoding algorithm, and the registry that names them.
+"""The contract of a decoding algorithm.
 
 An algorithm is a pure function of tensors. It knows one canvas per row and nothing
 of requests, batches, caches or phases; all state that it needs comes in and goes out.
@@ -6,14 +6,17 @@ of requests, batches, caches or phases; all state that it needs comes in and goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol
 
 import torch
 
 from vllm_dllm.ops.row_stats import RowStatistics
+from vllm_dllm.ranges import AlgorithmConfig
+
+Corruption = Literal["mask", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,25 @@ class StepContext:
 
     Attributes:
         statistics: row statistics ``[slots, L]`` of a forward pass over the canvas; with samples
-            (`SampledStatistics`) for an algorithm that `samples`.
+            (`SampledStatistics`) for an algorithm of uniform noise.
         last: bool ``[slots]``, true where the step cap is reached: decide everything now.
-        parameters: per-slot float32 ``[slots]`` tensors, by the names in `Algorithm.parameters`.
+        parameters: the fields of the algorithm's `config`, as float32 ``[slots]`` tensors.
         state: what the algorithm's last step returned for these slots, or the initial values.
-        noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm that `samples`.
+        step: int32 ``[slots]``, steps that the canvas has taken before this one.
+        noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm of uniform noise.
         present: bool ``[slots, L]``, positions that exist; None when all do. Only narrow
             canvases have others, and their statistics mean nothing.
+        asked: float32 ``[slots, L, K]``, log-probabilities of the ids that `ask` named.
     """
 
     statistics: RowStatistics
     last: torch.Tensor
     parameters: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    step: torch.Tensor | None = None
     noise: torch.Tensor | None = None
     present: torch.Tensor | None = None
+    asked: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ class Update:
 
     Attributes:
         canvas: what the model reads next; where `done`, what is committed.
-        done: bool ``[slots]``, the rule has finished with the canvas.
+        done: bool ``[slots]``, the rule has finished with the canvas. Where the canvas is the one
+            that was read, this forward pass was the commit.
         state: the tensors named in `Algorithm.state`, for the next step.
     """
 
@@ -75,39 +83,71 @@ class StateTensor:
 
     Attributes:
         dtype: its dtype.
-        per_position: shape ``[slots, L]`` rather than ``[slots]``.
         initial: the value before the first step of a canvas.
+        per_position: shape ``[slots, L, *extra]`` rather than ``[slots, *extra]``.
+        extra: further dimensions.
     """
 
     dtype: torch.dtype
-    per_position: bool
     initial: float
+    per_position: bool = True
+    extra: tuple[int, ...] = ()
 
 
 class Algorithm(Protocol):
-    """A decoding algorithm: a name, its per-slot tensors, and one pure step.
+    """A decoding algorithm: a name, its settings, its per-slot tensors, and one pure step.
 
     Attributes:
         name: what users write.
-        parameters: names of per-slot parameters.
+        corruption: what it undoes, masks or uniform noise; a model has one of the two.
+        config: its settings; each may be chosen per request.
+        presets: settings under a name of their own, ``<name>-<preset>``.
         state: per-slot tensors between the steps of a canvas; the engine stores them.
-        samples: it draws tokens, so it needs samples, entropies and random tokens.
         edits: it may change decided positions, so no part of a canvas is final before `done`.
+        reads_entropy: it needs the entropies of the rows.
+        samples: it can do with drawn tokens in place of the most likely ones.
     """
 
     name: str
-    parameters: tuple[str, ...]
+    corruption: Corruption
+    config: type[AlgorithmConfig]
+    presets: Mapping[str, Mapping[str, float]]
     state: Mapping[str, StateTensor]
-    samples: bool
     edits: bool
+    reads_entropy: bool
+    samples: bool
+
+    def cap(self, length: int, settings: AlgorithmConfig) -> int:
+        """Most steps of a canvas of `length` positions, when nobody chose another number."""
+        ...
 
     def temperature(
-        self, step: torch.Tensor, parameters: Mapping[str, torch.Tensor]
+        self,
+        temperature: torch.Tensor,
+        progress: tuple[torch.Tensor, torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """Float32 ``[slots]``, at which the logits of a step are sampled; 0 is greedy.
 
-        `step` is int32 ``[slots]``, the steps taken before this one.
+        Args:
+            temperature: the requests' own, float32 ``[slots]``.
+            progress: int32 ``[slots]`` each, steps taken before this one, and of how many.
+            parameters: as in `StepContext`.
         """
+        ...
+
+    def adjust(
+        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """One logit of each row to change before the statistics, or None for no change.
+
+        Returns:
+            Token ids int64 ``[slots, L]`` and what to add to their logits, float32 ``[slots, L]``.
+        """
+        ...
+
+    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Ids int64 ``[slots, L, K]`` whose log-probabilities the step needs, or None."""
         ...
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
@@ -115,48 +155,67 @@ class Algorithm(Protocol):
         ...
 
 
-class Greedy:
-    """What algorithms that only ever take the most likely token have in common."""
+class MaskedAlgorithm:
+    """What most algorithms for masked models have in common; inherit and write `step`."""
 
+    corruption: Corruption = "mask"
+    config: type[AlgorithmConfig] = AlgorithmConfig
+    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     state: Mapping[str, StateTensor] = MappingProxyType({})
-    samples: bool = False
     edits: bool = False
+    reads_entropy: bool = False
+    samples: bool = True
+
+    def cap(self, length: int, settings: AlgorithmConfig) -> int:
+        """One step a position, and one to spare."""
+        return length + 1
 
     def temperature(
-        self, step: torch.Tensor, parameters: Mapping[str, torch.Tensor]
+        self,
+        temperature: torch.Tensor,
+        progress: tuple[torch.Tensor, torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Zero."""
-        return torch.zeros_like(step, dtype=torch.float32)
+        """The request's own, the same at every step."""
+        return temperature
+
+    def adjust(
+        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """No change."""
+        return None
+
+    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Nothing."""
+        return None
 
 
-_REGISTRY: dict[str, Algorithm] = {}
+def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:
+    """``probability`` ``[slots, L]`` where masked, below every probability elsewhere."""
+    return torch.where(canvas.masked, probability, -1.0)
 
 
-AlgorithmType = TypeVar("AlgorithmType", bound=Callable[[], Algorithm])
+def reveal(
+    canvas: Canvas,
+    context: StepContext,
+    accept: torch.Tensor,
+    *,
+    token: torch.Tensor | None = None,
+    probability: torch.Tensor | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> Update:
+    """Decide the masked positions of ``accept`` ``[slots, L]``, at least one, at the cap all.
 
-
-def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
-    """Class decorator: make an algorithm available under its ``name``."""
-    algorithm = cls()
-    if algorithm.name in _REGISTRY:
-        raise ValueError(f"decoding algorithm {algorithm.name!r} is registered twice")
-    _REGISTRY[algorithm.name] = algorithm
-    return cls
-
-
-def algorithm_names() -> tuple[str, ...]:
-    """The registered names, sorted."""
-    return tuple(sorted(_REGISTRY))
-
-
-def get_algorithm(name: str) -> Algorithm:
-    """The algorithm called ``name``.
-
-    Raises:
-        ValueError: no such algorithm; the message lists those there are.
+    Where `accept` names no masked position, the most probable one is taken; ties go to the
+    lowest position. `token` and `probability` default to the statistics'.
     """
-    if name not in _REGISTRY:
-        raise ValueError(
-            f"unknown decoding algorithm {name!r}; available: {', '.join(algorithm_names())}"
-        )
-    return _REGISTRY[name]
+    token = context.statistics.token if token is None else token
+    probability = context.statistics.probability if probability is None else probability
+    accept = accept & canvas.masked
+    surest = confidence(canvas, probability).argmax(1, keepdim=True)
+    alone = torch.zeros_like(accept).scatter_(1, surest, True)
+    accept = torch.where(accept.any(1, keepdim=True), accept, alone)
+    accept = (accept | context.last[:, None]) & canvas.masked
+    masked = canvas.masked & ~accept
+    tokens = torch.where(accept, token, canvas.tokens)
+    return Update(Canvas(tokens, masked, canvas.fixed), ~masked.any(1), state or {})

@@ -7,28 +7,44 @@ import torch
 from vllm_dllm.decoding.base import Canvas
 
 
-def emitted_length(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
+def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
+    """Position behind the first decided end-of-sequence token, or L + 1; int64 ``[slots]``.
+
+    ``end_tokens`` is int64 ``[slots, E]``, ids that end the request, padded with -1. Fixed
+    positions are the prompt's: an end token there ends nothing.
+    """
+    length = canvas.tokens.shape[1]
+    is_end = (canvas.tokens[:, :, None] == end_tokens[:, None, :]).any(-1)  # [slots, L]
+    is_end = is_end & ~canvas.fixed & ~canvas.masked
+    behind = torch.arange(1, length + 1, device=is_end.device)
+    return torch.where(is_end, behind, length + 1).amin(1)
+
+
+def emitted_length(
+    canvas: Canvas, end_tokens: torch.Tensor, limit: torch.Tensor, early: bool = True
+) -> torch.Tensor:
     """Length of the canvas prefix that may leave, or 0 while the canvas must go on.
 
-    A canvas without masked positions leaves whole. One whose positions up to its first
-    end-of-sequence token are all decided leaves up to that token: nothing behind it is
-    ever shown, so waiting for it would be wasted steps (``eos_early_stop`` in LLaDA2's
-    ``generate``). Fixed positions are the prompt's: an end token there ends nothing.
+    A canvas without masked positions leaves whole. With `early`, one whose positions up to its
+    first end-of-sequence token, or up to `limit`, are all decided leaves up to there: nothing
+    behind is ever shown, so waiting for it would be wasted steps (``eos_early_stop`` in LLaDA2's
+    ``generate``). For rules that never change a decided position.
 
     Args:
         canvas: tensors of shape ``[slots, L]``.
-        end_tokens: int64 ``[slots, E]``, ids that end the request, padded with -1. A slot
-            whose row is all -1 never leaves early.
+        end_tokens: see `first_end`.
+        limit: int64 ``[slots]``, at least 1: positions that the request may put out, with those
+            of the prompt's tail.
+        early: whether anything leaves before the whole canvas is decided.
 
     Returns:
         int64 ``[slots]`` in ``0..L``.
     """
     length = canvas.tokens.shape[1]
-    is_end = (canvas.tokens[:, :, None] == end_tokens[:, None, :]).any(-1)  # [slots, L]
-    undecided_so_far = canvas.masked.cumsum(1)  # [slots, L], counts this position too
-    ends = is_end & ~canvas.fixed & (undecided_so_far == 0)
-    # Position behind the first end; length + 1 where there is none.
-    behind = torch.where(ends, torch.arange(1, length + 1, device=ends.device), length + 1)
-    first = behind.amin(1)
-    early = torch.where(first <= length, first, 0)
-    return torch.where(undecided_so_far[:, -1] == 0, length, early)
+    undecided = canvas.masked.cumsum(1)  # [slots, L], counts this position too
+    whole = undecided[:, -1] == 0
+    if not early:
+        return torch.where(whole, length, 0)
+    wanted = torch.minimum(first_end(canvas, end_tokens), limit).clamp_max(length)
+    decided = undecided.gather(1, (wanted - 1)[:, None])[:, 0] == 0
+    return torch.where(decided, wanted, 0)

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from vllm_dllm.decoding.base import (
-    Canvas,
-    StateTensor,
-    StepContext,
-    Update,
-    register_algorithm,
-)
+from vllm_dllm.decoding.base import Canvas, Corruption, StateTensor, StepContext, Update
+from vllm_dllm.decoding.masked_entropy_bound import within_bound
+from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.sampled_stats import SampledStatistics
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError, setting
+
+
+@dataclass(frozen=True)
+class EntropyBoundConfig(AlgorithmConfig):
+    """Settings of `EntropyBound`; the defaults are those of transformers' DiffusionGemma."""
+
+    entropy_bound: float = setting(0.1, "nats that accepted positions may share", above=True)
+    t_min: float = setting(0.4, "temperature behind the last step")
+    t_max: float = setting(0.8, "temperature of the first step", above=True)
+    stability_threshold: int = setting(
+        1, "steps for which the argmax canvas must stay the same", whole=True
+    )
+    confidence_threshold: float = setting(
+        0.005, "mean entropy in nats below which a canvas may end", above=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.t_max <= self.t_min:
+            raise SettingsError(f"t_max must be above t_min={self.t_min}, got {self.t_max}")
 
 
 @register_algorithm
@@ -40,27 +58,44 @@ class EntropyBound:
     """
 
     name: str = "EntropyBound"
-    parameters: tuple[str, ...] = (
-        *("entropy_bound", "t_min", "t_max", "schedule_steps"),
-        *("stability_threshold", "confidence_threshold", "temperature"),
-    )
+    corruption: Corruption = "uniform"
+    config: type[AlgorithmConfig] = EntropyBoundConfig
+    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     state: Mapping[str, StateTensor] = MappingProxyType(
         {
-            "argmax": StateTensor(torch.int64, per_position=True, initial=-1),
-            "unchanged": StateTensor(torch.int32, per_position=False, initial=0),
+            "argmax": StateTensor(torch.int64, initial=-1),
+            "unchanged": StateTensor(torch.int32, initial=0, per_position=False),
         }
     )
-    samples: bool = True
     edits: bool = True
+    reads_entropy: bool = True
+    samples: bool = True
+
+    def cap(self, length: int, settings: AlgorithmConfig) -> int:
+        """What transformers takes, where the checkpoint names no number."""
+        return 48
 
     def temperature(
-        self, step: torch.Tensor, parameters: Mapping[str, torch.Tensor]
+        self,
+        temperature: torch.Tensor,
+        progress: tuple[torch.Tensor, torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The schedule, see `Algorithm.temperature`."""
-        total = parameters["schedule_steps"]
+        """The schedule, times the request's own; see `Algorithm.temperature`."""
+        step, total = progress
         remaining = (total - step).clamp(min=1)
         span = parameters["t_max"] - parameters["t_min"]
-        return parameters["temperature"] * (parameters["t_min"] + span * (remaining / total))
+        return temperature * (parameters["t_min"] + span * (remaining / total))
+
+    def adjust(
+        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """No change."""
+        return None
+
+    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Nothing."""
+        return None
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""
@@ -71,7 +106,7 @@ class EntropyBound:
         if context.present is not None:
             entropy = torch.where(context.present, entropy, torch.inf)
             changes = changes & context.present
-        accept = self._accept(entropy, parameters["entropy_bound"])
+        accept = within_bound(entropy, parameters["entropy_bound"])
         proposal = torch.where(accept, statistics.sample, context.noise)
 
         unchanged = torch.where(changes.any(1), 0, state["unchanged"] + 1)
@@ -84,16 +119,6 @@ class EntropyBound:
             Canvas(tokens, canvas.masked, canvas.fixed),
             done,
             {"argmax": statistics.token, "unchanged": unchanged.int()},
-        )
-
-    @staticmethod
-    def _accept(entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-        """Bool ``[slots, L]``; positions of infinite entropy are never accepted."""
-        ordered, order = entropy.sort(dim=1, stable=True)
-        # Infinity minus infinity is no number, and no comparison with that is true.
-        smaller = ordered.cumsum(1) - ordered
-        return torch.zeros_like(entropy, dtype=torch.bool).scatter_(
-            1, order, smaller <= bound[:, None]
         )
 
     @staticmethod

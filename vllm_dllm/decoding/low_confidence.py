@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from vllm_dllm.decoding.base import Canvas, Greedy, StepContext, Update, register_algorithm
+from vllm_dllm.decoding.base import Canvas, MaskedAlgorithm, StepContext, Update, reveal
+from vllm_dllm.decoding.registry import register_algorithm
+from vllm_dllm.ranges import AlgorithmConfig, setting
+
+
+@dataclass(frozen=True)
+class LowConfidenceConfig(AlgorithmConfig):
+    """Settings of `LowConfidence`."""
+
+    threshold: float = setting(
+        0.95, "decide what is surer than this; 1 or more decides one position a step"
+    )
 
 
 @register_algorithm
-class LowConfidence(Greedy):
+class LowConfidence(MaskedAlgorithm):
     """Threshold decoding, the default of LLaDA2 (and of SGLang's class of the same name).
 
     With M the masked positions, x the argmax and p its probability::
@@ -23,16 +34,9 @@ class LowConfidence(Greedy):
     """
 
     name: str = "LowConfidence"
-    parameters: tuple[str, ...] = ("threshold",)
+    config: type[AlgorithmConfig] = LowConfidenceConfig
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""
-        probability = context.statistics.probability  # [slots, L]
-        confidence = torch.where(canvas.masked, probability, -1.0)
-        accept = confidence > context.parameters["threshold"][:, None]
-        surest = torch.zeros_like(accept).scatter_(1, confidence.argmax(1, keepdim=True), True)
-        accept = torch.where(accept.any(1, keepdim=True), accept, surest)
-        accept = (accept | context.last[:, None]) & canvas.masked
-        masked = canvas.masked & ~accept
-        tokens = torch.where(accept, context.statistics.token, canvas.tokens)
-        return Update(Canvas(tokens, masked, canvas.fixed), done=~masked.any(1))
+        sure = context.statistics.probability > context.parameters["threshold"][:, None]
+        return reveal(canvas, context, sure)

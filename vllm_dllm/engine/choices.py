@@ -3,51 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.config import RequestOptions, parse_request_options
-from vllm_dllm.engine.requests import SlotState
+from vllm_dllm.config import (
+    MAX_STEPS_FIELD,
+    DllmSettings,
+    RequestOptions,
+    parse_request_options,
+)
+from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError
+
+REQUEST, SERVER, CHECKPOINT = "request", "server", "checkpoint"
+# How an error names a value, by where it came from.
+PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
+
+
+def parameter_names(corruption: Corruption) -> set[str]:
+    """The settings of all algorithms for a kind of model."""
+    return {name for algorithm in algorithms(corruption) for name in algorithm.config.ranges()}
 
 
 @dataclass(frozen=True)
-class RequestDefaults:
-    """What a request gets when it does not choose.
+class Choice:
+    """How the canvases of a request are decoded.
 
     Attributes:
-        parameters: the algorithm's parameters.
+        algorithm: the rule.
+        settings: its settings.
         max_steps: cap on the denoise steps of a canvas.
-        may_exceed_steps: a request may choose more steps than `max_steps`.
-        eos_early_stop: finish a block at its first end-of-sequence token.
+        schedule_steps: steps that a temperature schedule is spread over.
+        sources: where each setting, ``algorithm`` and ``max_steps`` come from.
     """
 
-    parameters: Mapping[str, float]
+    algorithm: Algorithm
+    settings: AlgorithmConfig
     max_steps: int
-    may_exceed_steps: bool
-    eos_early_stop: bool
+    schedule_steps: int
+    sources: Mapping[str, str]
 
-    def configure(
-        self, slots: SlotState, slot: int, sampling_params: Any, new: bool
-    ) -> RequestOptions:
-        """Write a request's choices into its slot; `new` is false when it comes back."""
-        options = parse_request_options(sampling_params.extra_args)
-        end_tokens: set[int] = set()
-        if self.eos_early_stop:
-            end_tokens.update(sampling_params.stop_token_ids or ())
-            if sampling_params.eos_token_id is not None:
-                end_tokens.add(sampling_params.eos_token_id)
-        chosen = {**self.parameters, **options.parameters}
-        if "temperature" in chosen:
-            # It scales the model's own schedule: 1.0 as published, 0 greedy.
-            chosen["temperature"] = sampling_params.temperature
-        steps = options.max_steps or self.max_steps
-        slots.configure(
-            slot,
-            max_steps=steps if self.may_exceed_steps else min(steps, self.max_steps),
-            end_tokens=end_tokens,
-            parameters=chosen,
-            read_only=bool(options.read_only),
+
+@dataclass(frozen=True)
+class Served:
+    """What is known of a served model before any request: by the front end and the workers.
+
+    Attributes:
+        corruption: what its canvases are full of.
+        own_algorithm: what its authors use.
+        settings: the server's.
+        checkpoint: settings and ``max_denoising_steps`` of ``generation_config.json``.
+        length: L.
+        max_steps: the server's cap, or None.
+        mask_token: what a fresh canvas is full of, or None.
+    """
+
+    corruption: Corruption
+    own_algorithm: str
+    settings: DllmSettings
+    checkpoint: Mapping[str, float] = field(default_factory=dict)
+    length: int = 32
+    max_steps: int | None = None
+    mask_token: int | None = None
+
+    def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
+        """A request's options; raises `SettingsError` for an unknown or malformed one."""
+        return parse_request_options(extra_args, parameter_names(self.corruption))
+
+    def choose(self, options: RequestOptions | None = None) -> Choice:
+        """What a request with these options gets.
+
+        The order of precedence is request, server, checkpoint, the algorithm's default. A preset
+        counts where its name was chosen, behind the values that stand beside it.
+
+        Raises:
+            SettingsError: an unknown algorithm, a setting of another one, a value out of range.
+        """
+        asked = options or RequestOptions()
+        name = asked.algorithm or self.settings.algorithm or self.own_algorithm
+        algorithm, preset = get_algorithm(name, self.corruption)
+        values: dict[str, float] = {}
+        sources = dict.fromkeys(algorithm.config.ranges(), "default")
+        by_request = asked.algorithm is not None
+        own = asked.algorithm is None
+        layers = (
+            (CHECKPOINT, self.checkpoint, False),
+            (SERVER, {} if by_request else preset, False),
+            (SERVER, self.settings.parameters, own),
+            (REQUEST, preset if by_request else {}, False),
+            (REQUEST, asked.parameters, True),
         )
-        if new and options.seed_canvas is not None:
-            slots.seed_canvas(slot, options.seed_canvas, options.pinned or ())
-        return options
+        for source, layer, strict in layers:
+            given = _checked(algorithm, source, layer, strict)
+            values |= given
+            sources |= dict.fromkeys(given, source)
+        settings = algorithm.config(**values)
+        base = self.max_steps or int(self.checkpoint.get(MAX_STEPS_FIELD, 0))
+        sources["algorithm"] = (
+            REQUEST if by_request else SERVER if self.settings.algorithm else "default"
+        )
+        sources["max_steps"] = (
+            REQUEST
+            if asked.max_steps
+            else SERVER
+            if self.max_steps
+            else CHECKPOINT
+            if base
+            else "default"
+        )
+        base = base or algorithm.cap(self.length, settings)
+        steps = asked.max_steps or base
+        if self.corruption == "uniform":
+            # The schedule has come to its end by then; more steps would all be its last one.
+            steps = min(steps, base)
+        return Choice(algorithm, settings, steps, base, sources)
+
+
+def _checked(
+    algorithm: Algorithm, source: str, values: Mapping[str, float], strict: bool
+) -> dict[str, float]:
+    """The values that are this algorithm's, in range; `strict` refuses the others."""
+    ranges = algorithm.config.ranges()
+    prefix = PREFIXES[source]
+    for name, value in values.items():
+        if name in ranges:
+            ranges[name].check(prefix + name, value)
+        elif strict:
+            own = ", ".join(prefix + known for known in sorted(ranges)) or "none"
+            raise SettingsError(
+                f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}"
+            )
+    return {name: value for name, value in values.items() if name in ranges}

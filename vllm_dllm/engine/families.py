@@ -1,7 +1,7 @@
 """What differs between the models that share `DiffusionModelState`.
 
 A family says what a canvas is, which attention rule and which statistics its model needs,
-and what a request gets by default. Everything else is the same code for all.
+and what is known of it before any request. Everything else is the same code for all.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from vllm_dllm.config import parse_generation_config, parse_settings, refuse_foreign
-from vllm_dllm.decoding import Algorithm, get_algorithm
+from vllm_dllm.config import DllmSettings, parse_checkpoint, parse_sampler, parse_settings
+from vllm_dllm.decoding import Corruption
 from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessDenoised
-from vllm_dllm.engine.choices import RequestDefaults
+from vllm_dllm.engine.choices import Served, parameter_names
+from vllm_dllm.engine.decoder import Policy
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
-from vllm_dllm.engine.statistics import GreedyStatistics, Statistics, TemperedStatistics
+from vllm_dllm.engine.statistics import MaskedStatistics, Statistics, TiledStatistics
 from vllm_dllm.engine.whole_rows import WholeRows
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-DEFAULT_ALGORITHMS = {
+OWN_ALGORITHMS = {
     "LLaDA2MoeModelLM": "LowConfidence",
     "DiffusionGemmaForBlockDiffusion": "EntropyBound",
 }
-DEFAULT_THRESHOLD = 0.95
 
 
 @dataclass(frozen=True)
@@ -39,115 +38,118 @@ class Family:
 
     Attributes:
         kind: what its canvases are.
-        algorithm: the server's decoding algorithm.
-        defaults: what a request gets when it does not choose.
+        served: what is known before any request.
+        policy: when its canvases leave.
         attention: makes the attention rule.
-        statistics: makes the way from hidden states to row statistics; with the requests that
-            need whole rows, where the family has that path.
+        statistics: makes the way from hidden states to row statistics, and the requests that
+            need whole rows.
         embeddings: makes the input embeddings, or None where token ids are the input.
-        window: how a canvas sees sliding-window layers, one of `config.WINDOWS`.
     """
 
     kind: CanvasKind
-    algorithm: Algorithm
-    defaults: RequestDefaults
+    served: Served
+    policy: Policy
     attention: Callable[[SlotState], AttentionRule]
-    statistics: Callable[[nn.Module, SlotState], tuple[Statistics, WholeRows | None]]
+    statistics: Callable[[nn.Module, SlotState], tuple[Statistics, WholeRows]]
     embeddings: Callable[[Any], InputEmbeddings | None]
-    window: str = "symmetric"
 
 
-def server_algorithm(vllm_config: VllmConfig) -> Algorithm:
-    """The server's decoding algorithm: its settings', else the model's own.
+def is_masked(vllm_config: VllmConfig) -> bool:
+    """Whether the model's canvases start as masks, rather than as uniform noise."""
+    return vllm_config.model_config.architecture == "LLaDA2MoeModelLM"
+
+
+def corruption_of(vllm_config: VllmConfig) -> Corruption:
+    """What the model's canvases are full of."""
+    return "mask" if is_masked(vllm_config) else "uniform"
+
+
+def settings_of(vllm_config: VllmConfig) -> DllmSettings:
+    """The server's settings; raises `SettingsError`."""
+    names = parameter_names(corruption_of(vllm_config))
+    return parse_settings(vllm_config.additional_config, names)
+
+
+def served_of(vllm_config: VllmConfig) -> Served:
+    """What is known before any request; the canvas length must have been settled.
 
     Raises:
-        ValueError: there is none of that name, or a setting belongs to another algorithm.
+        SettingsError: a setting or a field of the checkpoint is unknown or out of range.
     """
-    settings = parse_settings(vllm_config.additional_config)
-    own = DEFAULT_ALGORITHMS[vllm_config.model_config.architecture]
-    algorithm = get_algorithm(settings.algorithm or own)
-    if algorithm.samples != get_algorithm(own).samples:
-        raise ValueError(f"{algorithm.name} does not fit this model; use {own}")
-    refuse_foreign("dllm.", settings.parameters, algorithm.name, algorithm.parameters)
-    return algorithm
+    settings, corruption = settings_of(vllm_config), corruption_of(vllm_config)
+    masked = is_masked(vllm_config)
+    stated = vllm_config.model_config.try_get_generation_config()
+    names = parameter_names(corruption)
+    diffusion = vllm_config.diffusion_config
+    served = Served(
+        corruption=corruption,
+        own_algorithm=OWN_ALGORITHMS[vllm_config.model_config.architecture],
+        settings=settings,
+        checkpoint=parse_checkpoint(stated, names) if masked else parse_sampler(stated),
+        length=diffusion.canvas_length,
+        max_steps=settings.max_steps or diffusion.max_denoising_steps,
+        mask_token=vllm_config.model_config.hf_config.mask_token_id if masked else None,
+    )
+    served.choose()
+    return served
 
 
 def family_of(vllm_config: VllmConfig) -> Family:
     """The family of the model that is being served."""
-    if vllm_config.model_config.architecture == "LLaDA2MoeModelLM":
-        return _llada2(vllm_config)
-    return _diffusion_gemma(vllm_config)
+    make = _llada2 if is_masked(vllm_config) else _diffusion_gemma
+    return make(vllm_config, served_of(vllm_config))
 
 
-def _llada2(vllm_config: VllmConfig) -> Family:
-    settings = parse_settings(vllm_config.additional_config)
-    length = vllm_config.diffusion_config.canvas_length
-    vocabulary = vllm_config.model_config.get_vocab_size()
-    mask = vllm_config.model_config.hf_config.mask_token_id
+def _policy(served: Served, *, in_place: bool) -> Policy:
+    settings = served.settings
+    return Policy(
+        sync=settings.execution == "sync",
+        early=settings.eos_early_stop is not False,
+        skip_last_commit=settings.skip_last_commit,
+        in_place=in_place,
+    )
+
+
+def _llada2(vllm_config: VllmConfig, served: Served) -> Family:
+    model_config = vllm_config.model_config
+    vocabulary = model_config.get_vocab_size()
+    mask = model_config.hf_config.mask_token_id
+
+    def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
+        whole = WholeRows(slots, vocabulary, model_config.logprobs_mode)
+        return MaskedStatistics(model.head, whole, vocabulary), whole
+
     return Family(
-        kind=CanvasKind(length, vocabulary, mask, aligned=True),
-        algorithm=server_algorithm(vllm_config),
-        defaults=RequestDefaults(
-            parameters={"threshold": DEFAULT_THRESHOLD} | dict(settings.parameters),
-            max_steps=step_cap(vllm_config),
-            may_exceed_steps=True,
-            eos_early_stop=settings.eos_early_stop is not False,
-        ),
-        attention=lambda slots: BlockCausal(length, slots.device),
-        statistics=lambda model, slots: (GreedyStatistics(model.head, vocabulary, slots), None),
+        kind=CanvasKind(served.length, vocabulary, mask, aligned=True),
+        served=served,
+        policy=_policy(served, in_place=True),
+        attention=lambda slots: BlockCausal(served.length, slots.device),
+        statistics=statistics,
         embeddings=lambda state: None,
     )
 
 
-def _diffusion_gemma(vllm_config: VllmConfig) -> Family:
-    settings = parse_settings(vllm_config.additional_config)
+def _diffusion_gemma(vllm_config: VllmConfig, served: Served) -> Family:
     model_config = vllm_config.model_config
-    length = vllm_config.diffusion_config.canvas_length
     vocabulary = model_config.get_vocab_size()
-    published = parse_generation_config(model_config.try_get_generation_config())
-    algorithm = server_algorithm(vllm_config)
-    steps = step_cap(vllm_config)
 
-    raw = model_config.logprobs_mode in ("raw_logits", "processed_logits")
-
-    def statistics(model: nn.Module, slots: SlotState) -> tuple[Statistics, WholeRows]:
-        whole = WholeRows(slots, model.tiled_head(), raw)
-        return TemperedStatistics(whole, algorithm), whole
+    def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
+        head = model.tiled_head()
+        whole = WholeRows(slots, vocabulary, model_config.logprobs_mode, head)
+        return TiledStatistics(head, whole), whole
 
     def embeddings(state: Any) -> InputEmbeddings:
         hidden = model_config.hf_text_config.hidden_size
-        scale: torch.Tensor = state.model.model.normalizer
+        scale = state.model.model.normalizer
         module = state.model.self_conditioning
         return InputEmbeddings(state, SelfConditioning(state.slots, hidden, module, scale))
 
     return Family(
-        kind=CanvasKind(length, vocabulary, None, aligned=False),
-        algorithm=algorithm,
-        defaults=RequestDefaults(
-            parameters={
-                **published.parameters(),
-                **settings.parameters,
-                "schedule_steps": steps,
-                "temperature": 1.0,
-            },
-            max_steps=steps,
-            may_exceed_steps=False,
-            eos_early_stop=False,
-        ),
+        kind=CanvasKind(served.length, vocabulary, None, aligned=False),
+        served=served,
+        # Its denoise pass is self-conditioned and not causal, its commit is neither.
+        policy=_policy(served, in_place=False),
         attention=CausalUnlessDenoised,
         statistics=statistics,
         embeddings=embeddings,
-        window=settings.window,
     )
-
-
-def step_cap(vllm_config: VllmConfig) -> int:
-    """Most denoise steps of a canvas: settings, ``--diffusion-config``, else the model's own."""
-    settings = parse_settings(vllm_config.additional_config)
-    given = settings.max_steps or vllm_config.diffusion_config.max_denoising_steps
-    if given:
-        return given
-    if vllm_config.model_config.architecture == "LLaDA2MoeModelLM":
-        return vllm_config.diffusion_config.canvas_length + 1
-    published = parse_generation_config(vllm_config.model_config.try_get_generation_config())
-    return published.max_denoising_steps

@@ -14,10 +14,10 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.families import Family, family_of
-from vllm_dllm.engine.requests import SlotState
+from vllm_dllm.engine.requests import Limits, SlotState
+from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.setup import check_attention_layers
-from vllm_dllm.engine.whole_rows import RowNeeds
 from vllm_dllm.engine.windows import apply_window
 
 
@@ -37,22 +37,22 @@ class DiffusionModelState(ModelState):
         super().__init__(vllm_config, model, encoder_cache, device)
         check_attention_layers(vllm_config)
         self.family: Family = family_of(vllm_config)
-        self.slots = SlotState(self.max_num_reqs, self.family.kind, self.family.algorithm, device)
+        self.slots = SlotState(self.max_num_reqs, self.family.kind, device)
         self.attention: AttentionRule = self.family.attention(self.slots)
         self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
         self.statistics, self.whole = self.family.statistics(self.model, self.slots)
         self.model_seed = self.model_config.seed
-        apply_window(vllm_config, self.family.window)
+        apply_window(vllm_config, self.family.served.settings.window)
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
         return DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
-            algorithm=self.family.algorithm,
+            policy=self.family.policy,
             statistics=self.statistics,
-            conditioning=None if self.embeddings is None else self.embeddings.conditioning,
             whole=self.whole,
+            conditioning=None if self.embeddings is None else self.embeddings.conditioning,
         ), None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -66,10 +66,21 @@ class DiffusionModelState(ModelState):
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
-        new = len(prompt) == len(new_req_data.prompt_token_ids)
-        options = self.family.defaults.configure(self.slots, req_index, params, new)
-        if self.whole is not None:
-            self.whole.enter(req_index, RowNeeds.of(params, bool(options.constrained)))
+        served = self.family.served
+        options = served.options(params.extra_args)
+        asked = len(new_req_data.prompt_token_ids)
+        new = len(prompt) == asked
+        # The scheduler ends a request at the same token.
+        room = self.max_model_len - asked
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        ends = set(params.stop_token_ids or ())
+        if params.eos_token_id is not None:
+            ends.add(params.eos_token_id)
+        limits = Limits(limit - (len(prompt) - asked), ends, bool(options.read_only))
+        self.slots.configure(req_index, served.choose(options), params.temperature, limits)
+        if new and options.seed_canvas is not None:
+            self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())
+        self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
 
     def prepare_inputs_embeds(
         self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any

@@ -7,7 +7,7 @@ what it means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas
+from vllm_dllm.engine.choices import Choice
 from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 
 # End-of-sequence ids that may finish a block early, per request. A request with more ids
@@ -29,6 +30,54 @@ class Phase(IntEnum):
     PREFILL = 0  # prompt chunks; the canvas waits
     DENOISE = 1  # changes the canvas, keeps nothing in the KV cache
     COMMIT = 2  # runs over the final canvas; its KV stays and the tokens leave
+
+
+@dataclass(frozen=True)
+class Bank:
+    """One algorithm's tensors for all slots; those of slots with another one are not read.
+
+    Attributes:
+        algorithm: the rule.
+        parameters: float32 ``[slots]`` each, its settings.
+        state: its tensors between steps, see `StateTensor`.
+    """
+
+    algorithm: Algorithm
+    parameters: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+    @classmethod
+    def make(cls, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> Bank:
+        """Tensors at their initial values."""
+        state = {}
+        for name, spec in algorithm.state.items():
+            shape = (slots, *([length] if spec.per_position else []), *spec.extra)
+            state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
+        names = algorithm.config.ranges()
+        return cls(algorithm, {name: torch.zeros(slots, device=device) for name in names}, state)
+
+    def reset(self, slots: torch.Tensor, where: torch.Tensor) -> None:
+        """Initial state for those of ``slots`` (int64 ``[n]``) that are true in ``where``."""
+        for name, tensor in self.state.items():
+            at = where.view(-1, *[1] * (tensor.ndim - 1))
+            initial = self.algorithm.state[name].initial
+            fresh = torch.where(at, initial, tensor[slots]).to(tensor.dtype)
+            tensor.index_copy_(0, slots, fresh)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a request ends.
+
+    Attributes:
+        tokens: how many it may still put out.
+        ends: token ids that end it.
+        read_only: its first canvas is the whole answer.
+    """
+
+    tokens: int
+    ends: Iterable[int] = ()
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,22 +108,22 @@ class SlotState:
         start: int64 ``[slots]``, absolute position of the canvas.
         tail: int64 ``[slots]``, fixed prompt positions at the start of the canvas.
         ready: int64 ``[slots]``, canvas prefix that leaves at the commit.
+        remaining: int64 ``[slots]``, tokens that the request may still put out.
         step: int32 ``[slots]``, denoise steps that the canvas has taken.
         max_steps: int32 ``[slots]``, the cap on `step`.
+        schedule_steps: int32 ``[slots]``, what a temperature schedule is spread over.
+        temperature: float32 ``[slots]``, the request's own.
         seed: int64 ``[slots]``, all that a request's random numbers come from.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
-        parameters: float32 ``[slots]`` each, the algorithm's per-slot parameters.
-        algorithm_state: the algorithm's tensors, ``[slots]`` or ``[slots, L]``.
+        banks: the tensors of each algorithm that a request has asked for, by its name.
+        samples: on the host, bool ``[slots]``, whether the temperature is above 0.
     """
 
-    def __init__(
-        self, slots: int, kind: CanvasKind, algorithm: Algorithm, device: torch.device
-    ) -> None:
+    def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.kind = kind
         self.length = length = kind.length
         self.device = device
-        self._initial = {name: spec.initial for name, spec in algorithm.state.items()}
 
         def full(value: float, dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.full((slots, *shape), value, dtype=dtype, device=device)
@@ -86,16 +135,18 @@ class SlotState:
         self.start = full(0, torch.int64)
         self.tail = full(0, torch.int64)
         self.ready = full(0, torch.int64)
+        self.remaining = full(0, torch.int64)
         self.step = full(0, torch.int32)
         self.max_steps = full(1, torch.int32)
+        self.schedule_steps = full(1, torch.int32)
+        self.temperature = full(0, torch.float32)
         self.seed = full(0, torch.int64)
         self.read_only = full(False, torch.bool)
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
-        self.parameters = {name: full(0, torch.float32) for name in algorithm.parameters}
-        self.algorithm_state = {
-            name: full(spec.initial, spec.dtype, *([length] if spec.per_position else []))
-            for name, spec in algorithm.state.items()
-        }
+        self.banks: dict[str, Bank] = {}
+        # On the host: each slot's bank, by the order of their first use.
+        self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
+        self.samples: np.ndarray = np.zeros(slots, dtype=bool)
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
         """A request enters ``slot``: lay out its first canvas behind the prompt."""
@@ -113,26 +164,50 @@ class SlotState:
         self.tail[slot].fill_(tail)
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)
-        for name, initial in self._initial.items():
-            self.algorithm_state[name][slot].fill_(initial)
 
-    def configure(
-        self,
-        slot: int,
-        max_steps: int,
-        end_tokens: Iterable[int],
-        parameters: Mapping[str, float],
-        read_only: bool = False,
-    ) -> None:
+    def configure(self, slot: int, choice: Choice, temperature: float, limits: Limits) -> None:
         """Set what the request in ``slot`` chose."""
-        self.max_steps[slot].fill_(max_steps)
-        self.read_only[slot].fill_(read_only)
+        self.max_steps[slot].fill_(choice.max_steps)
+        self.schedule_steps[slot].fill_(choice.schedule_steps)
+        self.temperature[slot].fill_(temperature)
+        self.remaining[slot].fill_(limits.tokens)
+        self.read_only[slot].fill_(limits.read_only)
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
-        ids = sorted(set(end_tokens))[:MAX_END_TOKENS]
+        ids = sorted(set(limits.ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
         self.end_tokens[slot].copy_(torch.from_numpy(row))
-        for name, tensor in self.parameters.items():
-            tensor[slot].fill_(float(parameters[name]))
+        bank = self._bank(choice.algorithm)
+        for name, value in choice.settings.values().items():
+            bank.parameters[name][slot].fill_(float(value))
+        at = torch.tensor([slot], device=self.device)
+        bank.reset(at, torch.ones_like(at, dtype=torch.bool))
+        self.samples[slot] = temperature > 0
+        self._which[slot] = list(self.banks).index(choice.algorithm.name)
+
+    def _bank(self, algorithm: Algorithm) -> Bank:
+        """An algorithm's tensors, which exist from its first request on."""
+        name = algorithm.name
+        if name not in self.banks:
+            slots, length = self.tokens.shape
+            self.banks[name] = Bank.make(algorithm, slots, length, self.device)
+        return self.banks[name]
+
+    def groups(self, slots: np.ndarray) -> list[tuple[Bank, torch.Tensor | None]]:
+        """The algorithms of ``slots`` (int ``[n]``, on the host), and which of them use it.
+
+        The index is int64 ``[m]`` on the device; None stands for all: most batches have one
+        algorithm.
+        """
+        which = self._which[slots]
+        banks = list(self.banks.values())
+        present = np.unique(which)
+        if len(present) == 1:
+            return [(banks[present[0]], None)]
+        found = []
+        for n in present:
+            index = torch.from_numpy(np.flatnonzero(which == n))
+            found.append((banks[n], index.to(self.device, non_blocking=True)))
+        return found
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start from given tokens, and hold those at the `pinned` positions."""
@@ -156,21 +231,18 @@ class SlotState:
         """The canvases of ``slots`` (int64 ``[n]``), as copies."""
         return Canvas(self.tokens[slots], self.masked[slots], self.fixed[slots])
 
-    def advance(
-        self, slots: torch.Tensor, after: Canvas, state: Mapping[str, torch.Tensor]
-    ) -> None:
+    def advance(self, slots: torch.Tensor, after: Canvas) -> None:
         """Keep what a denoise step made of the canvases of ``slots``."""
         self.tokens.index_copy_(0, slots, after.tokens)
         self.masked.index_copy_(0, slots, after.masked)
         self.fixed.index_copy_(0, slots, after.fixed)
-        for name, tensor in self.algorithm_state.items():
-            tensor.index_copy_(0, slots, state[name])
         self.step.index_add_(0, slots, torch.ones_like(slots, dtype=torch.int32))
 
     def renew(self, slots: torch.Tensor, where: torch.Tensor, width: torch.Tensor | int) -> None:
         """A fresh canvas in those of ``slots`` that are true in ``where`` (bool ``[n]``).
 
-        `width` is how far the old one reached. Nothing of a canvas outlives it.
+        `width` is how far the old one reached. Nothing of a canvas outlives it; the state of its
+        algorithm is reset by `Bank.reset`.
         """
         self.start.index_add_(0, slots, where * width)
         every = where[:, None]
@@ -181,7 +253,3 @@ class SlotState:
         self.fixed.index_copy_(0, slots, self.fixed[slots] & ~every)
         self.tail.index_copy_(0, slots, self.tail[slots] * ~where)
         self.step.index_copy_(0, slots, self.step[slots] * ~where)
-        for name, initial in self._initial.items():
-            tensor = self.algorithm_state[name]
-            at = every if tensor.ndim > 1 else where
-            tensor.index_copy_(0, slots, torch.where(at, int(initial), tensor[slots]))

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, emitted_length
+from vllm_dllm.engine.decoder import Decoder, Policy
 from vllm_dllm.engine.requests import Phase, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
-from vllm_dllm.engine.statistics import Rows, Statistics
+from vllm_dllm.engine.statistics import Statistics
 from vllm_dllm.engine.whole_rows import WholeRows
 
 
@@ -54,17 +54,18 @@ class DiffusionSampler:
         self,
         req_states: Any,
         slots: SlotState,
-        algorithm: Algorithm,
+        policy: Policy,
         statistics: Statistics,
+        whole: WholeRows,
         conditioning: SelfConditioning | None = None,
-        whole: WholeRows | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
-        self.algorithm = algorithm
+        self.decoder = Decoder(slots, policy)
         self.statistics = statistics
         self.conditioning = conditioning
         self.whole = whole
+        whole.history = req_states.all_token_ids.gpu
         self.positions = torch.arange(slots.length, device=slots.device)
         # The runner counts output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
@@ -103,11 +104,12 @@ class DiffusionSampler:
             if (widths[is_canvas] != self.slots.length).any():
                 width = torch.from_numpy(widths[is_canvas]).long().to(device, non_blocking=True)
             slots = input_batch.idx_mapping_np[:rows]
-            self._update(
-                hidden_states, Canvases(mapping.long(), slots[is_canvas], row, width), output
-            )
-            if self.whole is not None and self.whole.kept:
-                output.logprobs_tensors = self.whole.collect(slots, num_sampled)
+            canvases = Canvases(mapping.long(), slots[is_canvas], row, width)
+            # Where the tokens that leave begin in their canvas; renewed canvases forget it.
+            first = self.slots.tail[input_batch.idx_mapping[:rows].long()]
+            self._update(hidden_states, canvases, output)
+            if self.whole.kept:
+                output.logprobs_tensors = self.whole.collect(slots, num_sampled, first)
         return output
 
     def _finish_prefills(
@@ -131,53 +133,22 @@ class DiffusionSampler:
     ) -> None:
         state, slot = self.slots, canvases.slot
         before = state.canvas(slot)
-        commit = state.phase[slot] == Phase.COMMIT  # [n]
         present = None
         if canvases.width is not None:
             present = self.positions < canvases.width[:, None]
             hidden_states = self._padded(hidden_states, canvases.width)
-        rows = self.statistics(hidden_states, slot, canvases.slot_on_host)
-        update = self._step(before, rows, slot, present)
         width = state.length if canvases.width is None else canvases.width
-        ready = torch.where(update.done, width, 0)
-        if not self.algorithm.edits:
-            ready = emitted_length(update.canvas, state.end_tokens[slot])
-        # A read-only canvas leaves with the step that finishes it: its KV is never read.
-        leaves = commit | ((ready > 0) & state.read_only[slot])
-        emitted = torch.where(commit, state.ready[slot], ready)
-        source = torch.where(commit[:, None], before.tokens, update.canvas.tokens)
-        self._emit(source, emitted, leaves, canvases, output)
+        plan = self.decoder.plan(before, slot, canvases.slot_on_host)
+        rows = self.statistics(hidden_states, plan.wanted)
+        outcome = self.decoder.decide(plan, rows, present, width)
+        source = torch.where(outcome.commits[:, None], before.tokens, outcome.canvas.tokens)
+        self._emit(source, outcome.emitted, outcome.leaves, canvases, output)
+        self.whole.report(outcome.canvas.tokens, outcome.decided, canvases.slot_on_host)
 
-        state.advance(slot, update.canvas, update.state)
-        state.renew(slot, leaves, width)
-        state.ready.index_copy_(0, slot, ready)
-        finished = (ready > 0) & ~leaves
-        state.phase.index_copy_(
-            0, slot, torch.where(finished, int(Phase.COMMIT), int(Phase.DENOISE)).to(torch.int8)
-        )
+        self.decoder.keep(plan, outcome, width)
         self.req_states.draft_tokens.index_copy_(0, slot, state.tokens[slot])
         if self.conditioning is not None and rows.soft is not None:
-            self.conditioning.store(slot, rows.soft, ~(finished | leaves))
-
-    def _step(
-        self,
-        canvas: Canvas,
-        rows: Rows,
-        slot: torch.Tensor,
-        present: torch.Tensor | None,
-    ) -> Update:
-        state = self.slots
-        return self.algorithm.step(
-            canvas,
-            StepContext(
-                statistics=rows.statistics,
-                last=state.step[slot] + 1 >= state.max_steps[slot],
-                parameters={name: tensor[slot] for name, tensor in state.parameters.items()},
-                state={name: tensor[slot] for name, tensor in state.algorithm_state.items()},
-                noise=rows.noise,
-                present=present,
-            ),
-        )
+            self.conditioning.store(slot, rows.soft, outcome.goes_on)
 
     def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
         """Rows of narrow canvases spread out to L each; what lies behind them is arbitrary."""

@@ -9,11 +9,10 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from vllm_dllm.config import SettingsError, parse_settings
-from vllm_dllm.decoding import Algorithm
-from vllm_dllm.engine.admission import Served
-from vllm_dllm.engine.families import server_algorithm, step_cap
+from vllm_dllm.engine.choices import Served
+from vllm_dllm.engine.families import served_of, settings_of
 from vllm_dllm.models.llada2_config import MASK_TOKEN
+from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -41,8 +40,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         Raises:
             ValueError: with the setting's name and the remedy.
         """
-        algorithm = checked_algorithm(vllm_config)
-        if parse_settings(vllm_config.additional_config).window != "symmetric":
+        if settings_of(vllm_config).window != "symmetric":
             raise SettingsError("dllm.window is for sliding-window layers; LLaDA2 has none")
         length = block_length(vllm_config)
         hf_config = vllm_config.model_config.hf_config
@@ -58,26 +56,25 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         align_pages(vllm_config, length)
         vllm_config.attention_config.use_non_causal = True
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
-        vllm_config.model_config.dllm = Served(algorithm.name, algorithm.parameters, samples=False)
+        served = served_of(vllm_config)
+        vllm_config.model_config.dllm = served
         # LLaDA2's authors recommend greedy decoding; vLLM's own default would be 1.0.
         vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
-        logger.info(
-            "dllm: %s, block length %d, mask token %d, up to %d steps a block",
-            algorithm.name,
-            length,
-            hf_config.mask_token_id,
-            step_cap(vllm_config),
-        )
+        log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 
 
-def checked_algorithm(vllm_config: VllmConfig) -> Algorithm:
-    """The server's decoding algorithm; raises `SettingsError` by the setting's name."""
-    try:
-        return server_algorithm(vllm_config)
-    except SettingsError:
-        raise
-    except ValueError as error:
-        raise SettingsError(f"dllm.algorithm: {error}") from error
+def log_choice(served: Served, canvas: str) -> None:
+    """Say at start-up how requests that do not choose are decoded."""
+    choice = served.choose()
+    values = ", ".join(f"{name}={value:g}" for name, value in choice.settings.values().items())
+    logger.info(
+        "dllm: %s (%s), %s, up to %d steps a canvas, execution %s",
+        choice.algorithm.name,
+        values,
+        canvas,
+        choice.max_steps,
+        served.settings.execution,
+    )
 
 
 def resolve_mask_token(model_config: ModelConfig) -> int:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
 from vllm.model_executor.models.config import (
     DiffusionGemmaModelForBlockDiffusionConfig,
     VerifyAndUpdateConfig,
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.config import SettingsError, check_steps, parse_generation_config, parse_settings
-from vllm_dllm.engine.admission import Served
-from vllm_dllm.engine.families import step_cap
-from vllm_dllm.engine.setup import (
-    SCHEDULER,
-    check_budget,
-    checked_algorithm,
-    refuse_unsupported,
-)
+from vllm_dllm.config import STEPS, DllmSettings, parse_sampler
+from vllm_dllm.decoding import EntropyBound
+from vllm_dllm.engine.choices import Served
+from vllm_dllm.engine.families import served_of, settings_of
+from vllm_dllm.engine.setup import SCHEDULER, check_budget, log_choice, refuse_unsupported
 from vllm_dllm.engine.windows import check_window
+from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger("vllm.dllm")
 
 
 class DiffusionGemmaCheckpointConfig(VerifyAndUpdateConfig):
@@ -39,7 +33,8 @@ class DiffusionGemmaCheckpointConfig(VerifyAndUpdateConfig):
             SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
         """
         check_canvas_length(vllm_config)
-        parse_generation_config(vllm_config.model_config.try_get_generation_config())
+        stated = parse_sampler(vllm_config.model_config.try_get_generation_config())
+        Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
         DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
 
 
@@ -54,7 +49,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
             ValueError: with the setting's name and the remedy.
         """
         refuse_unsupported(vllm_config)
-        settings = parse_settings(vllm_config.additional_config)
+        settings = settings_of(vllm_config)
         check_window(settings.window)
         if settings.eos_early_stop is not None:
             raise SettingsError(
@@ -65,18 +60,11 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
         # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
         vllm_config.scheduler_config.max_num_seqs = seats
-        algorithm = checked_algorithm(vllm_config)
-        length = vllm_config.diffusion_config.canvas_length
-        check_budget(vllm_config, length)
+        served = served_of(vllm_config)
+        check_budget(vllm_config, served.length)
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
-        vllm_config.model_config.dllm = Served(algorithm.name, algorithm.parameters, samples=True)
-        logger.info(
-            "dllm: %s, canvas length %d, up to %d steps a canvas, %d requests at a time",
-            algorithm.name,
-            length,
-            step_cap(vllm_config),
-            seats,
-        )
+        vllm_config.model_config.dllm = served
+        log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
 
 
 def check_canvas_length(vllm_config: VllmConfig) -> None:
@@ -92,4 +80,4 @@ def check_canvas_length(vllm_config: VllmConfig) -> None:
             f"config.json of {model.model} has no 'canvas_length'; pass "
             "--diffusion-config '{\"canvas_length\": L}' with the length it was trained with"
         )
-    check_steps("config.json: canvas_length", length)
+    STEPS.check("config.json: canvas_length", length)

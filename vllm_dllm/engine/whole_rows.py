@@ -1,76 +1,53 @@
-"""Requests that need whole rows of logits: filters (top-k, top-p, an allowed set) and logprobs.
+"""Requests that need whole rows of logits: biases, filters and logprobs.
 
-Their canvases, and theirs alone, take a second, materialised pass over the head behind the tiled
-one of the whole batch. A batch without such a request pays nothing; one with them pays a loop
-over them and, for logprobs, a copy to the host when a canvas leaves.
+A batch without such a request pays nothing. Filters of a masked model (top-k, top-p, min-p) are
+one operation on all rows that have one; biases and reports are a loop over the requests
+that ask for them and, for logprobs, a copy to the host when a canvas leaves. A model of uniform
+noise takes a second, materialised pass over the head for such canvases, and theirs alone.
 
-Meanings are those of vLLM's own DiffusionGemma class: filters apply before the temperature,
-logprobs are those of the step in which the canvas was finished, at that step's temperature (at
-temperature 1 for a read-only canvas, and for a greedy request).
+Logprobs are those of the step in which a position was decided: for a masked model of the raw
+logits (``logprobs_mode``), for one of uniform noise of the step that finished the canvas, at that
+step's temperature, as in vLLM's own DiffusionGemma class (there filters also apply before the
+temperature). Penalties count what stands before the canvas, so a canvas' positions do not depend
+on the order in which they are decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import fields
 
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from vllm_dllm.engine.requests import Phase, SlotState
-from vllm_dllm.ops.sampled_stats import FIELDS, SampledStatistics, sampled_statistics
+from vllm_dllm.engine.requests import SlotState
+from vllm_dllm.engine.row_needs import RowNeeds
+from vllm_dllm.ops.sampled_stats import SampledStatistics, sampled_statistics
 from vllm_dllm.ops.tiled_stats import Head
 
 
-@dataclass(frozen=True)
-class RowNeeds:
-    """Why a request needs whole rows.
+class WholeRows:
+    """What such requests need, by slot (on the host), and the logprobs of unfinished canvases.
 
     Attributes:
-        top_k: keep this many tokens; 0 keeps all.
-        top_p: keep the likeliest tokens up to this probability; 1 keeps all.
-        logprobs: how many of the likeliest tokens to report, beside the chosen; None for no
-            report, -1 for the whole vocabulary.
-        token_ids: report these instead.
-        constrained: only `token_ids` may be chosen.
+        history: int32 ``[slots, length]``, the tokens of each request; set by the sampler.
     """
 
-    top_k: int
-    top_p: float
-    logprobs: int | None
-    token_ids: tuple[int, ...]
-    constrained: bool
-
-    @classmethod
-    def of(cls, params: Any, constrained: bool) -> RowNeeds | None:
-        """A request's needs, or None where the tiled pass is enough."""
-        needs = cls(
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            logprobs=params.logprobs,
-            token_ids=tuple(params.logprob_token_ids or ()),
-            constrained=constrained,
-        )
-        return None if needs == cls(0, 1.0, None, (), False) else needs
-
-    @property
-    def reports(self) -> bool:
-        """Whether logprobs leave with the tokens."""
-        return self.logprobs is not None or bool(self.token_ids)
-
-
-class WholeRows:
-    """What such requests need, by slot (on the host), and the logprobs of unfinished canvases."""
-
-    def __init__(self, slots: SlotState, head: Head, raw: bool) -> None:
+    def __init__(
+        self, slots: SlotState, vocabulary: int, mode: str, head: Head | None = None
+    ) -> None:
         self.slots = slots
+        self.vocabulary = vocabulary
         self.head = head
-        self.raw = raw  # report logits rather than logprobs
+        self.logits_are_reported = mode in ("raw_logits", "processed_logits")
+        self.processed = mode.startswith("processed")
         self.needs: dict[int, RowNeeds] = {}
+        self.rows: dict[int, torch.Tensor] = {}  # this step's scores [L, vocabulary], by slot
         self.kept: dict[int, LogprobsTensors] = {}
+        self.history: torch.Tensor = torch.zeros((0, 0), dtype=torch.int32)
+        self.position = torch.arange(slots.length, device=slots.device)
 
     def enter(self, slot: int, needs: RowNeeds | None) -> None:
         """A request enters ``slot``; whatever was there before is gone."""
@@ -79,13 +56,92 @@ class WholeRows:
         if needs is not None:
             self.needs[slot] = needs
 
+    def _asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowNeeds]]:
+        """(index in the batch, slot, needs) of the requests of a batch that have some."""
+        if not self.needs:
+            return []
+        slots = enumerate(on_host.tolist())
+        return [(n, slot, self.needs[slot]) for n, slot in slots if slot in self.needs]
+
+    def shape(self, logits: torch.Tensor, on_host: np.ndarray) -> None:
+        """Apply biases and bans to logits ``[n * L, vocabulary]``, in place."""
+        length = self.slots.length
+        for index, slot, needs in self._asking(on_host):
+            if needs.shapes:
+                self._shape(logits[index * length : (index + 1) * length], slot, needs)
+
+    def _shape(self, rows: torch.Tensor, slot: int, needs: RowNeeds) -> None:
+        """The order is vLLM's: allowed ids, bias, minimum length, bans, penalties."""
+
+        def ids(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=rows.device)
+
+        if needs.allowed:
+            allowed = ids(needs.allowed)
+            kept = rows[:, allowed]
+            rows.fill_(-torch.inf).index_copy_(1, allowed, kept)
+        if needs.logit_bias:
+            bias = torch.tensor(list(needs.logit_bias.values()), device=rows.device)
+            rows.index_add_(
+                1, ids(list(needs.logit_bias)), bias.to(rows.dtype).expand(len(rows), -1)
+            )
+        if needs.min_tokens and needs.ends:
+            put_out = self.slots.start[slot] + self.position - needs.prompt_length  # [L]
+            too_early = (put_out < needs.min_tokens)[:, None]
+            ends = ids(needs.ends)
+            rows.index_copy_(1, ends, rows[:, ends].masked_fill(too_early, -torch.inf))
+        if needs.banned:
+            rows.index_fill_(1, ids(needs.banned), -torch.inf)
+        if needs.penalises:
+            self._penalise(rows, slot, needs)
+
+    def _penalise(self, rows: torch.Tensor, slot: int, needs: RowNeeds) -> None:
+        """As vLLM's penalties, counting what stands before the canvas."""
+        tokens = self.history[slot].long().clamp(0, self.vocabulary - 1)
+        at = torch.arange(len(tokens), device=tokens.device)
+        before = at < torch.clamp(self.slots.start[slot], min=needs.prompt_length)
+        count = torch.zeros(self.vocabulary, device=rows.device)
+        count.index_add_(0, tokens, (before & (at >= needs.prompt_length)).float())
+        seen = torch.zeros(self.vocabulary, device=rows.device)
+        seen.index_add_(0, tokens, before.float())
+        repeated = torch.where(rows > 0, rows / needs.repetition, rows * needs.repetition)
+        rows.copy_(torch.where(seen > 0, repeated, rows))
+        rows.sub_((needs.frequency * count + needs.presence * (count > 0)).to(rows.dtype))
+
+    def filter(self, scaled: torch.Tensor, on_host: np.ndarray) -> torch.Tensor:
+        """Tempered logits ``[n * L, vocabulary]`` without the tokens that filters exclude."""
+        asking = [(n, needs) for n, _, needs in self._asking(on_host) if needs.filters]
+        if not asking:
+            return scaled
+        index = torch.tensor([n for n, _ in asking], device=scaled.device)
+        rows = scaled.view(-1, self.slots.length, scaled.shape[1])
+        some = self._filtered(rows[index].flatten(0, 1), [needs for _, needs in asking])
+        return rows.index_copy(0, index, some.view(len(index), *rows.shape[1:])).flatten(0, 1)
+
+    def _filtered(self, logits: torch.Tensor, needs: list[RowNeeds]) -> torch.Tensor:
+        """Logits ``[n * L, vocabulary]`` of `n` requests, filtered; one operation for all."""
+        device, length = logits.device, self.slots.length
+
+        def each(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, device=device).repeat_interleave(length)
+
+        if any(need.min_p for need in needs):
+            floor = logits.amax(-1) + each([max(need.min_p, 1e-30) for need in needs]).log()
+            logits = logits.masked_fill(logits < floor[:, None], -torch.inf)
+        k = p = None
+        if any(need.top_k for need in needs):
+            k = each([min(need.top_k or self.vocabulary, self.vocabulary) for need in needs])
+        if any(need.top_p < 1 for need in needs):
+            p = each([need.top_p for need in needs])
+        return apply_top_k_top_p(logits.clone(), k, p)
+
     def refine(
         self,
         statistics: SampledStatistics,
         soft: torch.Tensor,
         hidden: torch.Tensor,
         draws: tuple[torch.Tensor, torch.Tensor],
-        slots: np.ndarray,
+        on_host: np.ndarray,
     ) -> None:
         """Replace what the tiled pass found for canvases that need whole rows, in place.
 
@@ -94,60 +150,63 @@ class WholeRows:
             soft: ``[n, L, hidden]``.
             hidden: ``[n * L, hidden]``.
             draws: temperature ``[n]`` and keys ``[n, L]`` of this step.
-            slots: int ``[n]``, on the host.
+            on_host: int ``[n]``, the slots.
         """
+        if self.head is None:
+            raise TypeError("only a model with a tiled head refines")
         length = self.slots.length
-        for index, slot in enumerate(slots.tolist()):
-            needs = self.needs.get(slot)
-            if needs is None:
-                continue
-            rows = hidden[index * length : (index + 1) * length]
-            logits = self._filtered(self.head.whole(rows), needs)
+        for index, slot, needs in self._asking(on_host):
+            logits = self.head.whole(hidden[index * length : (index + 1) * length])
+            if needs.shapes:
+                self._shape(logits, slot, needs)
+            if needs.filters:
+                logits = self._filtered(logits, [needs])
             temperature, keys = draws[0][index].expand(length), draws[1][index]
             found, distribution = sampled_statistics(logits, temperature, keys)
-            for name in FIELDS:
-                getattr(statistics, name)[index] = getattr(found, name)
-            if self.head.embedding is not None:
-                soft[index] = self.head.average(distribution)
-            if needs.reports and int(self.slots.phase[slot]) != Phase.COMMIT:
+            for f in fields(found):
+                getattr(statistics, f.name)[index] = getattr(found, f.name)
+            soft[index] = self.head.average(distribution)
+            if needs.reports:
                 plain = bool(self.slots.read_only[slot]) or float(temperature[0]) == 0
-                scaled = logits if plain else logits / temperature[:, None]
-                self.kept[slot] = self._report(scaled, found.token, needs)
+                self.rows[slot] = logits if plain else logits / temperature[:, None]
 
-    def collect(self, slots: np.ndarray, num_sampled: torch.Tensor) -> LogprobsTensors | None:
-        """The logprobs of the canvases that leave now, in batch order; None if none has any."""
-        if not any(slot in self.kept for slot in slots.tolist()):
-            return None
-        parts: list[LogprobsTensors] = []
-        starts, rows = [], 0
-        for slot, count in zip(slots.tolist(), num_sampled.tolist(), strict=True):
-            starts.append(rows)
-            if count and slot in self.kept:
-                parts.append(self.kept.pop(slot))
-                parts[-1] = _first(parts[-1], count)
-                rows += count
-        return _joined(parts, starts) if parts else None
+    def remember(self, logits: torch.Tensor, on_host: np.ndarray) -> None:
+        """Keep the scores ``[n * L, vocabulary]`` of requests that report, for `report`."""
+        length = self.slots.length
+        for index, slot, needs in self._asking(on_host):
+            if needs.reports:
+                self.rows[slot] = logits[index * length : (index + 1) * length].clone()
 
-    def _filtered(self, logits: torch.Tensor, needs: RowNeeds) -> torch.Tensor:
-        rows = len(logits)
-        if needs.constrained:
-            allowed = torch.tensor(needs.token_ids, device=logits.device)
-            outside = torch.full_like(logits, -torch.inf)
-            logits = outside.index_copy_(1, allowed, logits[:, allowed])
-        if needs.top_k == 0 and needs.top_p == 1:
-            return logits
-        k = torch.full((rows,), min(needs.top_k, logits.shape[1]), device=logits.device)
-        p = torch.full((rows,), needs.top_p, device=logits.device)
-        return apply_top_k_top_p(logits, k if needs.top_k else None, p if needs.top_p < 1 else None)
+    def report(self, tokens: torch.Tensor, decided: torch.Tensor, on_host: np.ndarray) -> None:
+        """Note the logprobs of the positions that this step decided.
 
-    def _report(
+        `tokens` int64 ``[n, L]`` is what stands there now, `decided` bool ``[n, L]``.
+        """
+        if not self.rows:
+            return
+        for index, slot in enumerate(on_host.tolist()):
+            if slot not in self.rows:
+                continue
+            new = self._scores(self.rows[slot], tokens[index], self.needs[slot])
+            old = self.kept.get(slot, new)
+            at = decided[index]
+            self.kept[slot] = LogprobsTensors(
+                torch.where(at[:, None], new.logprob_token_ids, old.logprob_token_ids),
+                torch.where(at[:, None], new.logprobs, old.logprobs),
+                torch.where(at, new.selected_token_ranks, old.selected_token_ranks),
+            )
+        self.rows.clear()
+
+    def _scores(
         self, logits: torch.Tensor, chosen: torch.Tensor, needs: RowNeeds
     ) -> LogprobsTensors:
-        scores = logits.float() if self.raw else logits.float().log_softmax(-1)
+        scores = logits.float()
+        if not self.logits_are_reported:
+            scores = scores.log_softmax(-1)
         if needs.token_ids:
             ids = torch.tensor(needs.token_ids, device=logits.device).expand(len(logits), -1)
         else:
-            most = self.head.vocabulary if needs.logprobs == -1 else needs.logprobs or 0
+            most = self.vocabulary if needs.logprobs == -1 else needs.logprobs or 0
             ids = scores.topk(most, dim=-1).indices
         ids = torch.cat([chosen[:, None], ids], dim=1)
         selected = scores.gather(1, chosen[:, None])
@@ -155,10 +214,31 @@ class WholeRows:
         ranks = (scores >= selected).sum(1)
         return LogprobsTensors(ids, scores.gather(1, ids), ranks)
 
+    def collect(
+        self, on_host: np.ndarray, num_sampled: torch.Tensor, first: torch.Tensor
+    ) -> LogprobsTensors | None:
+        """The logprobs of the canvases that leave now, in batch order; None if none has any.
 
-def _first(part: LogprobsTensors, count: int) -> LogprobsTensors:
+        `first` int64 is where each row's tokens begin in its canvas (the prompt's tail).
+        """
+        if not any(slot in self.kept for slot in on_host.tolist()):
+            return None
+        parts: list[LogprobsTensors] = []
+        starts, rows = [], 0
+        counts = zip(on_host.tolist(), num_sampled.tolist(), first.tolist(), strict=True)
+        for slot, count, begin in counts:
+            starts.append(rows)
+            if count and slot in self.kept:
+                parts.append(_some(self.kept.pop(slot), begin, begin + count))
+                rows += count
+        return _joined(parts, starts) if parts else None
+
+
+def _some(part: LogprobsTensors, first: int, end: int) -> LogprobsTensors:
     return LogprobsTensors(
-        part.logprob_token_ids[:count], part.logprobs[:count], part.selected_token_ranks[:count]
+        part.logprob_token_ids[first:end],
+        part.logprobs[first:end],
+        part.selected_token_ranks[first:end],
     )
 
 

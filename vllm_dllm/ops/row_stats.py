@@ -6,9 +6,12 @@ is computed in float32, whatever the dtype of the logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
+
+Statistics = TypeVar("Statistics", bound="RowStatistics")
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,30 @@ class RowStatistics:
     token: torch.Tensor
     probability: torch.Tensor
 
-    def view(self, *shape: int) -> RowStatistics:
+    def view(self: Statistics, *shape: int) -> Statistics:
         """The same statistics in another shape, e.g. ``[slots, L]``."""
-        return RowStatistics(self.token.view(*shape), self.probability.view(*shape))
+        return type(self)(*(getattr(self, f.name).view(*shape) for f in fields(self)))
+
+    def take(self: Statistics, index: torch.Tensor) -> Statistics:
+        """Those of some slots, int64 ``[n]``."""
+        return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    @classmethod
+    def join(cls: type[Statistics], parts: list[Statistics]) -> Statistics:
+        """Parts one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
 
-def row_statistics(logits: torch.Tensor, forbidden: int) -> RowStatistics:
+@dataclass(frozen=True)
+class EntropyStatistics(RowStatistics):
+    """Row statistics with ``entropy``, float32, nats, of the whole distribution."""
+
+    entropy: torch.Tensor
+
+
+def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) -> RowStatistics:
     """Argmax and its probability for each row of ``logits``.
 
     The forbidden token (the mask) takes part in the normalisation, so that probabilities
@@ -39,6 +60,7 @@ def row_statistics(logits: torch.Tensor, forbidden: int) -> RowStatistics:
         logits: ``[rows, vocabulary]``, any floating dtype. A vocabulary of at least two, one of
             them with a finite logit beside the forbidden one: else there is nothing to choose.
         forbidden: token id that is never chosen.
+        entropy: also compute entropies (`EntropyStatistics`).
 
     Returns:
         Statistics of shape ``[rows]``.
@@ -50,4 +72,32 @@ def row_statistics(logits: torch.Tensor, forbidden: int) -> RowStatistics:
     logits[:, forbidden] = -torch.inf
     token = logits.argmax(dim=-1)  # [rows]
     logits[:, forbidden] = column
-    return RowStatistics(token, probability.gather(1, token[:, None])[:, 0])
+    top = probability.gather(1, token[:, None])[:, 0]
+    if not entropy:
+        return RowStatistics(token, top)
+    return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
+
+
+def with_samples(
+    greedy: RowStatistics, scaled: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor
+) -> RowStatistics:
+    """Drawn tokens in place of the most likely ones, with a confidence for thresholds.
+
+    A drawn token's confidence is the smaller of the argmax' probability and its own weight
+    relative to the argmax, ``exp((logit - largest) / temperature)``. So a token that is
+    as likely as the argmax is as sure, and sampling does not collapse into one token a step,
+    as it would with the (small) probability of the drawn token itself.
+
+    Args:
+        greedy: statistics of shape ``[rows]``.
+        scaled: ``[rows, vocabulary]``, logits divided by the temperature (by 1 where that is 0).
+        temperature: float32 ``[rows]``; rows at 0 stay as they are.
+        drawn: int64 ``[rows]``.
+    """
+    sampled = temperature > 0
+    weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
+    values = {f.name: getattr(greedy, f.name) for f in fields(greedy)}
+    values["token"] = torch.where(sampled, drawn, greedy.token)
+    sure = torch.minimum(greedy.probability, weight[:, 0].float())
+    values["probability"] = torch.where(sampled, sure, greedy.probability)
+    return type(greedy)(**values)

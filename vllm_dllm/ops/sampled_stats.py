@@ -10,7 +10,7 @@ Gumbel variables is Gumbel distributed around their log-sum-exp; Maddison et al.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -40,12 +40,8 @@ class SampledStatistics(RowStatistics):
     sample_probability: torch.Tensor
     entropy: torch.Tensor
 
-    def view(self, *shape: int) -> SampledStatistics:
-        """The same statistics in another shape, e.g. ``[slots, L]``."""
-        return SampledStatistics(*(getattr(self, name).view(*shape) for name in FIELDS))
 
-
-FIELDS = ("token", "probability", "sample", "sample_probability", "entropy")
+FIELDS = tuple(f.name for f in fields(SampledStatistics))
 
 
 def sampled_statistics(
@@ -65,7 +61,7 @@ def sampled_statistics(
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
     token = scaled.argmax(-1)
-    sample = torch.where(greedy, token, _draw(scaled, keys))
+    sample = torch.where(greedy, token, draw(scaled, keys))
     probability = scaled.softmax(-1)
     certain = torch.nn.functional.one_hot(token, logits.shape[-1]).float()
     probability = torch.where(greedy[:, None], certain, probability)
@@ -74,7 +70,7 @@ def sampled_statistics(
     return SampledStatistics(token, pick[0], sample, pick[1], entropy), probability
 
 
-def _draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Ids drawn from ``softmax(scaled)``, int64 ``[rows]``, as the module's docstring says."""
     groups = grouped(scaled)
     score = groups.logsumexp(-1) + group_noise(keys, 0, groups.shape[1])

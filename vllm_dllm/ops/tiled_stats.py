@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from vllm_dllm.ops.sampled_stats import (
-    FIELDS,
     GROUP,
     SampledStatistics,
     draw_in_group,
@@ -141,11 +140,10 @@ def tiled_statistics(
         for first in head.ids[::ids]:
             running.add(first, min(first + ids, head.ids.stop))
         parts.append(running.result())
-    if len(parts) == 1:
-        return parts[0]
-    fields = [torch.cat([getattr(part, name) for part, _ in parts]) for name in FIELDS]
-    soft = None if head.embedding is None else torch.cat([s for _, s in parts if s is not None])
-    return SampledStatistics(*fields), soft
+    statistics = SampledStatistics.join([found for found, _ in parts])
+    if head.embedding is None or len(parts) == 1:
+        return statistics, parts[0][1]
+    return statistics, torch.cat([soft for _, soft in parts if soft is not None])
 
 
 @dataclass

@@ -1,0 +1,77 @@
+"""Request over server over checkpoint over default, and where each value came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_dllm.config import DllmSettings, RequestOptions
+from vllm_dllm.engine.choices import Served
+from vllm_dllm.ranges import SettingsError
+
+
+def served(checkpoint: dict[str, float] | None = None, **settings: Any) -> Served:
+    return Served("mask", "LowConfidence", DllmSettings(**settings), checkpoint or {}, length=32)
+
+
+def test_precedence() -> None:
+    both = {"threshold": 0.6, "edit_threshold": 0.2}
+    server = served(both, algorithm="JointThreshold", parameters={"threshold": 0.7})
+    plain = server.choose()
+    assert plain.algorithm.name == "JointThreshold"
+    assert plain.settings.values()["threshold"] == 0.7
+    assert plain.settings.values()["edit_threshold"] == 0.2
+    assert plain.sources == {
+        "threshold": "server",
+        "edit_threshold": "checkpoint",
+        "max_post_edit_steps": "default",
+        "penalty_lambda": "default",
+        "algorithm": "server",
+        "max_steps": "default",
+    }
+    asked = server.choose(RequestOptions(parameters={"threshold": 0.8}, max_steps=5))
+    assert asked.settings.values()["threshold"] == 0.8
+    assert asked.max_steps == 5
+    assert (asked.sources["threshold"], asked.sources["max_steps"]) == ("request", "request")
+
+
+def test_presets_count_where_they_were_chosen() -> None:
+    server = served(algorithm="JointThreshold-Q", parameters={"threshold": 0.9})
+    values = server.choose().settings.values()
+    assert (values["threshold"], values["edit_threshold"]) == (0.9, 0.5)
+    values = server.choose(RequestOptions(algorithm="JointThreshold-S")).settings.values()
+    assert (values["threshold"], values["edit_threshold"]) == (0.5, 0.0)
+
+
+def test_caps() -> None:
+    assert served().choose().max_steps == 33
+    assert served(algorithm="JointThreshold").choose().max_steps == 32 + 16 + 1
+    assert served({"max_denoising_steps": 7}).choose().max_steps == 7
+    uniform = Served("uniform", "EntropyBound", DllmSettings(), {"max_denoising_steps": 9})
+    assert uniform.choose(RequestOptions(max_steps=4)).max_steps == 4
+    late = uniform.choose(RequestOptions(max_steps=40))
+    assert (late.max_steps, late.schedule_steps) == (9, 9)
+
+
+@pytest.mark.parametrize(
+    ("server", "options", "message"),
+    [
+        (served(parameters={"edit_threshold": 0.1}), {}, "dllm.edit_threshold is not a setting of"),
+        (served(), {"parameters": {"low": 0.1}}, "diffusion_low is not a setting of LowConfidence"),
+        (served(parameters={"threshold": -1}), {}, "dllm.threshold must be"),
+        (served({"threshold": -1}), {}, "generation_config.json: threshold must be"),
+        (served(), {"parameters": {"threshold": True}}, "diffusion_threshold must be a number"),
+        (served(), {"algorithm": "LowConfidens"}, "did you mean 'LowConfidence'"),
+        (served(algorithm="EntropyBond"), {}, "did you mean 'EntropyBound'"),
+    ],
+)
+def test_refused(server: Served, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        server.choose(RequestOptions(**options))
+
+
+def test_the_falling_schedule() -> None:
+    uniform = Served("uniform", "EntropyBound", DllmSettings(parameters={"t_min": 0.9}))
+    with pytest.raises(SettingsError, match=r"t_max must be above t_min=0\.9"):
+        uniform.choose()
