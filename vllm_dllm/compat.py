@@ -134,7 +134,11 @@ def patch_sampling_validation() -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from vllm_dllm.engine.admission import GREEDY_EPSILON, validate_sampling_params
+    from vllm_dllm.engine.admission import (
+        GREEDY_EPSILON,
+        validate_bad_words,
+        validate_sampling_params,
+    )
 
     def validate_diffusion(original: Callable[..., Any]) -> Callable[..., Any]:
         def validate(self: Any, model_config: ModelConfig) -> None:
@@ -147,11 +151,20 @@ def patch_sampling_validation() -> None:
 
         return validate
 
+    def tokenized(original: Callable[..., Any]) -> Callable[..., Any]:
+        def update(self: Any, tokenizer: Any) -> None:
+            original(self, tokenizer)
+            if _serving_ours:
+                validate_bad_words(self)
+
+        return update
+
     verify_greedy = SamplingParams._verify_greedy_sampling
     if getattr(verify_greedy, _PATCHED, False):
         return
     _wrap(SamplingParams, "_validate_diffusion", validate_diffusion)
     _wrap(SamplingParams, "_verify_greedy_sampling", _greedy_samples_once_serving)
+    _wrap(SamplingParams, "update_from_tokenizer", tokenized)
     _wrap(InputProcessor, "__init__", _note_serving)
 
 

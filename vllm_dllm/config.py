@@ -101,6 +101,7 @@ class RequestOptions:
         canvas_length: width of the request's canvases, at most the served one.
         read_only: one canvas is the whole answer; it leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
+        stream_prefix: put out the decided beginning of an unfinished canvas.
     """
 
     algorithm: str | None = None
@@ -111,6 +112,7 @@ class RequestOptions:
     canvas_length: int | None = None
     read_only: bool | int | None = None
     constrained: bool | int | None = None
+    stream_prefix: bool | int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, (str, type(None))) or ":" in (self.algorithm or ""):
@@ -127,7 +129,7 @@ class RequestOptions:
         if self.pinned and self.seed_canvas is None:
             raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
         # vLLM's HTTP server narrows JSON booleans to 0 and 1.
-        for name in ("read_only", "constrained"):
+        for name in ("read_only", "constrained", "stream_prefix"):
             value = getattr(self, name)
             if not (value is None or isinstance(value, int)) or value not in (None, 0, 1):
                 raise SettingsError(

@@ -1,4 +1,4 @@
-"""What a diffusion request cannot ask for yet: HTTP 400, with the parameter's name."""
+"""What a diffusion request cannot ask for: HTTP 400, with the parameter's name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from tests.e2e.server import Server
 pytestmark = pytest.mark.e2e
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "temperature": ({"temperature": 0.7}, "temperature"),
-    "presence_penalty": ({"presence_penalty": 0.5}, "presence_penalty"),
-    "frequency_penalty": ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    "repetition_penalty": ({"repetition_penalty": 1.2}, "repetition_penalty"),
-    "min_tokens": ({"min_tokens": 3}, "min_tokens"),
-    "logit_bias": ({"logit_bias": {"5": 2.0}}, "logit_bias"),
-    "logprobs": ({"logprobs": 2}, "logprobs"),
     "prompt_logprobs": ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    "bad_words": ({"bad_words": ["t5"]}, "bad_words"),
-    "allowed_token_ids": ({"allowed_token_ids": [5, 6]}, "allowed_token_ids"),
+    "bad_words": ({"bad_words": ["t5 t6"]}, "bad_words"),
+    "unknown-algorithm": ({"vllm_xargs": {"diffusion_algorithm": "Credits"}}, "'Credit'"),
+    "algorithm-path": ({"vllm_xargs": {"diffusion_algorithm": "os:system"}}, "registered name"),
+    "foreign-setting": ({"vllm_xargs": {"diffusion_low": 0.5}}, "diffusion_low"),
+    "greedy-only": (
+        {"temperature": 0.7, "vllm_xargs": {"diffusion_algorithm": "Credit"}},
+        "temperature=0.7 is not supported by Credit",
+    ),
+    "streamed-edits": (
+        {"vllm_xargs": {"diffusion_algorithm": "JointThreshold", "diffusion_stream_prefix": 1}},
+        "diffusion_stream_prefix",
+    ),
     "response_format": ({"response_format": {"type": "json_object"}}, "structured"),
     "structured_outputs": ({"structured_outputs": {"regex": "a+"}}, "structured"),
     "misspelt": ({"vllm_xargs": {"diffusion_treshold": 0.5}}, "diffusion_threshold"),
@@ -30,7 +33,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-steps": ({"vllm_xargs": {"diffusion_max_steps": 0}}, "diffusion_max_steps"),
     "canvas": ({"vllm_xargs": {"diffusion_canvas_length": 4}}, "diffusion_canvas_length"),
     "read-only": ({"vllm_xargs": {"diffusion_read_only": 1}}, "diffusion_read_only"),
-    "beam-search": ({"use_beam_search": True, "n": 2}, ""),
     "empty-prompt": ({"prompt": []}, ""),
     "out-of-vocabulary": ({"prompt": [5, 512]}, ""),
 }
@@ -48,8 +50,8 @@ def test_refused_by_name(server: Server, golden: oracle.Checkpoint, case: str) -
 def test_refused_in_chat(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "t5 t6"}], "max_tokens": 8}
     for options, name in (
-        ({"logprobs": True, "top_logprobs": 2}, "logprobs"),
-        ({"temperature": 1.0}, "temperature"),
+        ({"response_format": {"type": "json_object"}}, "structured"),
+        ({"vllm_xargs": {"diffusion_max_step": 1}}, "diffusion_max_steps"),
     ):
         response = server.post("/v1/chat/completions", **body, **options)
         assert response.status_code == 400, response.text

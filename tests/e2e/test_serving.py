@@ -45,6 +45,20 @@ def test_streamed_by_block(server: Server, golden: oracle.Checkpoint) -> None:
         assert [len(event) for event in events[:-1]] == lengths[:-1]
 
 
+def test_streamed_prefixes(server: Server, golden: oracle.Checkpoint) -> None:
+    """With ``diffusion_stream_prefix`` what is decided and contiguous comes before its block."""
+    finer = 0
+    for case in pick(golden, 8):
+        prompt, body = golden.prompts[case.prompt].tokens, asked(case)
+        blocks = server.stream(prompt, **body)
+        body["vllm_xargs"] = body["vllm_xargs"] | {"diffusion_stream_prefix": 1}
+        events = server.stream(prompt, **body)
+        assert list(chain(*events)) == case.output
+        finer += len(events) - len(blocks)
+    assert finer > 8
+    server.wait_until_idle()
+
+
 def test_chat(server: Server, golden: oracle.Checkpoint) -> None:
     case = pick(golden, 1)[0]
     text = " ".join(f"t{i}" for i in golden.prompts[case.prompt].tokens)
@@ -129,5 +143,5 @@ def test_diffusion_metrics_count(server: Server, golden: oracle.Checkpoint) -> N
     steps, positions, committed = (
         server.metric(name) - old for name, old in zip(names, before, strict=True)
     )
-    # Two blocks, one token a step, and a commit each.
-    assert (steps, positions, committed) == (18, 18 * 8, 16)
+    # Two blocks, one token a step; only the first is committed, nobody reads the last one.
+    assert (steps, positions, committed) == (17, 17 * 8, 16)

@@ -16,7 +16,7 @@ from examples.tiny.training import Encoder
 from tests.engine.harness import Engine, count_calls, engine
 from tests.ops.test_noise import limit
 from tests.reference_gemma import COLD, Reference
-from vllm_dllm.decoding import EntropyBound
+from vllm_dllm.decoding.masked_entropy_bound import within_bound
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -56,25 +56,24 @@ class FirstSteps:
         self.accepted: list[torch.Tensor] = []
         self.entropy: list[torch.Tensor] = []
         self.steps: list[torch.Tensor] = []
-        self.sampler, self.slots = running.runner.sampler, running.slots
-        self.original = type(self.sampler)._step
-        self.sampler._step = self._recorded
+        self.decoder, self.slots = running.runner.sampler.decoder, running.slots
+        self.decide = self.decoder.decide
+        self.decoder.decide = self._recorded
 
-    def _recorded(self, canvas: Any, rows: Any, slot: torch.Tensor, present: Any) -> Any:
-        from vllm_dllm.engine.requests import Phase
-
-        first = (self.slots.step[slot] == 0) & (self.slots.phase[slot] == Phase.DENOISE)
-        commits = self.slots.phase[slot] == Phase.COMMIT
-        self.steps.append(self.slots.step[slot][commits])
-        bound = self.slots.parameters["entropy_bound"][slot]
-        accept = EntropyBound._accept(rows.statistics.entropy, bound)
+    def _recorded(self, plan: Any, rows: Any, *rest: Any) -> Any:
+        slot, ((bank, _),) = plan.wanted.slots, plan.groups
+        step = self.slots.step[slot]
+        accept = within_bound(rows.statistics.entropy, bank.parameters["entropy_bound"][slot])
         tokens = torch.where(accept, rows.statistics.sample, REJECTED)
-        self.accepted.append(tokens[first])
-        self.entropy.append(rows.statistics.entropy[first].mean(1))
-        return self.original(self.sampler, canvas, rows, slot, present)
+        self.accepted.append(tokens[step == 0])
+        self.entropy.append(rows.statistics.entropy[step == 0].mean(1))
+        outcome = self.decide(plan, rows, *rest)
+        # Each request is one canvas, which leaves without a commit.
+        self.steps.append(step[outcome.leaves] + 1)
+        return outcome
 
     def close(self) -> tuple[torch.Tensor, float, float]:
-        del self.sampler._step
+        del self.decoder.decide
         steps = torch.cat(self.steps).float().mean()
         return torch.cat(self.accepted), float(torch.cat(self.entropy).mean()), float(steps)
 

@@ -31,12 +31,6 @@ _UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
         lambda params: params.prompt_logprob_token_ids is not None,
         "see prompt_logprobs",
     ),
-    (
-        "bad_words",
-        lambda params: any(len(word) > 1 for word in params.bad_words_token_ids or ()),
-        "this one is several tokens long, and positions decided in the same step cannot see each "
-        "other; only words of one token can be ruled out",
-    ),
     ("structured_outputs", lambda params: params.structured_outputs is not None, "not yet"),
     (
         "thinking_token_budget",
@@ -49,6 +43,21 @@ _UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
         "tokens are not decided one after the other",
     ),
 )
+
+
+def validate_bad_words(params: Any) -> None:
+    """Refuse words of several tokens, once the tokenizer has said which they are.
+
+    Raises:
+        VLLMValidationError: there is one.
+    """
+    if any(len(word) > 1 for word in params.bad_words_token_ids or ()):
+        raise VLLMValidationError(
+            "bad_words is not supported with diffusion models for words of several tokens: "
+            "positions decided in the same step cannot see each other; only words of one token "
+            "can be ruled out.",
+            parameter="bad_words",
+        )
 
 
 def validate_sampling_params(params: Any, served: Served) -> None:
@@ -75,6 +84,10 @@ def validate_sampling_params(params: Any, served: Served) -> None:
         algorithm = served.choose(options).algorithm
         if served.mask_token is not None:
             refuse_canvas_options(options)
+        if options.stream_prefix and algorithm.edits:
+            raise SettingsError(
+                f"diffusion_stream_prefix: {algorithm.name} may still change what it has decided"
+            )
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
     if params.temperature >= GREEDY_EPSILON and not algorithm.samples:

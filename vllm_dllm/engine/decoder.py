@@ -63,7 +63,8 @@ class Outcome:
         ready: int64 ``[n]``, the prefix that may leave, 0 while the canvas goes on.
         commits: this pass was the canvas' commit, so what was read leaves.
         emitted: int64 ``[n]``, the prefix that leaves, where `leaves`.
-        leaves: a prefix leaves now.
+        leaves: a prefix leaves now, and with it the canvas.
+        streamed: int64 ``[n]``, the prefix that is out after this step, of those that stay.
         goes_on: the canvas is denoised further.
         released: a finished canvas need not wait for others.
     """
@@ -75,6 +76,7 @@ class Outcome:
     commits: torch.Tensor
     emitted: torch.Tensor
     leaves: torch.Tensor
+    streamed: torch.Tensor
     goes_on: torch.Tensor
     released: torch.Tensor
 
@@ -134,6 +136,7 @@ class Decoder:
             decided = decided | (before.masked & ~canvas.masked)
         else:
             decided = torch.ones_like(decided)  # every step predicts the whole canvas
+        goes_on = ~(leaves | (released & (ready > 0)))
         return Outcome(
             canvas=canvas,
             decided=decided & ~(commits | waiting)[:, None],
@@ -142,7 +145,8 @@ class Decoder:
             commits=commits,
             emitted=torch.where(commits, state.ready[slots], ready),
             leaves=leaves,
-            goes_on=~(leaves | (released & (ready > 0))),
+            streamed=self._streamed(canvas, slots, goes_on, limit),
+            goes_on=goes_on,
             released=released,
         )
 
@@ -155,8 +159,9 @@ class Decoder:
             for name, tensor in bank.state.items():
                 tensor.index_copy_(0, at, new[name])
             bank.reset(at, leaves if index is None else leaves[index])
-        emitted = (outcome.emitted - state.tail[slots]) * leaves
-        state.remaining.index_add_(0, slots, -emitted)
+        out = torch.where(leaves, outcome.emitted, outcome.streamed)
+        state.remaining.index_add_(0, slots, state.tail[slots] - out)
+        state.tail.index_copy_(0, slots, outcome.streamed)
         state.renew(slots, leaves, width)
         state.ready.index_copy_(0, slots, outcome.ready * ~leaves)
         commit_next = outcome.released & (outcome.ready > 0) & ~leaves
@@ -214,6 +219,17 @@ class Decoder:
         ]
         tokens, masked, done, edit = (part for part in merged if part is not None)
         return Canvas(tokens, masked, plan.before.fixed), done, edit
+
+    def _streamed(
+        self, canvas: Canvas, slots: torch.Tensor, goes_on: torch.Tensor, limit: torch.Tensor
+    ) -> torch.Tensor:
+        """The prefix that is out after this step: what was, or up to the first mask."""
+        tail = self.slots.tail[slots]
+        if self.slots.kind.mask_token is None:
+            return tail
+        prefix = (canvas.masked.cumsum(1) == 0).sum(1)
+        sends = self.slots.stream_prefix[slots] & goes_on
+        return torch.where(sends, torch.minimum(prefix, limit), tail)
 
     def _without_commit(
         self,

@@ -76,7 +76,12 @@ class DiffusionModelState(ModelState):
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
-        limits = Limits(limit - (len(prompt) - asked), ends, bool(options.read_only))
+        limits = Limits(
+            limit - (len(prompt) - asked),
+            ends,
+            read_only=bool(options.read_only),
+            stream_prefix=bool(options.stream_prefix),
+        )
         self.slots.configure(req_index, served.choose(options), params.temperature, limits)
         if new and options.seed_canvas is not None:
             self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())

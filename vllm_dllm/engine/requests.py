@@ -73,11 +73,13 @@ class Limits:
         tokens: how many it may still put out.
         ends: token ids that end it.
         read_only: its first canvas is the whole answer.
+        stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
     """
 
     tokens: int
     ends: Iterable[int] = ()
     read_only: bool = False
+    stream_prefix: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class SlotState:
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
         phase: int8 ``[slots]``, a `Phase`.
         start: int64 ``[slots]``, absolute position of the canvas.
-        tail: int64 ``[slots]``, fixed prompt positions at the start of the canvas.
+        tail: int64 ``[slots]``, positions at the start of the canvas that vLLM has as tokens: the
+            prompt's, and with `stream_prefix` those that have been put out.
         ready: int64 ``[slots]``, canvas prefix that leaves at the commit.
         remaining: int64 ``[slots]``, tokens that the request may still put out.
         step: int32 ``[slots]``, denoise steps that the canvas has taken.
@@ -115,6 +118,7 @@ class SlotState:
         temperature: float32 ``[slots]``, the request's own.
         seed: int64 ``[slots]``, all that a request's random numbers come from.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
+        stream_prefix: bool ``[slots]``, see `Limits`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         banks: the tensors of each algorithm that a request has asked for, by its name.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
@@ -142,6 +146,7 @@ class SlotState:
         self.temperature = full(0, torch.float32)
         self.seed = full(0, torch.int64)
         self.read_only = full(False, torch.bool)
+        self.stream_prefix = full(False, torch.bool)
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.banks: dict[str, Bank] = {}
         # On the host: each slot's bank, by the order of their first use.
@@ -172,6 +177,7 @@ class SlotState:
         self.temperature[slot].fill_(temperature)
         self.remaining[slot].fill_(limits.tokens)
         self.read_only[slot].fill_(limits.read_only)
+        self.stream_prefix[slot].fill_(limits.stream_prefix)
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
         ids = sorted(set(limits.ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids

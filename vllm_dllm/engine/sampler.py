@@ -4,7 +4,7 @@ What it returns is vLLM's speculative-decoding accounting (`num_sampled`, `num_r
 
     prefill chunk          0, 0             the cache advances by the chunk
     last prefill chunk     0, r             the worker goes back to the block's boundary (r = tail)
-    denoise step           0, L             nothing advances
+    denoise step           0, L             nothing advances (with `stream_prefix`: new, L)
     commit                 emitted, 0       the canvas leaves, the cache advances by L
 
 A steady step is tensor operations on all slots at once: no loop over requests and no
@@ -142,7 +142,8 @@ class DiffusionSampler:
         rows = self.statistics(hidden_states, plan.wanted)
         outcome = self.decoder.decide(plan, rows, present, width)
         source = torch.where(outcome.commits[:, None], before.tokens, outcome.canvas.tokens)
-        self._emit(source, outcome.emitted, outcome.leaves, canvases, output)
+        emitted = torch.where(outcome.leaves, outcome.emitted, outcome.streamed)
+        self._emit(source, emitted, outcome.leaves, canvases, output)
         self.whole.report(outcome.canvas.tokens, outcome.decided, canvases.slot_on_host)
 
         self.decoder.keep(plan, outcome, width)
@@ -164,12 +165,16 @@ class DiffusionSampler:
         canvases: Canvases,
         output: SamplerOutput,
     ) -> None:
-        """Fill the output of canvases: tokens behind the prompt's tail, or a rejection."""
+        """Fill the output of canvases: tokens behind what is out already, or a rejection.
+
+        What is streamed counts for vLLM like a longer prompt: its scheduler goes on behind it,
+        the worker at the start of the canvas.
+        """
         state = self.slots
         tail = state.tail[canvases.slot]
         source = (self.positions + tail[:, None]).clamp_max(state.length - 1)  # [n, L]
         sampled = tokens.gather(1, source).int()
-        num_sampled = ((emitted - tail) * leaves).int()
+        num_sampled = (emitted - tail).int()
         width = state.length if canvases.width is None else canvases.width
         num_rejected = (width * ~leaves).int()
         if canvases.row is None:

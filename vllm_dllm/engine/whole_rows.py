@@ -229,7 +229,8 @@ class WholeRows:
         for slot, count, begin in counts:
             starts.append(rows)
             if count and slot in self.kept:
-                parts.append(_some(self.kept.pop(slot), begin, begin + count))
+                # Kept until the slot has a new request: more of this canvas may follow.
+                parts.append(_some(self.kept[slot], begin, begin + count))
                 rows += count
         return _joined(parts, starts) if parts else None
 

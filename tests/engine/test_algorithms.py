@@ -1,0 +1,132 @@
+"""Algorithms and execution modes in the engine: nothing that saves steps changes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.tiny.tasks import held_out_set
+from examples.tiny.tokens import llada2_tokenizer
+from examples.tiny.training import Encoder
+from tests.engine.harness import Engine, engine, greedy
+from vllm_dllm.decoding import algorithm_names
+
+pytestmark = pytest.mark.engine
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+NAMES = algorithm_names("mask")
+STREAMABLE = [name for name in NAMES if not name.startswith("JointThreshold")]
+# Ways to save forward passes; none may change a token.
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {"eos_early_stop": False, "skip_last_commit": False},
+    "early": {"eos_early_stop": True, "skip_last_commit": False},
+    "no-last-commit": {"eos_early_stop": False, "skip_last_commit": True},
+    "sync": {"execution": "sync"},
+}
+Answers = dict[str, list[tuple[list[int], str]]]
+
+
+def prompts() -> list[list[int]]:
+    encoder = Encoder(llada2_tokenizer())
+    return [encoder(problem).prompt for problem in held_out_set(1)]
+
+
+def ask(running: Engine, names: list[str], max_tokens: int, **options: Any) -> Answers:
+    """All prompts with each algorithm, together."""
+    asked = prompts()
+    params = [
+        greedy(max_tokens, diffusion_algorithm=name, logprobs=1, **options)
+        for name in names
+        for _ in asked
+    ]
+    got = running.generate(asked * len(names), params)
+    return {name: got[n * len(asked) : (n + 1) * len(asked)] for n, name in enumerate(names)}
+
+
+def steps(running: Engine) -> float:
+    name = "vllm:diffusion_num_denoising_steps"
+    return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, Any]]:
+    """Under each policy: all algorithms alone and together, and the steps it took."""
+    found: dict[str, dict[str, Any]] = {}
+    for policy, settings in POLICIES.items():
+        options = {"additional_config": {"dllm": settings}, "disable_log_stats": False}
+        with engine(TINY, 32, max_num_seqs=64, **options) as running:
+            alone: Answers = {}
+            one = prompts()[:3]
+            for name in NAMES:
+                params = greedy(64, diffusion_algorithm=name)
+                alone[name] = [running.generate([prompt], [params])[0] for prompt in one]
+            before = steps(running)
+            together = ask(running, NAMES, 64)
+            found[policy] = {
+                "alone": alone,
+                "together": together,
+                "steps": steps(running) - before,
+                "short": ask(running, NAMES, 5),
+                "streamed": ask(running, STREAMABLE, 64, diffusion_stream_prefix=True),
+            }
+            running.assert_idle()
+    return found
+
+
+def test_mixed_batches(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Requests with different algorithms share a batch."""
+    for policy, outcome in outcomes.items():
+        for name in NAMES:
+            assert outcome["together"][name][:3] == outcome["alone"][name], (policy, name)
+
+
+@pytest.mark.parametrize("kind", ["alone", "together", "short"])
+def test_nothing_changes_an_answer(kind: str, outcomes: dict[str, dict[str, Any]]) -> None:
+    for policy, outcome in outcomes.items():
+        assert outcome[kind] == outcomes["plain"][kind], policy
+
+
+def test_streaming_prefixes_changes_nothing(outcomes: dict[str, dict[str, Any]]) -> None:
+    for policy, outcome in outcomes.items():
+        for name in STREAMABLE:
+            assert outcome["streamed"][name] == outcomes["plain"]["together"][name], policy
+
+
+def test_less_work(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Proves that the short cuts were taken."""
+    plain = outcomes["plain"]["steps"]
+    assert outcomes["early"]["steps"] < plain
+    assert outcomes["no-last-commit"]["steps"] <= plain
+    assert outcomes["sync"]["steps"] > outcomes["early"]["steps"], "waiting costs passes"
+
+
+def test_short_answers_stop_at_max_tokens(outcomes: dict[str, dict[str, Any]]) -> None:
+    for name in NAMES:
+        short, full = outcomes["plain"]["short"][name], outcomes["plain"]["together"][name]
+        for (tokens, reason), (longer, _) in zip(short, full, strict=True):
+            assert tokens == longer[:5]
+            assert reason == ("stop" if tokens == longer else "length")
+
+
+@pytest.fixture
+def running() -> Iterator[Engine]:
+    """JointThreshold is the server's, from a YAML file."""
+    with engine(TINY, 32, additional_config=SERVER) as started:
+        yield started
+
+
+SERVER = {"dllm": {"algorithm": "JointThreshold-Q", "threshold": 0.8}}
+
+
+def test_the_server_s_algorithm_and_the_request_s(running: Engine) -> None:
+    prompt = prompts()[2]
+    running.generate([prompt], [greedy(4)])
+    (bank,) = running.slots.banks.values()
+    assert bank.algorithm.name == "JointThreshold"
+    assert bank.parameters["threshold"].max() == pytest.approx(0.8)
+    assert bank.parameters["edit_threshold"].max() == pytest.approx(0.5)
+    running.generate([prompt], [greedy(4, diffusion_algorithm="FixedSteps", diffusion_steps=2)])
+    assert running.slots.banks["FixedSteps"].parameters["steps"].max() == 2
