@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from vllm_dllm import compat
 
@@ -48,6 +53,46 @@ def test_a_plugin_that_cannot_register() -> None:
     done = check(code)
     assert done.returncode == 1
     assert "RuntimeError: boom" in done.stderr
+
+
+TINY = Path(__file__).resolve().parent.parent / "examples" / "tiny" / "checkpoints"
+
+
+def show_config(model: str, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    section = json.dumps({"dllm": settings})
+    script = "import sys\nfrom vllm_dllm.cli import main\nsys.exit(main(sys.argv[1:]))"
+    asked = ("show-config", str(TINY / model), "--additional-config", section)
+    return subprocess.run(
+        [sys.executable, "-c", script, *asked],
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.engine
+def test_show_config() -> None:
+    done = show_config("tiny-llada2", {"algorithm": "JointThreshold-Q", "threshold": 0.6})
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["algorithm", "JointThreshold", "server"] in lines
+    assert ["threshold", "0.6", "server"] in lines
+    assert ["edit_threshold", "0.5", "server"] in lines
+    assert ["penalty_lambda", "0", "default"] in lines
+    assert ["execution", "fdfo", "default"] in lines
+    done = show_config("tiny-diffusiongemma", {"execution": "sync"})
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["entropy_bound", "0.1", "checkpoint"] in lines
+    assert ["max_steps", "32", "checkpoint"] in lines
+    assert ["execution", "sync", "server"] in lines
+
+
+@pytest.mark.engine
+def test_show_config_refuses() -> None:
+    done = show_config("tiny-llada2", {"treshold": 0.6})
+    assert done.returncode == 1
+    assert "did you mean 'threshold'" in done.stderr
 
 
 def test_version_bounds(monkeypatch) -> None:

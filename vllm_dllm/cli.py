@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"vllm-dllm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say whether this installation can serve, and why not")
-    parser.parse_args(argv)
-    return check()
+    show = commands.add_parser(
+        "show-config", help="print how a model would be decoded, and where each value comes from"
+    )
+    show.add_argument("model")
+    show.add_argument("--additional-config", type=json.loads, default={}, metavar="JSON")
+    args = parser.parse_args(argv)
+    if args.command == "check":
+        return check()
+    return show_config(args.model, args.additional_config)
+
+
+def show_config(model: str, additional_config: dict[str, object]) -> int:
+    """Print the settings of a server, one a line; 1 and the reason when they are refused."""
+    from vllm_dllm import compat, plugin
+
+    plugin.install()
+    try:
+        lines = compat.explain(model, additional_config)
+    except Exception as error:  # a wrong setting, or a model that cannot be read: both are answers
+        print(f"refused: {error}", file=sys.stderr)
+        return 1
+    width = max(len(name) for name, _, _ in lines)
+    for name, value, source in lines:
+        print(f"{name:{width}}  {value:<16}  {source}")
+    return 0
 
 
 def check() -> int:

@@ -62,6 +62,22 @@ def entry_point_problem() -> str | None:
     return None
 
 
+def explain(model: str, additional_config: dict[str, object]) -> list[tuple[str, str, str]]:
+    """(setting, value, where it comes from) of a server for this model.
+
+    Raises:
+        ValueError: the model is not ours, or a setting is refused.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    # Room for one canvas: what is asked for here is not what memory holds.
+    args = EngineArgs(model=model, additional_config=additional_config, max_num_seqs=1)
+    config = args.create_engine_config()
+    if not is_ours(config.model_config):
+        raise ValueError(f"{model} is no model of this package")
+    return config.model_config.dllm.explained()
+
+
 def platform_summary() -> tuple[str, str | None]:
     """VLLM's platform in words, and why it cannot serve, or None."""
     from vllm.platforms import current_platform

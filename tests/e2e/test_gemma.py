@@ -72,9 +72,9 @@ def test_request_options(gemma: Server) -> None:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"min_p": 0.1}, "min_p"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logit_bias": {"5": 2.0}}, "logit_bias"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"vllm_xargs": {"diffusion_stream_prefix": 1}}, "diffusion_stream_prefix"),
+        ({"vllm_xargs": {"diffusion_algorithm": "LowConfidence"}}, "LowConfidence does not fit"),
         ({"response_format": {"type": "json_object"}}, "structured"),
         ({"vllm_xargs": {"diffusion_threshold": 0.5}}, "diffusion_entropy_bound"),
         ({"vllm_xargs": {"diffusion_entropy_bound": 0}}, "diffusion_entropy_bound"),

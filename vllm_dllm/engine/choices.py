@@ -66,6 +66,25 @@ class Served:
     max_steps: int | None = None
     mask_token: int | None = None
 
+    def explained(self) -> list[tuple[str, str, str]]:
+        """(name, value, source) of everything that a request without options gets."""
+        choice, settings = self.choose(), self.settings
+        lines = [("algorithm", choice.algorithm.name, choice.sources["algorithm"])]
+        lines += [
+            (name, f"{value:g}", choice.sources[name])
+            for name, value in choice.settings.values().items()
+        ]
+        lines += [
+            ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
+            ("canvas_length", str(self.length), CHECKPOINT),
+        ]
+        plain = DllmSettings()
+        for name in ("execution", "eos_early_stop", "skip_last_commit", "window"):
+            value = getattr(settings, name)
+            source = "default" if value == getattr(plain, name) else SERVER
+            lines.append((name, "default" if value is None else str(value), source))
+        return lines
+
     def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
         """A request's options; raises `SettingsError` for an unknown or malformed one."""
         return parse_request_options(extra_args, parameter_names(self.corruption))

@@ -1,0 +1,64 @@
+"""Somebody else's algorithm, installed with pip, over HTTP."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tests" / "packages" / "half_at_a_time"
+TINY = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+QUESTION = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    source = tmp_path_factory.mktemp("source")
+    for file in ("pyproject.toml", "half_at_a_time.py"):  # pip builds in the source folder
+        (source / file).write_text((PACKAGE / file).read_text())
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
+    done = subprocess.run(
+        [*pip, "--target", str(target), str(source)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
+    with Server(TINY, log=tmp_path / "log", env={"PYTHONPATH": path}) as server:
+
+        def ask(**options: object) -> tuple[str, float]:
+            before = server.metric("vllm:diffusion_num_denoising_steps_total")
+            response = server.post("/v1/chat/completions", **QUESTION, vllm_xargs=options)
+            assert response.status_code == 200, response.text
+            steps = server.metric("vllm:diffusion_num_denoising_steps_total") - before
+            return response.json()["choices"][0]["message"]["content"], steps
+
+        name = {"diffusion_algorithm": "HalfAtATime"}
+        answer, steps = ask(**name, diffusion_share=0.25)
+        assert answer == "14 35 61 88"
+        assert ask(**name, diffusion_share=1.0)[1] < steps, "all at once is one step a block"
+        wrong = {"diffusion_algorithm": "HalfAtATime", "diffusion_share": 2}
+        response = server.post("/v1/chat/completions", **QUESTION, vllm_xargs=wrong)
+        assert response.status_code == 400
+        assert "diffusion_share must be above 0 and at most 1" in response.text
+
+
+def test_the_docs_show_this_package() -> None:
+    """And the algorithm takes fewer than 40 lines."""
+    shown = (ROOT / "docs" / "adding_an_algorithm.md").read_text()
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", shown, re.DOTALL)
+    files = [(PACKAGE / name).read_text() for name in ("half_at_a_time.py", "pyproject.toml")]
+    assert blocks == files
+    assert len(files[0].splitlines()) < 40
