@@ -1,6 +1,6 @@
 """Muon: momentum whose matrices are orthogonalised before they are applied.
 
-On these small transformers it needs less than half of AdamW's steps. ``torch.optim.Muon`` takes
+On tiny-diffusiongemma it needs a fraction of AdamW's steps. ``torch.optim.Muon`` takes
 two-dimensional parameters one at a time; experts are stacks of matrices, and many small
 matrices are faster together, so this one batches all matrices of one shape.
 

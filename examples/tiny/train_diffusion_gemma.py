@@ -33,7 +33,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 from examples.tiny.tokens import gemma_processor
-from examples.tiny.training import Encoder, Example, report, train, training_examples
+from examples.tiny.training import Encoder, Example, report, train, training_examples, with_muon
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-diffusiongemma"
 CANVAS = 32
@@ -234,7 +234,10 @@ def main() -> None:
     examples = training_examples(encoder, args.seed)
     stream = batches(examples, WORK_A_STEP, tokenizer.pad_token_id, args.seed)
     seconds = train(
-        model, lambda: loss_of(model, next(stream), generator), args.steps, PEAK_LEARNING_RATE
+        model,
+        lambda: loss_of(model, next(stream), generator),
+        args.steps,
+        with_muon(model, PEAK_LEARNING_RATE),
     )
     ends = {name: special[name] for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
     model.generation_config = DiffusionGemmaGenerationConfig(max_new_tokens=256, **SAMPLER, **ends)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from examples.tiny.llada2 import LLaDA2, Shape, load, save
 from examples.tiny.tokens import llada2_tokenizer
-from examples.tiny.training import Encoder, Example, report, train, training_examples
+from examples.tiny.training import Encoder, Example, report, train, training_examples, with_adamw
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-llada2"
 TOKENS_A_STEP = 2560
@@ -144,7 +144,7 @@ def main() -> None:
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
         return (loss * weight.flatten()).sum() / weight.sum()
 
-    seconds = train(model, loss_of_next, args.steps, PEAK_LEARNING_RATE)
+    seconds = train(model, loss_of_next, args.steps, with_adamw(model, PEAK_LEARNING_RATE))
     save(model, tokenizer, args.out)
     facts = {"steps": args.steps, "seed": args.seed, "seconds": round(seconds)}
     answer = partial(generate, load(args.out), mask=mask, end=end)

@@ -25,6 +25,8 @@ MUON_FACTOR = 5  # of AdamW's learning rate
 # What belongs to AdamW: embeddings and heads, routers, and a vision tower that sees no image.
 NOT_A_LAYER = ("embed", "lm_head", "router", "gate.weight", "vision")
 
+Optimizers = list[tuple[torch.optim.Optimizer, float]]  # with their peak learning rates
+
 
 @dataclass(frozen=True)
 class Example:
@@ -69,32 +71,38 @@ def learning_rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def make_optimizers(
-    model: torch.nn.Module, peak: float
-) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Optimisers and their peak learning rates; every trained parameter is in one of them."""
+def with_adamw(model: torch.nn.Module, peak: float) -> Optimizers:
+    """AdamW for everything, at a peak learning rate of `peak`."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return [(_adamw(trained, peak), peak)]
+
+
+def with_muon(model: torch.nn.Module, peak: float) -> Optimizers:
+    """Muon for layers, AdamW for what reads or chooses: embeddings, routers, norms."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     layers = [p for name, p in trained if p.ndim > 1 and not any(k in name for k in NOT_A_LAYER)]
-    others = [p for name, p in trained if p.ndim > 1 and any(k in name for k in NOT_A_LAYER)]
-    vectors = [p for _, p in trained if p.ndim <= 1]
+    others = [p for name, p in trained if p.ndim <= 1 or any(k in name for k in NOT_A_LAYER)]
+    muon = Muon(layers, lr=MUON_FACTOR * peak, weight_decay=WEIGHT_DECAY)
+    return [(muon, MUON_FACTOR * peak), (_adamw(others, peak), peak)]
+
+
+def _adamw(parameters: list[torch.nn.Parameter], peak: float) -> torch.optim.AdamW:
+    matrices = [p for p in parameters if p.ndim > 1]
+    vectors = [p for p in parameters if p.ndim <= 1]
     groups = [
-        {"params": others, "weight_decay": WEIGHT_DECAY},
+        {"params": matrices, "weight_decay": WEIGHT_DECAY},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
-    muon = Muon(layers, lr=MUON_FACTOR * peak, weight_decay=WEIGHT_DECAY)
-    return [(muon, MUON_FACTOR * peak), (adamw, peak)]
+    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
 
 
 def train(
-    model: torch.nn.Module, loss_of_next: Callable[[], torch.Tensor], steps: int, peak: float
+    model: torch.nn.Module,
+    loss_of_next: Callable[[], torch.Tensor],
+    steps: int,
+    optimizers: Optimizers,
 ) -> float:
-    """Minimise `loss_of_next()`; returns the seconds it took.
-
-    Layers are trained with Muon, what reads or chooses (embeddings, routers, norms) with AdamW
-    at a peak learning rate of `peak`.
-    """
-    optimizers = make_optimizers(model, peak)
+    """Minimise `loss_of_next()`; returns the seconds it took."""
     model.train()
     begin, smooth = time.monotonic(), None
     with tqdm(range(steps), unit="step", mininterval=2) as bar:
@@ -103,9 +111,9 @@ def train(
             loss = loss_of_next()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer, peak_rate in optimizers:
+            for optimizer, peak in optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = rate * peak_rate
+                    group["lr"] = rate * peak
                 optimizer.step()
                 optimizer.zero_grad()
             smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()

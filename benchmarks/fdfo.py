@@ -1,0 +1,162 @@
+"""What waiting costs: execution mode `fdfo` (first done, first out) against `sync` (lockstep).
+
+    .venv/bin/python benchmarks/fdfo.py --json benchmarks/results/fdfo.json
+
+Both answer the same held-out problems with the same model, a given number of requests at a time
+(the next one enters when one has left). Printed are tokens per second, request-steps (forward
+passes of a canvas; what `sync` has more of is waste: passes over finished canvases), the median and
+99th percentile of the latency, and exact match with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from tqdm import tqdm  # noqa: E402
+
+from benchmarks.accuracy import interval  # noqa: E402
+from benchmarks.common import write  # noqa: E402
+from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
+
+MODEL = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+MODES = ("sync", "fdfo")
+STEPS = "vllm:diffusion_num_denoising_steps"
+MAX_TOKENS = 64
+
+
+@dataclass
+class Measured:
+    """One mode at one concurrency."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: float = 0.0
+    right: int = 0
+    latencies: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """What is printed and written."""
+        ordered = sorted(self.latencies)
+        total = len(ordered)
+        return {
+            "tokens_per_second": self.tokens / self.seconds,
+            "request_steps": self.steps,
+            "p50_s": statistics.median(ordered),
+            "p99_s": ordered[min(total - 1, int(0.99 * total))],
+            "right": self.right,
+            "of": total,
+            "interval": interval(self.right, total),
+        }
+
+
+def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured:
+    """Answer all problems, `concurrency` at a time."""
+    engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
+    params = llm.get_default_sampling_params()
+    params.max_tokens = MAX_TOKENS
+    waiting = list(enumerate(problems))[::-1]
+    submitted: dict[str, float] = {}
+    found = Measured()
+    before, begin = counted(llm), time.monotonic()
+    with tqdm(total=len(problems), unit="problem", leave=False) as bar:
+        while waiting or submitted:
+            while waiting and len(submitted) < concurrency:
+                number, problem = waiting.pop()
+                chat = [{"role": "user", "content": problem.prompt}]
+                text = tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=True
+                )
+                engine.add_request(str(number), text, params)
+                submitted[str(number)] = time.monotonic()
+            for output in engine.step():
+                if not output.finished:
+                    continue
+                number = output.request_id.split("-")[0]
+                found.latencies.append(time.monotonic() - submitted.pop(number))
+                answer = output.outputs[0]
+                found.tokens += len(answer.token_ids)
+                found.right += answer.text == problems[int(number)].answer
+                bar.update()
+    found.seconds = time.monotonic() - begin
+    found.steps = counted(llm) - before
+    return found
+
+
+def counted(llm: Any) -> float:
+    """Forward passes of canvases so far."""
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == STEPS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--per-task", type=int, default=100, help="problems of each task")
+    parser.add_argument("--threshold", type=float, default=0.9)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    from vllm import LLM
+
+    problems = held_out_set(args.per_task)
+    # Tasks mixed, as users would be.
+    problems = [problem for n in range(args.per_task) for problem in problems[n :: args.per_task]]
+    results: dict[str, dict[str, Any]] = {}
+    for mode in MODES:
+        llm = LLM(
+            model=args.model,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=1024,
+            max_num_seqs=max(args.concurrency),
+            kv_cache_memory_bytes=1 << 28,
+            disable_log_stats=False,
+            enable_prefix_caching=False,
+            additional_config={"dllm": {"execution": mode, "threshold": args.threshold}},
+        )
+        measure(llm, problems[:64], max(args.concurrency))  # warm up
+        for concurrency in args.concurrency:
+            found = measure(llm, problems, concurrency).figures()
+            results.setdefault(str(concurrency), {})[mode] = found
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+    show(results)
+    write(args.json, "fdfo", results)
+
+
+def show(results: dict[str, dict[str, Any]]) -> None:
+    """A line for each mode and concurrency."""
+    print(
+        f"{'requests':>8}  {'mode':6}{'tokens/s':>10}{'steps':>8}{'wasted':>8}"
+        f"{'p50 s':>8}{'p99 s':>8}{'exact match':>13}{'interval':>18}"
+    )
+    for concurrency, modes in results.items():
+        least = modes["fdfo"]["request_steps"]
+        for mode, found in modes.items():
+            low, high = (100 * bound for bound in found["interval"])
+            rate = 100 * found["right"] / found["of"]
+            print(
+                f"{concurrency:>8}  {mode:6}{found['tokens_per_second']:10.0f}"
+                f"{found['request_steps']:8.0f}{found['request_steps'] - least:8.0f}"
+                f"{found['p50_s']:8.3f}{found['p99_s']:8.3f}{rate:11.1f} %"
+                f"    [{low:5.1f}, {high:5.1f}]"
+            )
+        gain = modes["fdfo"]["tokens_per_second"] / modes["sync"]["tokens_per_second"]
+        print(f"{concurrency:>8}  fdfo is {gain:.2f}x of sync")
+
+
+if __name__ == "__main__":
+    main()
