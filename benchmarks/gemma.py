@@ -1,10 +1,11 @@
 """DiffusionGemma: this package's class, vLLM's own class, and transformers' `generate`.
 
     .venv/bin/python benchmarks/gemma.py --json benchmarks/results/gemma.json
+    .venv/bin/python benchmarks/gemma.py --vocabulary 32768 --repeats 1
 
 One checkpoint (default: `tiny-diffusiongemma`), one machine, one run, one thread. Every canvas
 takes the same number of denoise steps (early stopping is switched off), so that all three do
-the same work. Tokens per second at 1, 4 and 16 concurrent requests of equal length, and at 16 of
+the same work. vLLM compiles both of its models, as it does unless told not to. Tokens per second at 1, 4 and 16 concurrent requests of equal length, and at 16 of
 mixed lengths and mixed numbers of steps, where transformers' lockstep batch waits for its
 slowest row.
 """
@@ -66,10 +67,20 @@ def prepared(model: Path, scratch: Path) -> Path:
     return copy
 
 
-def best(run: Any, jobs: list[Job]) -> dict[str, float]:
-    """Tokens and denoise steps per second, the best of a few repeats behind a warm-up."""
+def random_model(vocabulary: int, scratch: Path) -> Path:
+    """The tiny checkpoint's shape with random weights and another vocabulary."""
+    from tests.reference_gemma import random_checkpoint
+
+    path = scratch / "random"
+    shape = {"vocab_size": vocabulary, "hidden_size": 128, "num_hidden_layers": 6}
+    random_checkpoint(path, 0, canvas=CANVAS, **shape)
+    return path
+
+
+def best(run: Any, jobs: list[Job], repeats: int) -> dict[str, float]:
+    """Tokens and denoise steps per second, the best of some repeats behind a warm-up."""
     run(jobs)
-    seconds = min(run(jobs) for _ in range(REPEATS))
+    seconds = min(run(jobs) for _ in range(repeats))
     tokens = sum(job.canvases * CANVAS for job in jobs)
     steps = sum(job.canvases * job.steps for job in jobs)
     return {"tokens_per_s": tokens / seconds, "steps_per_s": steps / seconds}
@@ -81,7 +92,6 @@ def through_vllm(model: Path) -> Any:
     llm = LLM(
         model=str(model),
         dtype="float32",
-        enforce_eager=True,
         max_model_len=512,
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 27,
@@ -132,9 +142,10 @@ def through_transformers(model: Path) -> Any:
     return run
 
 
-def child(kind: str, model: Path) -> dict[str, dict[str, float]]:
+def child(kind: str, model: Path, repeats: int) -> dict[str, dict[str, float]]:
     environment = os.environ | {"VLLM_DLLM_NATIVE": "1" if kind == "native" else "0"}
     command = [sys.executable, __file__, "--child", kind, "--model", str(model)]
+    command += ["--repeats", str(repeats)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{kind} failed:\n{done.stderr[-2000:]}")
@@ -144,17 +155,24 @@ def child(kind: str, model: Path) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument(
+        "--vocabulary", type=int, help="random weights with so many ids, in place of --model"
+    )
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.child:
         make = through_transformers if args.child == "transformers" else through_vllm
         run = make(args.model)
-        print(json.dumps({name: best(run, jobs) for name, jobs in workloads().items()}))
+        print(
+            json.dumps({name: best(run, jobs, args.repeats) for name, jobs in workloads().items()})
+        )
         return
     with tempfile.TemporaryDirectory() as scratch:
-        model = prepared(args.model, Path(scratch))
-        results = {kind: child(kind, model) for kind in KINDS}
+        made = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
+        model = prepared(made, Path(scratch))
+        results: dict[str, Any] = {kind: child(kind, model, args.repeats) for kind in KINDS}
     print(f"{'tokens per second':20}" + "".join(f"{kind:>16}" for kind in KINDS))
     for name in workloads():
         figures = [results[kind][name]["tokens_per_s"] for kind in KINDS]

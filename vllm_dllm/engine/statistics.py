@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.engine.whole_rows import WholeRows
-from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
+from vllm_dllm.ops.noise import Stream, more_keys, row_keys, uniform_tokens
 from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_samples
 from vllm_dllm.ops.sampled_stats import draw
 from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
@@ -124,7 +124,7 @@ class MaskedStatistics:
         state = self.slots
         temperature = state.temperature[slots].repeat_interleave(self.length)
         keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())
-        candidates = row_keys(keys[:, None], self.position, Stream.CANDIDATE).flatten()
+        candidates = more_keys(keys[:, None], self.position, Stream.CANDIDATE).flatten()
         scaled = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         scaled[:, self.mask_token] = -torch.inf
         filtered = whole.filter(scaled, on_host)
@@ -150,7 +150,7 @@ class TiledStatistics:
         state, slots = self.state, wanted.slots
         temperature = self._temperature(wanted)
         keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())  # [n]
-        candidates = row_keys(keys[:, None], self.position, Stream.CANDIDATE)  # [n, L]
+        candidates = more_keys(keys[:, None], self.position, Stream.CANDIDATE)  # [n, L]
         flat, soft = tiled_statistics(
             hidden,
             self.head,
@@ -163,7 +163,7 @@ class TiledStatistics:
             soft = soft.view(len(slots), state.length, -1)
             draws = temperature, candidates
             self.whole.refine(statistics, soft, hidden, draws, wanted.on_host)
-        noise = uniform_tokens(row_keys(keys, Stream.RENOISE), state.length, self.head.vocabulary)
+        noise = uniform_tokens(more_keys(keys, Stream.RENOISE), state.length, self.head.vocabulary)
         return Rows(statistics, noise, soft)
 
     def _temperature(self, wanted: Wanted) -> torch.Tensor:

@@ -35,15 +35,17 @@ def row_keys(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
     Returns:
         int64 of the broadcast shape.
     """
-    key = _splitmix(seed)
+    return more_keys(_splitmix(seed), *counters)
+
+
+def more_keys(keys: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
+    """Keys from keys and further counters; shapes as in `row_keys`."""
     for counter in counters:
-        if not isinstance(counter, torch.Tensor):
-            # Mixed on the host: making a tensor of it would be a copy to the device.
-            counter = int(_splitmix(torch.tensor(counter)))
-            key = _splitmix(key ^ counter)
-        else:
-            key = _splitmix(key ^ _splitmix(counter))
-    return key
+        # An odd multiplier spreads neighbouring counters over all bits; mixing does the rest. An
+        # integer's product is taken on the host: making a tensor of it would be a copy.
+        spread = counter * _GOLDEN if isinstance(counter, torch.Tensor) else _spread(counter)
+        keys = _splitmix(keys ^ spread)
+    return keys
 
 
 def uniform_bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -109,6 +111,11 @@ def _lowbias(x: torch.Tensor) -> torch.Tensor:
     x = (x ^ ((x >> 16) & 0xFFFF)) * _int32(0x7FEB352D)
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _int32(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _spread(counter: int) -> int:
+    product = (counter * _GOLDEN) & ((1 << 64) - 1)
+    return product - (1 << 64) if product >= 1 << 63 else product
 
 
 def _int32(value: int) -> int:

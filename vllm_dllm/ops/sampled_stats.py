@@ -17,7 +17,7 @@ import torch
 from vllm_dllm.ops.noise import gumbel
 from vllm_dllm.ops.row_stats import RowStatistics
 
-GROUP = 128
+GROUP = 64
 # Groups draw from the same keys as ids do, behind any id.
 FIRST_GROUP_INDEX = 1 << 30
 
