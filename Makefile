@@ -21,13 +21,14 @@ test: setup ## all tests
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"
 
-bench: setup ## time a denoise step and serving, measure accuracy, compare DiffusionGemma's classes
+bench: setup ## time a denoise step and serving, measure accuracy, compare classes and execution modes
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
 	@$(bin)/python benchmarks/serving.py --json benchmarks/results/serving.json
 	@$(bin)/python benchmarks/accuracy.py examples/tiny/checkpoints/tiny-llada2 --per-task 100 \
 	  --setting diffusion_threshold=0.9 --setting diffusion_threshold=1.01 \
 	  --json benchmarks/results/accuracy_llada2.json
 	@$(bin)/python benchmarks/gemma.py --json benchmarks/results/gemma.json
+	@$(bin)/python benchmarks/fdfo.py --json benchmarks/results/fdfo.json
 
 lint: setup ## ruff and mypy
 	@$(bin)/ruff check .

@@ -5,9 +5,9 @@
 
 One checkpoint (default: `tiny-diffusiongemma`), one machine, one run, one thread. Every canvas
 takes the same number of denoise steps (early stopping is switched off), so that all three do
-the same work. vLLM compiles both of its models, as it does unless told not to. Tokens per second at 1, 4 and 16 concurrent requests of equal length, and at 16 of
-mixed lengths and mixed numbers of steps, where transformers' lockstep batch waits for its
-slowest row.
+the same work. vLLM compiles both of its models, as it does unless told not to. Tokens per
+second at 1, 4 and 16 concurrent requests of equal length, and at 16 of mixed lengths and mixed
+numbers of steps, where transformers' lockstep batch waits for its slowest row.
 """
 
 from __future__ import annotations
