@@ -184,6 +184,37 @@ def test_an_offline_default_is_the_published_schedule(running: Engine) -> None:
     assert running.generate([prompt], [published]) == running.generate([prompt], [params(5)])
 
 
+def test_biases_and_bans(running: Engine) -> None:
+    """What shapes whole rows does so for a model of uniform noise, too."""
+    prompt = encode("sort 99 12 87 45 63 21 78 34 56 90 11 22")  # too long: nothing is certain
+
+    def ask(**options: Any) -> list[int]:
+        return running.generate([prompt], [params(3, ignore_eos=True, **options)])[0][0]
+
+    plain = ask()
+    likely = max(set(plain), key=plain.count)
+    assert set(ask(allowed_token_ids=plain[:3])) <= set(plain[:3])
+    assert likely not in ask(logit_bias={likely: -100.0})
+    word = gemma_processor().tokenizer.decode([plain[0]])
+    assert plain[0] not in ask(bad_words=[word])
+    assert ask(min_p=1.0) == ask(top_k=1)
+    assert ask(repetition_penalty=1.8) != plain
+    twice = ask(max_tokens=2 * CANVAS)
+    assert ask(max_tokens=2 * CANVAS, frequency_penalty=2.0)[:CANVAS] == twice[:CANVAS], (
+        "nothing stands before the first canvas"
+    )
+
+
+def test_minimum_length(running: Engine) -> None:
+    """The end comes no earlier, and then it does."""
+    prompt = encode("47 + 28")
+    short = running.generate([prompt], [params(3)])[0][0]
+    assert len(short) < 10
+    longer, reason = running.generate([prompt], [params(3, min_tokens=20)])[0]
+    assert len(longer) >= 20
+    assert reason in ("stop", "length")
+
+
 # The last tests: only one engine lives in a process, and each of these starts its own.
 
 
@@ -200,8 +231,10 @@ def wanted(running: Engine, alone: Answers) -> Answers:
         {"max_num_batched_tokens": 40, "max_num_seqs": 4},
         {"async_scheduling": True},
         {"num_gpu_blocks_override": 19, "block_size": 32, "max_model_len": 128},
+        {"additional_config": {"dllm": {"execution": "sync"}}},
+        {"additional_config": {"dllm": {"skip_last_commit": False}}},
     ],
-    ids=["no-cache", "little-budget", "async", "preemption"],
+    ids=["no-cache", "little-budget", "async", "preemption", "lockstep", "last-commit"],
 )
 def test_a_seed_is_an_answer_however_it_is_scheduled(
     wanted: Answers, options: dict[str, Any]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dllm.ops.row_stats import row_statistics
+from vllm_dllm.ops.row_stats import (
+    EntropyStatistics,
+    row_statistics,
+    with_samples,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -49,3 +53,33 @@ def test_extreme_logits_stay_finite() -> None:
 def test_view() -> None:
     found = row_statistics(torch.randn(6, 5), forbidden=0).view(2, 3)
     assert found.token.shape == found.probability.shape == (2, 3)
+
+
+def test_entropy_is_that_of_the_softmax() -> None:
+    """Against float64; rows with excluded tokens and a certain row among them."""
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(2)) * 4
+    logits[1, ::2] = -torch.inf
+    logits[2] = torch.where(torch.arange(40) == 7, 0.0, -torch.inf)
+    got = row_statistics(logits.clone(), forbidden=3, entropy=True)
+    assert isinstance(got, EntropyStatistics)
+    p = logits.double().softmax(-1)
+    exact = -torch.xlogy(p, p).sum(-1)
+    eager = logits.softmax(-1)
+    budget = 2 * (-torch.xlogy(eager, eager).sum(-1) - exact).abs().max() + 1e-6
+    assert (got.entropy - exact).abs().max() <= budget
+    plain = row_statistics(logits.clone(), forbidden=3)
+    assert torch.equal(got.token, plain.token)
+    assert torch.equal(got.probability, plain.probability)
+
+
+def test_a_drawn_token_is_as_sure_as_it_is_likely() -> None:
+    """min(probability of the argmax, weight of the draw relative to it), by hand."""
+    logits = torch.tensor([[2.0, 2.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 9.0, 0.0]])
+    temperature = torch.tensor([1.0, 0.5, 0.0, 1.0])
+    greedy = row_statistics(logits.clone(), forbidden=2)
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    got = with_samples(greedy, scaled, temperature, torch.tensor([1, 1, 1, 1]))
+    p = logits.softmax(-1)
+    assert got.token.tolist() == [1, 1, 0, 1]
+    wanted = [p[0, 0], torch.tensor(1.0).neg().mul(2).exp(), p[2, 0], p[3, 1]]
+    torch.testing.assert_close(got.probability, torch.stack(wanted))
