@@ -100,7 +100,11 @@ class Served:
         """
         asked = options or RequestOptions()
         name = asked.algorithm or self.settings.algorithm or self.own_algorithm
-        algorithm, preset = get_algorithm(name, self.corruption)
+        try:
+            algorithm, preset = get_algorithm(name, self.corruption)
+        except SettingsError as error:
+            prefix = PREFIXES[REQUEST if asked.algorithm else SERVER]
+            raise SettingsError(f"{prefix}algorithm: {error}") from error
         values: dict[str, float] = {}
         sources = dict.fromkeys(algorithm.config.ranges(), "default")
         by_request = asked.algorithm is not None
