@@ -151,7 +151,8 @@ def chat(url: str, prompt: str, max_tokens: int) -> None:
     seconds = time.monotonic() - begin
     steps = read_counter(url, STEPS) - steps
     rate = f"{tokens / steps:.2f} tokens per step, " if steps else ""
-    print(f"\n           {tokens} tokens in {steps:.0f} steps: {rate}{seconds:.2f} s")
+    passes = f"{steps:.0f} step" + ("" if steps == 1 else "s")
+    print(f"\n           {tokens} tokens in {passes}: {rate}{seconds:.2f} s")
 
 
 def stream(url: str, body: dict[str, object]) -> Iterator[dict]:
