@@ -129,6 +129,33 @@ def test_every_canvas(name: str, policy: str) -> None:
                 assert canvases == wanted, case.id
 
 
+@pytest.mark.parametrize("policy", ["plain", "sync"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
+    """Sixteen at once, of both algorithms: each goes through the canvases it has alone."""
+    golden, cases = load(name)
+    cases = cases[:: len(cases) // 15 | 1][:16]  # an odd stride: algorithms alternate
+    assert len({case.params["algorithm"] for case in cases}) == 2
+    settings = {"dllm": POLICIES[policy]}
+    with engine(golden.path, golden.block_size, additional_config=settings) as running:
+        canvases: dict[int, list[list[int]]] = {}
+        decoder = running.runner.sampler.decoder
+        decide = decoder.decide
+
+        def recorded(plan: Any, *rest: Any) -> Any:
+            outcome = decide(plan, *rest)
+            changed = (outcome.canvas.tokens != plan.before.tokens).any(1) & ~outcome.commits
+            for n in changed.nonzero()[:, 0].tolist():
+                slot = int(plan.wanted.on_host[n])
+                canvases.setdefault(slot, []).append(outcome.canvas.tokens[n].tolist())
+            return outcome
+
+        decoder.decide = recorded
+        assert submit(running, golden, cases) == expected(cases)
+    wanted = [[step["canvas"] for b in case.blocks for step in b["steps"]] for case in cases]
+    assert sorted(canvases.values()) == sorted(wanted)
+
+
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_lockstep_batch(name: str) -> None:
     """Execution mode sync: finished canvases wait for the others, and nothing else changes."""
