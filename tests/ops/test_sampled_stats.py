@@ -169,6 +169,34 @@ def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
         torch.testing.assert_close(average, plain, atol=1e-5, rtol=1e-5)
 
 
+def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
+    """The last group of one rank and the first of the next must not share their noise."""
+    vocabulary, width, rows = 2 * GROUP + 60, GROUP + 30, 20_000
+    # All that matters lies in those two groups.
+    logits = torch.full((1, vocabulary), -9.0)
+    logits[0, GROUP : width + GROUP] = 0
+    logits[0, width + 5] = 3.0
+    everyone = Meeting(2)
+
+    def rank(n: int) -> torch.Tensor:
+        first, end = n * width, min((n + 1) * width, vocabulary)
+        head = Head(
+            logits=lambda hidden, a, b: logits[:, a:b].repeat(len(hidden), 1),
+            vocabulary=vocabulary,
+            shard=Shard(first, end, width, everyone.gather, everyone.sum),
+        )
+        keys, temperature = row_keys(torch.arange(rows), 4), torch.ones(rows)
+        return tiled_statistics(torch.zeros(rows, 1), head, temperature, keys, 1 << 25)[0].sample
+
+    with ThreadPoolExecutor(2) as pool:
+        samples, same = pool.map(rank, range(2))
+    assert torch.equal(samples, same)
+    expected = logits[0].softmax(-1)
+    classes = (torch.arange(vocabulary) >= width).long() + (expected > expected.max() / 2)
+    merged = torch.zeros(3).index_add_(0, classes, expected)
+    assert chi_square(classes[samples], merged) < limit(3)
+
+
 class Meeting:
     """Collectives between threads, one for each rank, in the order of the shards' ids."""
 

@@ -92,9 +92,12 @@ def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def group_noise(keys: torch.Tensor, first: int, groups: int) -> torch.Tensor:
-    """Gumbel noise ``[rows, groups]`` of the groups from ``first`` on."""
-    index = torch.arange(first, first + groups, device=keys.device)
-    return gumbel(keys, FIRST_GROUP_INDEX + index)
+    """Gumbel noise ``[rows, groups]`` of the groups from id ``first`` on.
+
+    A group is known by its first id, so that no two share their noise, wherever a shard begins.
+    """
+    ids = torch.arange(first, first + groups * GROUP, GROUP, device=keys.device)
+    return gumbel(keys, FIRST_GROUP_INDEX + ids)
 
 
 def draw_in_group(

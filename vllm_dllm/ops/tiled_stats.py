@@ -199,7 +199,7 @@ class _Running:
         distance = (groups - origin[:, None, None]).clamp_min_(FAR)
         weight = distance.exp()  # [rows, groups, GROUP]
         mass = weight.sum(-1)
-        noise = group_noise(self.keys, first // GROUP, mass.shape[1])
+        noise = group_noise(self.keys, first, mass.shape[1])
         self.drawn.meet(mass.log() + origin[:, None] + noise, groups, first)
         self._sum(
             before,
