@@ -155,16 +155,31 @@ class Algorithm(Protocol):
         ...
 
 
-class MaskedAlgorithm:
-    """What most algorithms for masked models have in common; inherit and write `step`."""
+class BaseAlgorithm:
+    """What an algorithm has unless it says otherwise: no settings, no state, no wishes."""
 
-    corruption: Corruption = "mask"
     config: type[AlgorithmConfig] = AlgorithmConfig
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     state: Mapping[str, StateTensor] = MappingProxyType({})
     edits: bool = False
     reads_entropy: bool = False
     samples: bool = True
+
+    def adjust(
+        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """No change."""
+        return None
+
+    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Nothing."""
+        return None
+
+
+class MaskedAlgorithm(BaseAlgorithm):
+    """What most algorithms for masked models have in common; inherit and write `step`."""
+
+    corruption: Corruption = "mask"
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
         """One step a position, and one to spare."""
@@ -178,16 +193,6 @@ class MaskedAlgorithm:
     ) -> torch.Tensor:
         """The request's own, the same at every step."""
         return temperature
-
-    def adjust(
-        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """No change."""
-        return None
-
-    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Nothing."""
-        return None
 
 
 def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:

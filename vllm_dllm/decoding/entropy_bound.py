@@ -8,7 +8,14 @@ from types import MappingProxyType
 
 import torch
 
-from vllm_dllm.decoding.base import Canvas, Corruption, StateTensor, StepContext, Update
+from vllm_dllm.decoding.base import (
+    BaseAlgorithm,
+    Canvas,
+    Corruption,
+    StateTensor,
+    StepContext,
+    Update,
+)
 from vllm_dllm.decoding.masked_entropy_bound import within_bound
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.sampled_stats import SampledStatistics
@@ -36,7 +43,7 @@ class EntropyBoundConfig(AlgorithmConfig):
 
 
 @register_algorithm
-class EntropyBound:
+class EntropyBound(BaseAlgorithm):
     """DiffusionGemma's sampler for uniform noise.
 
     Step n = 0, 1, ... of at most N samples a candidate y at every position from
@@ -60,7 +67,6 @@ class EntropyBound:
     name: str = "EntropyBound"
     corruption: Corruption = "uniform"
     config: type[AlgorithmConfig] = EntropyBoundConfig
-    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     state: Mapping[str, StateTensor] = MappingProxyType(
         {
             "argmax": StateTensor(torch.int64, initial=-1),
@@ -69,7 +75,6 @@ class EntropyBound:
     )
     edits: bool = True
     reads_entropy: bool = True
-    samples: bool = True
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
         """What transformers takes, where the checkpoint names no number."""
@@ -86,16 +91,6 @@ class EntropyBound:
         remaining = (total - step).clamp(min=1)
         span = parameters["t_max"] - parameters["t_min"]
         return temperature * (parameters["t_min"] + span * (remaining / total))
-
-    def adjust(
-        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """No change."""
-        return None
-
-    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Nothing."""
-        return None
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -70,8 +70,7 @@ class RowNeeds:
         )
         if needs == cls():
             return None
-        values = {f.name: getattr(needs, f.name) for f in fields(needs)}
-        return cls(**values | {"prompt_length": prompt_length})
+        return replace(needs, prompt_length=prompt_length)
 
     @property
     def reports(self) -> bool:

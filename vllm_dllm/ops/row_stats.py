@@ -6,7 +6,7 @@ is computed in float32, whatever the dtype of the logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import torch
@@ -96,8 +96,9 @@ def with_samples(
     """
     sampled = temperature > 0
     weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
-    values = {f.name: getattr(greedy, f.name) for f in fields(greedy)}
-    values["token"] = torch.where(sampled, drawn, greedy.token)
     sure = torch.minimum(greedy.probability, weight[:, 0].float())
-    values["probability"] = torch.where(sampled, sure, greedy.probability)
-    return type(greedy)(**values)
+    return replace(
+        greedy,
+        token=torch.where(sampled, drawn, greedy.token),
+        probability=torch.where(sampled, sure, greedy.probability),
+    )
