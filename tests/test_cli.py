@@ -58,13 +58,15 @@ def test_a_plugin_that_cannot_register() -> None:
 TINY = Path(__file__).resolve().parent.parent / "examples" / "tiny" / "checkpoints"
 
 
-def show_config(model: str, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def show_config(
+    model: str, settings: dict[str, Any], **env: str
+) -> subprocess.CompletedProcess[str]:
     section = json.dumps({"dllm": settings})
     script = "import sys\nfrom vllm_dllm.cli import main\nsys.exit(main(sys.argv[1:]))"
     asked = ("show-config", str(TINY / model), "--additional-config", section)
     return subprocess.run(
         [sys.executable, "-c", script, *asked],
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"} | env,
         capture_output=True,
         text=True,
         check=False,
@@ -86,6 +88,18 @@ def test_show_config() -> None:
     assert ["entropy_bound", "0.1", "checkpoint"] in lines
     assert ["max_steps", "32", "checkpoint"] in lines
     assert ["execution", "sync", "server"] in lines
+
+
+@pytest.mark.engine
+def test_an_algorithm_by_its_path_has_settings() -> None:
+    """They are unknown until the path is imported, which must come first."""
+    package = Path(__file__).parent / "packages" / "half_at_a_time"
+    settings = {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}
+    done = show_config("tiny-llada2", settings, PYTHONPATH=str(package))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["algorithm", "HalfAtATime", "server"] in lines
+    assert ["share", "0.25", "server"] in lines
 
 
 @pytest.mark.engine

@@ -32,7 +32,7 @@ PARAMETERS = ("threshold", "t_min", "t_max", "stability_threshold")
 
 
 def settings(additional_config: object) -> DllmSettings:
-    return parse_settings(additional_config, PARAMETERS)
+    return parse_settings(additional_config, lambda algorithm: PARAMETERS)
 
 
 def request(extra_args: dict[str, Any] | None) -> RequestOptions:

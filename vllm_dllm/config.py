@@ -8,7 +8,7 @@ Nothing else reads an option string. Server settings come from
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -204,11 +204,14 @@ def _reject_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> No
             raise SettingsError(f"unknown {kind} {shown(name)}; {hint}")
 
 
-def parse_settings(additional_config: object, parameters: Collection[str]) -> DllmSettings:
+def parse_settings(
+    additional_config: object, parameters_with: Callable[[object], Collection[str]]
+) -> DllmSettings:
     """Server settings from vLLM's ``additional_config``.
 
     ``{"dllm": {"config": "file.yaml"}}`` reads the same keys from a YAML file; keys given
-    beside ``config`` win over the file. `parameters` are the names of all algorithms' settings.
+    beside ``config`` win over the file. `parameters_with` names all algorithms' settings, given
+    the algorithm that is asked for: one that is named by its path is unknown until then.
 
     Raises:
         SettingsError: unknown key, value out of range, unreadable file.
@@ -220,15 +223,14 @@ def parse_settings(additional_config: object, parameters: Collection[str]) -> Dl
         return DllmSettings()
     if not isinstance(section, Mapping):
         raise SettingsError(f"additional_config['dllm'] must be an object, got {shown(section)}")
+    path = section.get("config")
+    from_file = {} if path is None else _read_settings_file(path)
+    parameters = parameters_with(section.get("algorithm", from_file.get("algorithm")))
     known = _names(DllmSettings, parameters)
     _reject_unknown("dllm setting", section, [*known, "config"])
-    values = dict(section)
-    path = values.pop("config", None)
-    if path is None:
-        return DllmSettings(**_gathered(values, parameters))
-    from_file = _read_settings_file(path)
     _reject_unknown(f"dllm setting in {path}:", from_file, known)
     DllmSettings(**_gathered(from_file, parameters))  # the file must be right by itself
+    values = {name: value for name, value in section.items() if name != "config"}
     return DllmSettings(**_gathered(from_file | values, parameters))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vllm_dllm.config import DllmSettings, parse_checkpoint, parse_sampler, parse_settings
-from vllm_dllm.decoding import Corruption
+from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessDenoised
 from vllm_dllm.engine.choices import Served, parameter_names
 from vllm_dllm.engine.decoder import Policy
@@ -66,8 +66,14 @@ def corruption_of(vllm_config: VllmConfig) -> Corruption:
 
 def settings_of(vllm_config: VllmConfig) -> DllmSettings:
     """The server's settings; raises `SettingsError`."""
-    names = parameter_names(corruption_of(vllm_config))
-    return parse_settings(vllm_config.additional_config, names)
+    corruption = corruption_of(vllm_config)
+
+    def parameters_with(algorithm: object) -> set[str]:
+        if isinstance(algorithm, str) and ":" in algorithm:
+            get_algorithm(algorithm, corruption)  # registers it
+        return parameter_names(corruption)
+
+    return parse_settings(vllm_config.additional_config, parameters_with)
 
 
 def served_of(vllm_config: VllmConfig) -> Served:
