@@ -1,0 +1,149 @@
+"""Triton's kernels on the CPU, inside a process that otherwise knows them natively.
+
+Triton decides at the decoration of a function whether it is interpreted, by the environment
+variable TRITON_INTERPRET; running a kernel does not look at it again, but two things then go
+wrong in a process that imported `triton.language` before: library functions such as `tl.max` are
+native and refuse to be called, and the interpreter leaves its patches of `triton.language.core`
+behind. Also, the interpreter keeps bfloat16 as integers and multiplies those in `tl.dot`. All
+three are seen to here, for as long as a kernel runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import triton.language as tl
+
+# Its grid position is a global, and so are its patches: one kernel at a time.
+_LOCK = threading.RLock()
+_COPIES: dict[str, ModuleType] = {}
+
+
+def interpreted(name: str) -> ModuleType:
+    """The module of that name with its kernels interpreted; natively where CUDA is available.
+
+    The module is a copy: the one that others import, and `sys.modules`, stay as they are. Other
+    modules of kernels (their names end in ``_triton``) that it imports are copies, too; there is
+    one copy of each, however often it is asked for.
+    """
+    native = importlib.import_module(name)
+    if torch.cuda.is_available():
+        return native
+    if name not in _COPIES:
+        originals = {key: sys.modules.pop(key) for key in list(sys.modules) if _holds_kernels(key)}
+        sys.modules.update(_COPIES)
+        try:
+            with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+                importlib.import_module(name)
+        finally:
+            copies = {key: sys.modules.pop(key) for key in list(sys.modules) if _holds_kernels(key)}
+            for key, original in originals.items():
+                sys.modules[key] = original
+                setattr(sys.modules[key.rpartition(".")[0]], key.rpartition(".")[2], original)
+        for key, copy in copies.items():
+            _COPIES[key] = copy
+            _prepare(copy)
+    return _COPIES[name]
+
+
+def _holds_kernels(name: str) -> bool:
+    return name.startswith(("vllm_dllm.", "tests.")) and name.endswith("_triton")
+
+
+def _prepare(module: ModuleType) -> None:
+    """Let every kernel of the module run within `_running`."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    for kernel in vars(module).values():
+        if isinstance(kernel, InterpretedFunction) and "run" not in vars(kernel):
+            kernel.run = _running(kernel.run)
+
+
+def _running(run: Any) -> Any:
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        # A GPU does not complain about infinities either.
+        quiet = np.errstate(over="ignore", invalid="ignore")
+        with _LOCK, _device_functions(), _bfloat16_products(), _undone(), quiet:
+            run(*args, **kwargs)
+
+    return guarded
+
+
+@contextmanager
+def _device_functions() -> Iterator[None]:
+    """Calls between functions: those of Triton's library, which are native, are interpreted, too.
+
+    The interpreter's own call patches the language anew each time, which takes milliseconds; once
+    a run is enough.
+    """
+    from triton.runtime import interpreter
+    from triton.runtime.jit import JITFunction
+
+    functions: dict[Any, Any] = {}
+    patched: set[int] = set()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = functions.get(self.fn)
+        if found is None:
+            found = functions[self.fn] = interpreter.InterpretedFunction(self.fn).rewrite()
+            if id(self.fn.__globals__) not in patched:
+                patched.add(id(self.fn.__globals__))
+                interpreter._patch_lang(self.fn)
+        return found(*args, **kwargs)
+
+    with (
+        mock.patch.object(JITFunction, "__call__", call),
+        mock.patch.object(interpreter.InterpretedFunction, "__call__", call),
+    ):
+        yield
+
+
+@contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """`tl.dot` of bfloat16 multiplies what the bits mean, exactly, and adds in float32."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original = InterpreterBuilder.create_dot
+
+    def decoded(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        bits = handle.data.view(np.uint16).astype(np.uint32) << 16
+        return TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return original(self, decoded(a), decoded(b), *rest)
+
+    with mock.patch.object(InterpreterBuilder, "create_dot", create_dot):
+        yield
+
+
+@contextmanager
+def _undone() -> Iterator[None]:
+    """Take back what a run changed in Triton's language."""
+    places = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
+    places += [
+        getattr(tl.core, name)
+        for name in ("tensor_descriptor_base", "condition")
+        if hasattr(tl.core, name)
+    ]
+    before = [dict(vars(place)) for place in places]
+    try:
+        yield
+    finally:
+        for place, attributes in zip(places, before, strict=True):
+            for name, value in list(vars(place).items()):
+                if name not in attributes:
+                    delattr(place, name)
+                elif attributes[name] is not value:
+                    setattr(place, name, attributes[name])

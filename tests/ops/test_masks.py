@@ -1,0 +1,91 @@
+"""Masks: predicates against hand-drawn pictures, and a kernel's rule against its predicate."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dllm.ops import masks
+from vllm_dllm.ops.masks import Mask, Span, interval
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def drawn(mask: Mask, start: int, end: int) -> list[str]:
+    return ["".join("#" if seen else "." for seen in row) for row in mask.dense(Span(start, end))]
+
+
+@pytest.mark.parametrize(
+    ("mask", "start", "picture"),
+    [
+        (masks.causal(), 3, ["####..", "#####.", "######"]),
+        # The chunk begins and ends inside no block: position 4 is the next block's first.
+        (masks.block_causal(4), 2, ["####..", "####..", "######", "######"]),
+        (masks.bidirectional(), 4, ["######", "######"]),
+        (masks.window_causal(2), 3, ["..##..", "...##.", "....##"]),
+        # W = 2 reaches one token each way, not two.
+        (masks.window_symmetric(2), 3, ["..###.", "...###", "....##"]),
+        # One left edge for all: W - 1 tokens before the canvas, not before each query.
+        (masks.window_reference(2), 3, ["..####", "..####", "..####"]),
+        (masks.window_reference(1), 3, ["...###", "...###", "...###"]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Mask) else None,
+)
+def test_what_a_query_sees(mask: Mask, start: int, picture: list[str]) -> None:
+    assert drawn(mask, start, 6) == picture
+
+
+MAKERS = (
+    masks.block_causal,
+    masks.window_causal,
+    masks.window_symmetric,
+    masks.window_reference,
+    lambda _: masks.causal(),
+    lambda _: masks.bidirectional(),
+)
+
+
+@given(
+    make=st.sampled_from(MAKERS),
+    number=st.integers(1, 40),
+    start=st.integers(0, 70),
+    queries=st.integers(1, 40),
+)
+def test_a_rule_means_its_mask(make, number: int, start: int, queries: int) -> None:
+    """The kernel's interval holds exactly the keys that the predicate lets a query see."""
+    mask, span = make(number), Span(start, start + queries)
+    q, k = torch.arange(start, span.end), torch.arange(span.end)
+    first, end = interval(q, span, mask.rule, mask.width)
+    inside = (k[None, :] >= first[:, None]) & (k[None, :] < end[:, None])
+    assert torch.equal(inside, mask.dense(span))
+    # What the kernel's tile skipping rests on.
+    assert (first.diff() >= 0).all()
+    assert (end.diff() >= 0).all()
+
+
+def test_a_window_is_its_layers() -> None:
+    """A request whose rule has a window sees everything on a layer without one."""
+    q = torch.arange(4, 8)
+    rule = masks.window_symmetric(2).rule
+    first, end = interval(q, Span(4, 8), rule, 0)
+    assert first.tolist() == [0] * 4
+    assert end.tolist() == [8] * 4
+
+
+def test_pictures_by_command_and_in_the_docs() -> None:
+    """`python -m vllm_dllm.ops.masks` prints what docs/attention.md shows."""
+    command = [sys.executable, "-m", "vllm_dllm.ops.masks"]
+    text = (ROOT / "docs" / "attention.md").read_text()
+    for name, (mask, span) in masks.PICTURES.items():
+        done = subprocess.run([*command, name], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == mask.draw(span)
+        if name in ("block_causal", "window_symmetric", "window_reference"):
+            assert done.stdout.strip() in text
+    refused = subprocess.run([*command, "diagonal"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "block_causal" in refused.stderr
