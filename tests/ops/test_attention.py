@@ -26,6 +26,7 @@ W = 20
 # Small tiles: several of each kind (masked, whole, masked again) in short sequences.
 SMALL = kernel.Tiles(rows=32, keys=32, warps=4, stages=1, splits=1)
 SPLIT = replace(SMALL, splits=4)
+HALVES = replace(SMALL, splits=2)
 # Tokens of the query and of the whole sequence.
 AWKWARD = ((1, 1), (31, 31), (33, 63), (63, 129), (129, 129), (0, 0), (1, 130), (31, 32))
 
@@ -123,7 +124,7 @@ ALL = (
 )
 
 
-@pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("tiles", [SMALL, HALVES], ids=["whole", "split"])
 @pytest.mark.parametrize("mask", ALL, ids=lambda mask: mask.name)
 def test_each_mask_at_awkward_sizes(mask: Mask, tiles) -> None:
     make(AWKWARD, [mask] * len(AWKWARD)).check(tiles)
@@ -270,14 +271,14 @@ def test_refusals() -> None:
 def test_the_kernel_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the reference, and the merge exactly where keys were split."""
     launched = []
-    for name in ("_attention_kernel", "_merge_kernel"):
+    for name in ("attention_kernel", "merge_kernel"):
         original = getattr(kernel, name)
         monkeypatch.setattr(kernel, name, Counted(name, original, launched))
     case = make(((33, 63),), [masks.causal()])
     case.run(SMALL)
-    assert launched == ["_attention_kernel"]
+    assert launched == ["attention_kernel"]
     case.run(SPLIT)
-    assert launched[1:] == ["_attention_kernel", "_merge_kernel"]
+    assert launched[1:] == ["attention_kernel", "merge_kernel"]
 
 
 @dataclass
@@ -293,39 +294,58 @@ class Counted:
         return self.kernel[grid]
 
 
-@pytest.mark.parametrize(
-    ("size", "spilled"),
-    # Bytes of the stack that the widest accumulators take; none where a canvas is smallest.
-    [(64, 0), (128, 0), (256, 128), (512, 256)],
-)
-def test_it_compiles_for_a_gpu(size: int, spilled: int) -> None:
-    """For sm_90, without one: shared memory and registers stay within what a program may have."""
+def compile_case(name: str, size: int, stored: str) -> Compiled:
+    """A kernel as a canvas of 256 tokens launches it, with float8 scales and sinks."""
     tiles = kernel.default_tiles(size, 2, 4, 256)
     constants = {
         **{"HEADS": 16, "GROUP": 4, "HEAD": size, "HEAD_PADDED": size, "PAGE": 128},
         **{"ROWS": tiles.rows, "KEYS": tiles.keys, "SEARCH": False, "SPLIT": True},
-        **{"WINDOWED": True, "CAPPED": False},
-        **{"key_scale": None, "value_scale": None, "sinks": None},
+        **{"WINDOWED": True, "CAPPED": False, "SPLITS": kernel.MAX_SPLITS},
     }
     types = {
-        **dict.fromkeys(("out", "query", "keys", "values"), "*bf16"),
+        **dict.fromkeys(("out", "query"), "*bf16"),
+        **dict.fromkeys(("keys", "values"), stored),
         **dict.fromkeys(("partial_acc", "partial_best", "partial_total"), "*fp32"),
+        **dict.fromkeys(("key_scale", "value_scale", "sinks"), "*fp32"),
         **dict.fromkeys(("table", "query_start", "seq_lens"), "*i32"),
         **dict.fromkeys(("rule_block", "rule_window"), "*i32"),
         **dict.fromkeys(("scale", "soft_cap"), "fp32"),
     }
-    names = inspect.signature(kernel._attention_kernel.fn).parameters
-    types |= {name: "i32" for name in names if name not in types and name not in constants}
-    numbers = ("width", "requests", "tiles_per_request", "splits")
-    case = Compiled(
-        "vllm_dllm.ops.attention_triton",
-        "_attention_kernel",
-        types,
-        constants,
-        unaligned=numbers,
+    names = inspect.signature(getattr(kernel, name).fn).parameters
+    return Compiled(
+        "vllm_dllm.ops.attention_kernel_triton",
+        name,
+        {name: types.get(name, "i32") for name in names if name not in constants},
+        {name: constants[name] for name in names if name in constants},
+        unaligned=[
+            name
+            for name in ("scale", "soft_cap", "width", "requests", "tiles_per_request", "splits")
+            if name in names
+        ],
         options={"num_warps": tiles.warps, "num_stages": tiles.stages},
     )
-    used = compiled({"attention": case})["attention"]
-    assert used.shared <= 227 << 10
-    assert used.stack <= spilled
-    assert used.matrix, "the matrix units are not used"
+
+
+def test_it_compiles_for_a_gpu() -> None:
+    """For sm_90, without one: shared memory and registers within what a program may have."""
+    # Bytes of the stack that the widest accumulators take.
+    stacks = {64: 0, 128: 0, 256: 128, 512: 256}
+    cases = {f"{size}": compile_case("attention_kernel", size, "*bf16") for size in stacks}
+    cases["128 float8"] = compile_case("attention_kernel", 128, "*fp8e4nv")
+    cases["merge"] = compile_case("merge_kernel", 512, "*bf16")
+    found = compiled(cases)
+    for name, used in found.items():
+        assert used.shared <= 227 << 10, name
+        assert used.stack <= stacks.get(int(name.split()[0]) if name != "merge" else 64, 0), name
+        assert used.matrix or name == "merge", f"{name}: the matrix units are not used"
+
+
+def test_keys_are_split_where_programs_are_few() -> None:
+    """By shape alone: a window bounds the keys, a short sequence is left whole."""
+    case = make(((4, 20),), [masks.causal()])
+    far = replace(case.queries, furthest=32768)
+    assert kernel._splits(33, far, case.layer) == 32
+    assert kernel._splits(3, far, case.layer) == 2
+    assert kernel._splits(0, far, case.layer) == 1
+    assert kernel._splits(33, replace(far, furthest=300), case.layer) == 1
+    assert kernel._splits(33, far, Layer(1.0, width=1024)) == 8

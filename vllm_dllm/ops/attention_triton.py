@@ -1,16 +1,9 @@
-"""Paged attention with a rule for each request: the Triton kernel.
+"""Paged attention with a rule for each request: how the kernels are launched.
 
-Every mask of `masks` lets a query see one interval of keys, and both its edges grow with the
-query. So a tile of queries meets three runs of key tiles: some that only part of its queries see
-(masked), some that all see (no mask arithmetic), some masked again; all others are never read. A
-query tile holds the whole group of heads that shares a KV head. Where the batch alone gives too
+A query tile holds the whole group of heads that shares a KV head. Where the batch alone gives too
 few programs for the device, the keys are split over several and their results merged (split-K;
-"Flash-Decoding", Dao et al., 2023). Softmax is the online one (Milakov and Gimelshein, 2018), in
-powers of two.
+"Flash-Decoding", Dao et al., 2023).
 """
-# Kernels are typed by what they are launched with.
-# mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False
-# mypy: disallow-incomplete-defs=False
 
 from __future__ import annotations
 
@@ -20,11 +13,10 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
+from vllm_dllm.ops.attention_kernel_triton import attention_kernel, merge_kernel
 from vllm_dllm.ops.attention_reference import Layer, PagedKV, Queries
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 MAX_SPLITS = 32
 # A split shorter than this many keys costs more in merging than it saves.
 MIN_SPLIT = 256
@@ -95,9 +87,11 @@ def paged_attention(
     # other and it is searched for: the latter where lengths differ much.
     search = requests * per_request > tokens // block_q + requests
     grid_tiles = tokens // block_q + requests if search else requests * per_request
-    splits = cut.splits or _splits(query.device, grid_tiles * kv_heads, queries, layer)
+    splits = cut.splits or _splits(
+        _processors(query.device) * (8 // cut.warps) // (grid_tiles * kv_heads), queries, layer
+    )
     partial = _Partial.make(query, splits)
-    _attention_kernel[(grid_tiles, kv_heads, splits)](
+    attention_kernel[(grid_tiles, kv_heads, splits)](
         out,
         *partial.tensors,
         query,
@@ -136,7 +130,7 @@ def paged_attention(
         num_stages=cut.stages,
     )
     if splits > 1:
-        _merge_kernel[(tokens, heads)](
+        merge_kernel[(tokens, heads)](
             out,
             *partial.tensors,
             kv.value_scale,
@@ -172,12 +166,19 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _splits(device: torch.device, programs: int, queries: Queries, layer: Layer) -> int:
-    """Enough that two programs wait for each processor, each with keys enough to be worth it."""
+def _splits(room: int, queries: Queries, layer: Layer) -> int:
+    """As many as run at once, each with keys enough to be worth the merge.
+
+    Args:
+        room: programs that the device runs at once, eight warps to a processor, over programs
+            without a split.
+        queries: for the lengths.
+        layer: for the window.
+    """
     furthest = queries.furthest
     if layer.width:
         furthest = min(furthest, 2 * layer.width + queries.longest)
-    wanted = min(2 * _processors(device) // programs, furthest // MIN_SPLIT, MAX_SPLITS)
+    wanted = min(room, furthest // MIN_SPLIT, MAX_SPLITS)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
@@ -206,340 +207,3 @@ class _Partial:
                 torch.empty(shape, **new),
             )
         )
-
-
-@triton.jit
-def _find_request(query_start, tile, requests, BLOCK_Q: tl.constexpr):
-    """The last request whose tiles begin at or before ``tile``.
-
-    Request r has room for its tiles from ``start[r] // BLOCK_Q + r`` on.
-    """
-    low = 0
-    high = requests
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) // BLOCK_Q + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@triton.jit
-def _edges(q, start, end, block, window, width, WINDOWED: tl.constexpr):
-    """The keys ``first <= k < last`` of queries ``q``: `masks.interval`."""
-    first = q * 0
-    last = tl.minimum((q // block + 1) * block, end)
-    if WINDOWED:
-        left = tl.where(window == 1, q - width + 1, start - width + 1)
-        first = tl.where(window == 0, first, tl.maximum(left, 0))
-        last = tl.where(window == 1, tl.minimum(last, q + width), last)
-    return first, last
-
-
-@triton.jit
-def _page_offsets(
-    table_row,
-    tile,
-    end,
-    page_stride,
-    slot_stride,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Where a tile's keys lie, int64 ``[KEYS]``."""
-    k = tile * KEYS + tl.arange(0, KEYS)
-    if PAGE % KEYS == 0:
-        # A tile lies inside one page.
-        page = tl.load(table_row + tile * KEYS // PAGE).to(tl.int64)
-        slot = tile * KEYS % PAGE + tl.arange(0, KEYS)
-        return page * page_stride + slot.to(tl.int64) * slot_stride
-    if MASKED:
-        page = tl.load(table_row + k // PAGE, mask=k < end, other=0)
-    else:
-        page = tl.load(table_row + k // PAGE)
-    return page.to(tl.int64) * page_stride + (k % PAGE).to(tl.int64) * slot_stride
-
-
-@triton.jit
-def _meet_tile(
-    acc,
-    best,
-    total,
-    queries,
-    keys,
-    values,
-    table_row,
-    tile,
-    first,
-    last,
-    end,
-    factor,
-    soft_cap,
-    page_stride,
-    slot_stride,
-    HEAD: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Fold one tile of keys into the running softmax of a tile of queries."""
-    k = tile * KEYS + tl.arange(0, KEYS)
-    d = tl.arange(0, HEAD_PADDED)
-    at = _page_offsets(table_row, tile, end, page_stride, slot_stride, PAGE, KEYS, MASKED)
-    # What lies behind a sequence's end was never written, and 0 * NaN is NaN.
-    key_mask = (d < HEAD)[:, None] & (k < end)[None, :]
-    value_mask = (k < end)[:, None] & (d < HEAD)[None, :]
-    if MASKED:
-        key = tl.load(keys + at[None, :] + d[:, None], mask=key_mask, other=0.0)
-        value = tl.load(values + at[:, None] + d[None, :], mask=value_mask, other=0.0)
-    elif HEAD == HEAD_PADDED:
-        key = tl.load(keys + at[None, :] + d[:, None])
-        value = tl.load(values + at[:, None] + d[None, :])
-    else:
-        key = tl.load(keys + at[None, :] + d[:, None], mask=(d < HEAD)[:, None], other=0.0)
-        value = tl.load(values + at[:, None] + d[None, :], mask=(d < HEAD)[None, :], other=0.0)
-    scores = tl.dot(queries, key.to(queries.dtype), input_precision="ieee")
-    if CAPPED:
-        # tanh(x) = 2 sigmoid(2x) - 1, for any x.
-        scores = soft_cap * (2.0 * tl.sigmoid(scores * (2.0 * factor / soft_cap)) - 1.0) * LOG2_E
-    else:
-        scores = scores * (factor * LOG2_E)
-    if MASKED:
-        seen = (k[None, :] >= first[:, None]) & (k[None, :] < last[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
-    grown = tl.maximum(best, tl.max(scores, 1))
-    origin = grown
-    if MASKED:
-        # A row that has seen nothing yet has no largest score to be relative to.
-        origin = tl.where(grown == -float("inf"), 0.0, grown)
-    weights = tl.exp2(scores - origin[:, None])
-    shrink = tl.exp2(best - origin)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = acc * shrink[:, None]
-    acc = tl.dot(weights.to(queries.dtype), value.to(queries.dtype), acc, input_precision="ieee")
-    return acc, grown, total
-
-
-@triton.jit
-def _finish(acc, best, total, head, sinks, value_scale, mask):
-    """Weighted values to averages: `acc` ``[n, d]``, the others ``[n]``."""
-    if sinks is not None:
-        sink = tl.load(sinks + head, mask=mask, other=0.0).to(tl.float32) * LOG2_E
-        grown = tl.maximum(best, sink)
-        shrink = tl.exp2(best - grown)
-        acc = acc * shrink[:, None]
-        total = total * shrink + tl.exp2(sink - grown)
-    # A query that sees no key gives zeros.
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if value_scale is not None:
-        acc = acc * tl.load(value_scale)
-    return acc
-
-
-@triton.jit
-def _attention_kernel(
-    out,
-    partial_acc,
-    partial_best,
-    partial_total,
-    query,
-    keys,
-    values,
-    key_scale,
-    value_scale,
-    sinks,
-    table,
-    query_start,
-    seq_lens,
-    rule_block,
-    rule_window,
-    scale,
-    soft_cap,
-    width,
-    requests,
-    tiles_per_request,
-    splits,
-    out_token_stride,
-    out_head_stride,
-    query_token_stride,
-    query_head_stride,
-    page_stride,
-    slot_stride,
-    kv_head_stride,
-    table_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    PAGE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SEARCH: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-):
-    """A tile of queries of one request and KV head, and one split of its keys."""
-    BLOCK_Q: tl.constexpr = ROWS // GROUP
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    if SEARCH:
-        request = _find_request(query_start, tile, requests, BLOCK_Q)
-        offset = (tile - tl.load(query_start + request) // BLOCK_Q - request) * BLOCK_Q
-    else:
-        request = tile // tiles_per_request
-        offset = tile % tiles_per_request * BLOCK_Q
-    first_token = tl.load(query_start + request)
-    tokens = tl.load(query_start + request + 1) - first_token
-    if offset >= tokens:
-        return
-    end = tl.load(seq_lens + request)
-    start = end - tokens
-    block = tl.load(rule_block + request)
-    window = tl.load(rule_window + request)
-
-    row = tl.arange(0, ROWS)
-    d = tl.arange(0, HEAD_PADDED)
-    token = offset + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    real = (token < tokens) & (row < BLOCK_Q * GROUP)
-    batch_token = (first_token + token).to(tl.int64)
-    row_mask = real[:, None] & (d < HEAD)[None, :]
-    at_query = batch_token * query_token_stride + head * query_head_stride
-    q = tl.load(query + at_query[:, None] + d[None, :], mask=row_mask, other=0.0)
-
-    # The keys of each row, of the first row and of the last: edges grow with the query.
-    first, last = _edges(start + token, start, end, block, window, width, WINDOWED)
-    low, high = start + offset, start + tl.minimum(offset + BLOCK_Q, tokens) - 1
-    outer_first, inner_last = _edges(low, start, end, block, window, width, WINDOWED)
-    inner_first, outer_last = _edges(high, start, end, block, window, width, WINDOWED)
-    tile_first = outer_first // KEYS
-    tile_end = tl.maximum(tl.cdiv(outer_last, KEYS), tile_first)
-    per_split = tl.cdiv(tile_end - tile_first, splits)
-    begin = tl.minimum(tile_first + split * per_split, tile_end)
-    stop = tl.minimum(begin + per_split, tile_end)
-    # Tiles begin..whole_begin are masked, ..whole_end are seen by all rows, ..stop are masked.
-    whole_begin = tl.minimum(tl.maximum(tl.cdiv(inner_first, KEYS), begin), stop)
-    whole_end = tl.minimum(tl.maximum(inner_last // KEYS, whole_begin), stop)
-
-    best = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_PADDED], tl.float32)
-    factor = scale
-    if key_scale is not None:
-        factor = scale * tl.load(key_scale)
-    table_row = table + request.to(tl.int64) * table_stride
-    keys += kv_head.to(tl.int64) * kv_head_stride
-    values += kv_head.to(tl.int64) * kv_head_stride
-    for n in range(whole_begin, whole_end):
-        acc, best, total = _meet_tile(
-            acc,
-            best,
-            total,
-            q,
-            keys,
-            values,
-            table_row,
-            n,
-            first,
-            last,
-            end,
-            factor,
-            soft_cap,
-            page_stride,
-            slot_stride,
-            HEAD,
-            HEAD_PADDED,
-            PAGE,
-            KEYS,
-            CAPPED,
-            False,
-        )
-    left = whole_begin - begin
-    for i in range(0, left + stop - whole_end):
-        n = tl.where(i < left, begin + i, whole_end + i - left)
-        acc, best, total = _meet_tile(
-            acc,
-            best,
-            total,
-            q,
-            keys,
-            values,
-            table_row,
-            n,
-            first,
-            last,
-            end,
-            factor,
-            soft_cap,
-            page_stride,
-            slot_stride,
-            HEAD,
-            HEAD_PADDED,
-            PAGE,
-            KEYS,
-            CAPPED,
-            True,
-        )
-
-    if SPLIT:
-        at_part = (batch_token * HEADS + head) * splits + split
-        tl.store(partial_acc + at_part[:, None] * HEAD + d[None, :], acc, mask=row_mask)
-        tl.store(partial_best + at_part, best, mask=real)
-        tl.store(partial_total + at_part, total, mask=real)
-    else:
-        acc = _finish(acc, best, total, head, sinks, value_scale, real)
-        at_out = batch_token * out_token_stride + head * out_head_stride
-        tl.store(out + at_out[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=row_mask)
-
-
-@triton.jit
-def _merge_kernel(
-    out,
-    partial_acc,
-    partial_best,
-    partial_total,
-    value_scale,
-    sinks,
-    query_start,
-    requests,
-    out_token_stride,
-    out_head_stride,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """One token's head: the splits' results, each by its share of the weights."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    if token >= tl.load(query_start + requests):
-        return
-    split = tl.arange(0, SPLITS)
-    d = tl.arange(0, HEAD_PADDED)
-    at_part = (token * HEADS + head) * SPLITS + split
-    best = tl.load(partial_best + at_part)
-    total = tl.load(partial_total + at_part)
-    origin = tl.max(best, 0)
-    origin = tl.where(origin == -float("inf"), 0.0, origin)
-    share = tl.exp2(best - origin)
-    mask = (d < HEAD)[None, :] & (total > 0.0)[:, None]
-    acc = tl.load(partial_acc + at_part[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
-    # `_finish` takes rows; this program has one.
-    one = tl.zeros([1], tl.int32)
-    acc = _finish(
-        tl.sum(acc * share[:, None], 0)[None, :],
-        origin + one,
-        tl.sum(total * share, 0) + one,
-        head + one,
-        sinks,
-        value_scale,
-        one == 0,
-    )
-    at_out = token * out_token_stride + head * out_head_stride + d
-    tl.store(out + at_out[None, :], acc.to(out.dtype.element_ty), mask=(d < HEAD)[None, :])

@@ -61,12 +61,19 @@ class Head:
         vocabulary: number of ids, over all ranks.
         embedding: ``[ids, hidden]`` of this rank for the soft embedding, or None for none.
         shard: this rank's part, or None where one rank has all.
+        weight: ``[ids or more, hidden]`` of this rank, what `logits` multiplies hidden states
+            with, from this rank's first id on (rows behind its last id are not read); None where
+            the head is no plain matrix. Only fused kernels read it.
+        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None for none; for
+            fused kernels as `weight`.
     """
 
     logits: Callable[[torch.Tensor, int, int], torch.Tensor]
     vocabulary: int
     embedding: torch.Tensor | None = None
     shard: Shard | None = None
+    weight: torch.Tensor | None = None
+    soft_cap: float | None = None
 
     @property
     def ids(self) -> range:
@@ -232,27 +239,20 @@ class _Running:
         found = self._found()
         if head.shard is not None:
             found = found.met(head.shard)
-        statistics = SampledStatistics(
-            token=found.token,
-            probability=torch.where(greedy, 1.0, 1.0 / found.sum),
-            sample=torch.where(greedy, found.token, found.sample),
-            sample_probability=torch.where(
-                greedy, 1.0, torch.exp(found.scaled - found.best) / found.sum
-            ),
-            entropy=torch.where(greedy, 0.0, found.sum.log() - found.weighted / found.sum),
-        )
+        statistics = found.statistics(greedy)
         if head.embedding is None:
             return statistics, None
         average = found.soft / found.sum[:, None]
         soft = torch.where(greedy[:, None], head.embed(found.token), average)
         return statistics, soft if head.shard is None else head.shard.sum(soft)
 
-    def _found(self) -> _Found:
+    def _found(self) -> Found:
         token = self.likeliest.first + self.likeliest.group.argmax(-1)
         sample, scaled = draw_in_group(self.drawn.group, self.drawn.first, self.keys)
-        return _Found(
+        return Found(
             best=self.likeliest.score,
             token=token,
+            origin=self.likeliest.score,
             drawn=self.drawn.score,
             sample=sample,
             scaled=scaled,
@@ -263,18 +263,22 @@ class _Running:
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """What a pass found.
 
     Attributes:
-        best, token: the largest scaled logit, and its id; ``[rows]`` as all but `soft`.
+        best, token: the largest scaled logit that may be chosen, and its id; ``[rows]`` as all
+            but `soft`.
+        origin: what sums are relative to: the largest scaled logit of all. It differs from
+            `best` only where an id takes part in the sums that may not be chosen.
         drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit.
-        sum, weighted: of exp(scaled - best), and of that times (scaled - best).
-        soft: ``[rows, hidden]``, the sum of exp(scaled - best) times the embedding.
+        sum, weighted: of exp(scaled - origin), and of that times (scaled - origin).
+        soft: ``[rows, hidden]``, the sum of exp(scaled - origin) times the embedding.
     """
 
     best: torch.Tensor
     token: torch.Tensor
+    origin: torch.Tensor
     drawn: torch.Tensor
     sample: torch.Tensor
     scaled: torch.Tensor
@@ -282,24 +286,39 @@ class _Found:
     weighted: torch.Tensor
     soft: torch.Tensor
 
-    def met(self, shard: Shard) -> _Found:
+    def met(self, shard: Shard) -> Found:
         """The same over the ids of all ranks; only `soft` stays this rank's share."""
-        numbers = torch.stack([self.best, self.drawn, self.scaled, self.sum, self.weighted])
+        numbers = torch.stack(
+            [self.best, self.origin, self.drawn, self.scaled, self.sum, self.weighted]
+        )
         ids = torch.stack([self.token, self.sample]).int().view(torch.float32)
-        everyone = shard.gather(torch.cat([numbers, ids]))  # [ranks, 7, rows]
-        best, drawn, scaled, total, weighted = everyone[:, :5].unbind(1)
-        token, sample = everyone[:, 5:].contiguous().view(torch.int32).long().unbind(1)
-        origin = best.amax(0)
-        share = torch.exp(best - origin)  # [ranks, rows], 0 for a rank that has nothing to add
-        distance = torch.where(share > 0, best - origin, 0.0)
+        everyone = shard.gather(torch.cat([numbers, ids]))  # [ranks, 8, rows]
+        best, origins, drawn, scaled, total, weighted = everyone[:, :6].unbind(1)
+        token, sample = everyone[:, 6:].contiguous().view(torch.int32).long().unbind(1)
+        origin = origins.amax(0)
+        share = torch.exp(origins - origin)  # [ranks, rows], 0 for a rank with nothing to add
+        distance = torch.where(share > 0, origins - origin, 0.0)
         first, winner = best.argmax(0, keepdim=True), drawn.argmax(0, keepdim=True)
-        return _Found(
-            best=origin,
+        return Found(
+            best=best.amax(0),
             token=token.gather(0, first)[0],
+            origin=origin,
             drawn=drawn.gather(0, winner)[0],
             sample=sample.gather(0, winner)[0],
             scaled=scaled.gather(0, winner)[0],
             sum=(share * total).sum(0),
             weighted=(share * (weighted + total * distance)).sum(0),
-            soft=self.soft * torch.exp(self.best - origin)[:, None],
+            soft=self.soft * torch.exp(self.origin - origin)[:, None],
+        )
+
+    def statistics(self, greedy: torch.Tensor) -> SampledStatistics:
+        """Of the ids found here; rows where `greedy`, bool ``[rows]``, are sure of the argmax."""
+        return SampledStatistics(
+            token=self.token,
+            probability=torch.where(greedy, 1.0, torch.exp(self.best - self.origin) / self.sum),
+            sample=torch.where(greedy, self.token, self.sample),
+            sample_probability=torch.where(
+                greedy, 1.0, torch.exp(self.scaled - self.origin) / self.sum
+            ),
+            entropy=torch.where(greedy, 0.0, self.sum.log() - self.weighted / self.sum),
         )

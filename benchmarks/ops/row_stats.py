@@ -1,0 +1,325 @@
+"""Row statistics and the soft embedding on a GPU: right first, then how fast, and against what.
+
+    python benchmarks/ops/row_stats.py [--json PATH] [--only gemma] [--sweep]
+
+Needs torch and Triton only. Every shape's answers are checked against float64 on some of its rows
+before it is timed; a wrong kernel ends the run with code 1. Times are compared with the machine's
+own copy bandwidth and matrix rate, and with what a user would have instead: whole rows of logits
+in torch (eager and compiled), the tiles of torch operators that this package uses elsewhere, and
+the product with the head alone. ``--sweep`` times other tiles of the first pass as well.
+
+Without a GPU only ``--quick`` runs, in Triton's interpreter: TRITON_INTERPRET=1 and this script
+check tiny shapes and time nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
+from vllm_dllm.ops.fold_triton import MeasuredStatistics, measured
+from vllm_dllm.ops.head_stats_triton import HeadTile, head_statistics
+from vllm_dllm.ops.noise import row_keys
+from vllm_dllm.ops.row_stats import row_statistics
+from vllm_dllm.ops.row_stats_triton import measured_statistics
+from vllm_dllm.ops.sampled_stats import draw
+from vllm_dllm.ops.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
+
+# As the engine has it (`engine/statistics.py`).
+TILE_BYTES = 32 << 20
+# Rows of a shape that are checked.
+CHECKED = 24
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's head and a batch of equal requests.
+
+    Attributes:
+        model: as printed.
+        hidden, vocabulary, canvas: of the model.
+        requests: of the batch.
+        soft: whether its rows are sampled and have a soft embedding; else they are greedy, and
+            id 0 is the mask, which is never chosen.
+        cap: the final soft cap, or None.
+    """
+
+    model: str
+    hidden: int
+    vocabulary: int
+    canvas: int
+    requests: int
+    soft: bool = False
+    cap: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.requests:2} requests"
+
+    @property
+    def rows(self) -> int:
+        return self.canvas * self.requests
+
+    @property
+    def flops(self) -> int:
+        """Of the matrix products: one with the head, and two more for the soft embedding."""
+        return 2 * self.rows * self.vocabulary * self.hidden * (3 if self.soft else 1)
+
+    def bytes(self, size: int) -> int:
+        """The least that must be read: each weight once for each product."""
+        return self.vocabulary * self.hidden * size * (3 if self.soft else 1)
+
+
+def shapes(quick: bool) -> Iterator[Shape]:
+    """Of LLaDA2.0-mini and DiffusionGemma, or tiny ones."""
+    if quick:
+        yield Shape("tiny masked", 48, 1000, 8, 3)
+        yield Shape("tiny uniform", 64, 777, 16, 2, soft=True, cap=30.0)
+        return
+    for requests in (1, 16, 64):
+        yield Shape("llada2-mini", 2048, 157_184, 32, requests)
+    for requests in (1, 4, 16):
+        yield Shape("gemma", 2816, 262_144, 256, requests, soft=True, cap=30.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Random hidden states of a shape, its head, temperatures and keys."""
+
+    shape: Shape
+    hidden: torch.Tensor
+    head: Head
+    temperature: torch.Tensor
+    keys: torch.Tensor
+
+    @classmethod
+    def make(cls, shape: Shape, device: torch.device) -> Batch:
+        # The interpreter multiplies bfloat16 as if it were integers.
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        torch.manual_seed(0)
+        random = partial(torch.randn, device=device, dtype=dtype)
+        hidden = random(shape.rows, shape.hidden)
+        # Logits that spread by 5: a few dozens of tokens have most of the mass.
+        weight = random(shape.vocabulary, shape.hidden) * (5 / shape.hidden**0.5)
+        embedding = random(shape.vocabulary, shape.hidden) if shape.soft else None
+        temperature = torch.full((shape.rows,), 0.6, device=device)
+        temperature[::7] = 0
+        keys = row_keys(torch.arange(shape.rows, device=device), 1)
+
+        def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+            return capped((hidden @ weight[first:end].T).float(), shape.cap)
+
+        head = Head(logits, shape.vocabulary, embedding, None, weight, shape.cap)
+        return cls(shape, hidden, head, temperature, keys)
+
+    def ours(self) -> tuple[MeasuredStatistics, torch.Tensor | None]:
+        """What the engine would call."""
+        if self.shape.soft:
+            return fused_statistics(self.hidden, self.head, self.temperature, self.keys, TILE_BYTES)
+        return self.first_pass(), None
+
+    def first_pass(self, tile: HeadTile | None = None) -> MeasuredStatistics:
+        """Statistics without the soft embedding."""
+        if self.shape.soft:
+            found = head_statistics(self.hidden, self.head, self.temperature, self.keys, tile=tile)
+            return measured(found, self.temperature == 0)
+        found = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
+        return measured(found, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
+
+
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return logits if cap is None else (logits / cap).tanh() * cap
+
+
+def whole_rows(
+    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The same from whole rows of logits, in plain torch operators."""
+    logits = (hidden @ head.weight.T).float()
+    if head.embedding is None:
+        found = row_statistics(logits, 0, entropy=True)
+        return found.token, found.probability, found.entropy
+    greedy = (temperature == 0)[:, None]
+    scaled = capped(logits, head.soft_cap) / torch.where(greedy, 1.0, temperature[:, None])
+    token = scaled.argmax(-1)
+    p = scaled.softmax(-1)
+    entropy = -torch.xlogy(p, p).sum(-1)
+    sample = torch.where(greedy[:, 0], token, draw(scaled, keys))
+    picked = p.gather(1, torch.stack([token, sample], 1))
+    soft = p.to(head.embedding.dtype) @ head.embedding
+    return token, sample, picked, entropy, torch.where(greedy, head.embedding[token], soft)
+
+
+class WrongKernelError(Exception):
+    """A kernel's answer is too far from float64."""
+
+
+def check(batch: Batch) -> dict[str, float]:
+    """Errors on some rows, each over three times what eager float32 (for the soft embedding:
+    probabilities in the embedding's dtype) has, so that more than 1 is wrong; raises
+    `WrongKernelError`.
+    """
+    shape, device = batch.shape, batch.hidden.device
+    got, soft = batch.ours()
+    some = torch.linspace(0, shape.rows - 1, min(CHECKED, shape.rows), device=device).long()
+    got = got.take(some)
+    weight, hidden = batch.head.weight, batch.hidden[some]
+    exact = capped(hidden.double() @ weight.double().T, shape.cap)
+    eager = capped(hidden.float() @ weight.float().T, shape.cap)
+    greedy = batch.temperature[some] == 0 if shape.soft else torch.zeros_like(some).bool()
+    errors: dict[str, float] = {}
+
+    def compare(name: str, found: torch.Tensor, true: torch.Tensor, rough: torch.Tensor) -> None:
+        budget = 3 * (rough.double() - true).abs().max() + 2e-5
+        errors[name] = float((found.double() - true).abs().max() / budget)
+
+    if shape.soft:
+        divisor = torch.where(greedy, 1.0, batch.temperature[some])[:, None]
+        exact, eager = exact / divisor.double(), eager / divisor
+        drawn = draw(eager, batch.keys[some])
+        different = (drawn != got.sample) & ~greedy
+        # Two scores within rounding are rare, two such rows of a few dozens all but impossible.
+        errors["sample"] = float(different.sum()) / 2
+    p, rough = exact.softmax(-1), eager.softmax(-1)
+    allowed = exact.clone()
+    if not shape.soft:
+        allowed[:, 0] = -torch.inf
+    best = allowed.max(-1).values
+    errors["token"] = float((best - allowed.gather(1, got.token[:, None])[:, 0]).max() / 1e-4)
+    sure = ~greedy
+    top = [t.gather(1, got.token[:, None])[sure, 0] for t in (p, rough)]
+    compare("probability", got.probability[sure], *top)
+    compare("entropy", got.entropy[sure], *(-torch.xlogy(t, t).sum(-1)[sure] for t in (p, rough)))
+    compare("log_sum_exp", got.log_sum_exp, exact.logsumexp(-1), eager.logsumexp(-1))
+    if soft is not None:
+        table = batch.head.embedding
+        rounded = rough.to(table.dtype).float() @ table.float()
+        certain = greedy[:, None]
+        compare(
+            "soft",
+            soft[some],
+            torch.where(certain, table[got.token].double(), p @ table.double()),
+            torch.where(certain, table[got.token].float(), rounded),
+        )
+    wrong = {name: error for name, error in errors.items() if not error <= 1}
+    if wrong:
+        raise WrongKernelError(f"{shape.name}: {wrong}")
+    return errors
+
+
+def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What a user would have instead; the last two are parts of the work."""
+    arguments = batch.hidden, batch.head, batch.temperature, batch.keys
+    yield "eager", lambda: whole_rows(*arguments)
+    compiled = torch.compile(whole_rows, dynamic=False)
+    yield "compiled", lambda: compiled(*arguments)
+    yield "tiled", lambda: tiled_statistics(*arguments, TILE_BYTES)
+    weight = batch.head.weight
+    if not batch.shape.soft:
+        yield "product, rows", lambda: measured_statistics(batch.hidden @ weight.T, forbidden=0)
+    yield "product alone", lambda: batch.hidden @ weight.T
+
+
+def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
+    """Milliseconds of ours, ours against the machine, and how much longer the others take."""
+    shape = batch.shape
+    ours = time_ms(batch.ours)
+    row: dict[str, Any] = {
+        "ms": ours,
+        "first_pass_ms": time_ms(batch.first_pass),
+        "bytes_per_s": shape.bytes(batch.hidden.element_size()) / ours * 1e3,
+        "flops_per_s": shape.flops / ours * 1e3,
+    }
+    row["bandwidth"] = row["bytes_per_s"] / machine.copy_bytes_per_s
+    row["matrix"] = row["flops_per_s"] / machine.matrix_flops_per_s
+    for name, run in others(batch):
+        try:
+            row[name] = time_ms(run, repeats=9, warm_up=2) / ours
+        except torch.cuda.OutOfMemoryError:
+            row[name] = None
+        torch.cuda.empty_cache()
+    return row
+
+
+def tiles(rows: int) -> Iterator[HeadTile]:
+    """Others that may suit a number of rows."""
+    of_rows = [r for r in (16, 32, 64, 128) if r < 2 * rows]
+    for r in of_rows[-2:]:
+        for ids in (128, 256):
+            for depth, stages in ((64, 3), (64, 4), (64, 5), (128, 3)):
+                for warps in (4, 8):
+                    if 2 * (r + ids) * depth * stages <= 220 << 10 and r * ids <= 4096 * warps:
+                        yield HeadTile(r, ids, depth, warps, stages, 2 if warps == 4 else 1)
+
+
+def sweep(batch: Batch) -> dict[str, float]:
+    """Milliseconds of the first pass with other tiles, the fastest first."""
+    found = {}
+    for tile in tiles(batch.shape.rows):
+        name = f"{tile.rows}x{tile.ids}x{tile.depth}, {tile.warps} warps, {tile.stages} stages"
+        try:
+            found[name] = time_ms(partial(batch.first_pass, tile), repeats=9, warm_up=2)
+        except Exception as error:  # too much shared memory or a compiler's failure: go on
+            print(f"    {name}: {type(error).__name__}")
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--only", default="", help="shapes whose names begin so")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, checked but not timed")
+    parser.add_argument("--sweep", action="store_true", help="time other tiles, too")
+    asked = parser.parse_args()
+    device = require_gpu(quick=asked.quick)
+    chosen = [shape for shape in shapes(asked.quick) if shape.name.startswith(asked.only)]
+    try:
+        report(chosen, device, asked)
+    except WrongKernelError as wrong:
+        sys.exit(f"A kernel is wrong, errors over their budgets: {wrong}")
+
+
+def report(chosen: list[Shape], device: torch.device, asked: argparse.Namespace) -> None:
+    """Check and time, and print a line for each shape."""
+    if asked.quick:
+        for shape in chosen:
+            worst = max(check(Batch.make(shape, device)).values())
+            print(f"{shape.name:24} worst error {worst:.2f} of its budget")
+        return
+    machine = measure()
+    print(machine)
+    heads = "eager", "compiled", "tiled", "product, rows", "product alone"
+    print(f"{'':24}{'ms':>9}{'pass 1':>9}{'copy':>6}{'matrix':>7}   times as long: {heads}")
+    rows: dict[str, Any] = {}
+    for shape in chosen:
+        batch = Batch.make(shape, device)
+        errors = check(batch)
+        row = rows[shape.name] = timed(batch, machine) | {"errors": errors}
+        ratios = "".join(f"{row.get(h) or float('nan'):9.2f}" for h in heads)
+        print(
+            f"{shape.name:24}{row['ms']:9.3f}{row['first_pass_ms']:9.3f}"
+            f"{row['bandwidth']:6.0%}{row['matrix']:7.0%}{ratios}"
+        )
+        if asked.sweep:
+            row["sweep"] = sweep(batch)
+            for name, ms in list(row["sweep"].items())[:5]:
+                print(f"    {ms:9.3f} ms  {name}")
+        del batch
+        torch.cuda.empty_cache()
+        if asked.json:  # after each shape, so that an interrupted run leaves what it has
+            write_json(asked.json, machine, rows)
+
+
+if __name__ == "__main__":
+    main()
