@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench lint format clean
+.PHONY: help setup demo test test-fast bench bench-ops lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -15,11 +15,16 @@ setup: ## install everything into .venv (quick when it is already there)
 demo: setup ## serve a small LLaDA2 checkpoint and chat with it
 	@$(bin)/python examples/demo.py
 
+# Two processes, each with whole files: an engine takes one core, and a process holds one engine.
 test: setup ## all tests
-	@$(bin)/python -m pytest
+	@$(bin)/python -m pytest -n 2 --dist loadfile
 
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"
+
+bench-ops: setup ## time the kernels; needs a GPU (without this target: torch and triton suffice)
+	@$(bin)/python benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
+	@$(bin)/python benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
 
 bench: setup ## time a denoise step and serving, measure accuracy, compare classes and execution modes
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json

@@ -23,6 +23,23 @@ def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
+def child(*arguments: str, native: bool = False) -> Any:
+    """What this benchmark prints, in a process of its own: the last line, which is JSON.
+
+    `native` leaves DiffusionGemma to vLLM's own class.
+    """
+    done = subprocess.run(
+        [sys.executable, sys.argv[0], *arguments],
+        env=os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def surroundings() -> dict[str, Any]:
     """The command line, the commit (and whether the tree differs), versions, the machine."""
     import torch

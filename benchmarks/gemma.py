@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
 )
 
-from benchmarks.common import write  # noqa: E402
+from benchmarks.common import child, write  # noqa: E402
 
 TINY = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-diffusiongemma"
 CANVAS, STEPS, PROMPT, REPEATS = 32, 8, 40, 3
@@ -142,16 +141,6 @@ def through_transformers(model: Path) -> Any:
     return run
 
 
-def child(kind: str, model: Path, repeats: int) -> dict[str, dict[str, float]]:
-    environment = os.environ | {"VLLM_DLLM_NATIVE": "1" if kind == "native" else "0"}
-    command = [sys.executable, __file__, "--child", kind, "--model", str(model)]
-    command += ["--repeats", str(repeats)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{kind} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=TINY)
@@ -172,7 +161,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
         model = prepared(made, Path(scratch))
-        results: dict[str, Any] = {kind: child(kind, model, args.repeats) for kind in KINDS}
+        shared = ("--model", str(model), "--repeats", str(args.repeats))
+        results: dict[str, dict[str, dict[str, float]]] = {
+            kind: child("--child", kind, *shared, native=kind == "native") for kind in KINDS
+        }
     print(f"{'tokens per second':20}" + "".join(f"{kind:>16}" for kind in KINDS))
     for name in workloads():
         figures = [results[kind][name]["tokens_per_s"] for kind in KINDS]

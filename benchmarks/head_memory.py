@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ os.environ.update(
     TORCH_COMPILE_DISABLE="1",
 )
 
-from benchmarks.common import write  # noqa: E402
+from benchmarks.common import child, write  # noqa: E402
 
 VOCABULARY, CANVAS, HIDDEN = 262_144, 256, 64
 MEGABYTE = 1 << 20
@@ -87,15 +86,6 @@ def measure(model: str, requests: int) -> dict[str, float]:
     return {"requests": requests, "bytes": extra, "per_request": extra / requests, "s": seconds}
 
 
-def child(model: Path, native: bool, requests: int) -> dict[str, float]:
-    environment = os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"}
-    command = [sys.executable, __file__, "--child", str(model), "--requests", str(requests)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the measuring process failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=32)
@@ -114,7 +104,8 @@ def main() -> None:
             ("vllm-dllm", False, args.requests),
             ("vLLM's own class", True, args.native_requests),
         ):
-            results[name] = found = child(model, native, requests)
+            asked = ("--child", str(model), "--requests", str(requests))
+            results[name] = found = child(*asked, native=native)
             print(
                 f"{name:20}{found['requests']:5.0f} requests{found['bytes'] / MEGABYTE:10.0f} MB"
                 f"{found['per_request'] / MEGABYTE:10.1f} MB a request{found['s']:8.1f} s a step"

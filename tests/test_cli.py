@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples.tiny.make_twin import make_twin
 from vllm_dllm import compat
 
 
@@ -59,11 +60,11 @@ TINY = Path(__file__).resolve().parent.parent / "examples" / "tiny" / "checkpoin
 
 
 def show_config(
-    model: str, settings: dict[str, Any], **env: str
+    model: str | Path, settings: dict[str, Any], *more: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
     section = json.dumps({"dllm": settings})
     script = "import sys\nfrom vllm_dllm.cli import main\nsys.exit(main(sys.argv[1:]))"
-    asked = ("show-config", str(TINY / model), "--additional-config", section)
+    asked = ("show-config", str(TINY / model), "--additional-config", section, *more)
     return subprocess.run(
         [sys.executable, "-c", script, *asked],
         env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"} | env,
@@ -83,11 +84,28 @@ def test_show_config() -> None:
     assert ["edit_threshold", "0.5", "server"] in lines
     assert ["penalty_lambda", "0", "default"] in lines
     assert ["execution", "fdfo", "default"] in lines
+    assert ["canvas_length", "32", "checkpoint"] in lines
     done = show_config("tiny-diffusiongemma", {"execution": "sync"})
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["entropy_bound", "0.1", "checkpoint"] in lines
     assert ["max_steps", "32", "checkpoint"] in lines
     assert ["execution", "sync", "server"] in lines
+    assert ["canvas_length", "32", "checkpoint"] in lines
+
+
+@pytest.mark.engine
+def test_show_config_of_a_checkpoint_that_leaves_things_open(tmp_path: Path) -> None:
+    """The canvas length is the model's default, until ``--diffusion-config`` names one."""
+    model = make_twin(tmp_path / "twin")
+    lines = [line.split() for line in show_config(model, {}).stdout.splitlines()]
+    assert ["canvas_length", "32", "default"] in lines
+    own = ("--diffusion-config", '{"canvas_length": 16, "max_denoising_steps": 9}')
+    done = show_config(model, {"execution": "fdfo"}, *own)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["canvas_length", "16", "server"] in lines
+    assert ["max_steps", "9", "server"] in lines
+    assert ["execution", "fdfo", "server"] in lines
 
 
 @pytest.mark.engine

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.config import (
-    MAX_SETTINGS_FILE_BYTES,
     DllmSettings,
     RequestOptions,
     SettingsError,
     parse_request_options,
     parse_settings,
 )
+from vllm_dllm.settings_file import MAX_FILE_BYTES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -126,7 +126,7 @@ def test_yaml_file(tmp_path: Path) -> None:
         ("treshold: 1\n", "did you mean 'threshold'"),
         ("threshold: !!python/object/apply:os.getcwd []\n", "cannot read"),
         ("threshold: [\n", "cannot read"),
-        ("#" * (MAX_SETTINGS_FILE_BYTES + 1), "larger than"),
+        ("#" * (MAX_FILE_BYTES + 1), "larger than"),
         (None, "cannot read"),
     ],
 )

@@ -18,12 +18,14 @@ STANDARD = set(sys.stdlib_module_names)
 MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm": set(),
     "vllm_dllm.ranges": set(),
-    "vllm_dllm.config": {"yaml", "vllm_dllm.ranges"},
+    "vllm_dllm.settings_file": {"yaml", "vllm_dllm.ranges"},
+    "vllm_dllm.config": {"vllm_dllm.ranges", "vllm_dllm.settings_file"},
     "vllm_dllm.ops": {"torch", "triton", "numpy"},
     "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops", "vllm_dllm.ranges"},
     "vllm_dllm.constraints": {"torch", "numpy"},
     "vllm_dllm.models": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.config", "vllm_dllm.ops",
+        "vllm_dllm.ranges",
     },
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.config", "vllm_dllm.decoding", "vllm_dllm.ops",

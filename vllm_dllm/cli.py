@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from vllm_dllm import __version__
 
@@ -20,20 +21,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         "show-config", help="print how a model would be decoded, and where each value comes from"
     )
     show.add_argument("model")
-    show.add_argument("--additional-config", type=json.loads, default={}, metavar="JSON")
+    for option, default in (("--additional-config", {}), ("--diffusion-config", None)):
+        show.add_argument(
+            option, type=json.loads, default=default, metavar="JSON", help="as for `vllm serve`"
+        )
     args = parser.parse_args(argv)
     if args.command == "check":
         return check()
-    return show_config(args.model, args.additional_config)
+    options = ("additional_config", "diffusion_config")
+    return show_config(args.model, {name: getattr(args, name) for name in options})
 
 
-def show_config(model: str, additional_config: dict[str, object]) -> int:
-    """Print the settings of a server, one a line; 1 and the reason when they are refused."""
+def show_config(model: str, options: dict[str, Any]) -> int:
+    """Print the settings of a server with vLLM's `options`; 1 and the reason if it refuses them."""
     from vllm_dllm import compat, plugin
 
     plugin.install()
     try:
-        lines = compat.explain(model, additional_config)
+        lines = compat.explain(model, options)
     except Exception as error:  # a wrong setting, or a model that cannot be read: both are answers
         print(f"refused: {error}", file=sys.stderr)
         return 1

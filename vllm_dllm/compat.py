@@ -62,20 +62,22 @@ def entry_point_problem() -> str | None:
     return None
 
 
-def explain(model: str, additional_config: dict[str, object]) -> list[tuple[str, str, str]]:
-    """(setting, value, where it comes from) of a server for this model.
+def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(setting, value, where it comes from) of a server for this model with vLLM's `options`.
 
     Raises:
         ValueError: the model is not ours, or a setting is refused.
     """
     from vllm.engine.arg_utils import EngineArgs
 
+    from vllm_dllm.engine.families import length_source
+
     # Room for one canvas: what is asked for here is not what memory holds.
-    args = EngineArgs(model=model, additional_config=additional_config, max_num_seqs=1)
+    args = EngineArgs(model=model, max_num_seqs=1, **options)
     config = args.create_engine_config()
     if not is_ours(config.model_config):
         raise ValueError(f"{model} is no model of this package")
-    return config.model_config.dllm.explained()
+    return config.model_config.dllm.explained(length_source(config, args.diffusion_config))
 
 
 def platform_summary() -> tuple[str, str | None]:
@@ -121,6 +123,7 @@ def register_models() -> None:
     from transformers import AutoConfig
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from vllm_dllm.engine.setup import LLaDA2EngineConfig
     from vllm_dllm.engine.setup_gemma import (
@@ -129,6 +132,10 @@ def register_models() -> None:
     )
     from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
+    if not AttentionBackendEnum.CUSTOM.is_overridden():
+        register_backend(
+            AttentionBackendEnum.CUSTOM, "vllm_dllm.engine.mask_attention.MaskAttentionBackend"
+        )
     AutoConfig.register(LLaDA2MoeConfig.model_type, LLaDA2MoeConfig, exist_ok=True)
     ModelRegistry.register_model(LLADA2, "vllm_dllm.models.llada2:LLaDA2MoeModelLM")
     MODELS_CONFIG_MAP[LLADA2] = LLaDA2EngineConfig

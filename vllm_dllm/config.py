@@ -10,19 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from vllm_dllm.ranges import Range, SettingsError, nearest, shown
+from vllm_dllm.ranges import MAX_STEPS, Range, SettingsError, nearest, shown
+from vllm_dllm.settings_file import read_settings_file
 
 SETTINGS_KEY = "dllm"
 REQUEST_PREFIX = "diffusion_"
 DEFAULT_BLOCK_LENGTH = 32
 MAX_STEPS_FIELD = "max_denoising_steps"
-MAX_SETTINGS_FILE_BYTES = 1 << 20
 WINDOWS = ("symmetric", "reference")
 EXECUTIONS = ("fdfo", "sync")
-STEPS = Range(least=1, whole=True)
+KERNELS = ("torch", "triton")
+STEPS = Range(least=1, most=MAX_STEPS, whole=True)
+# Longest canvas, and longest list of a request: a list is read before it is known whether it fits.
+MAX_CANVAS = 1 << 16
+LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
 POSITION = Range(whole=True)
 
 
@@ -57,6 +60,9 @@ class DllmSettings:
         skip_last_commit: emit the last canvas of a request without a forward pass over its final
             tokens, whose keys and values nobody would read. Never changes the output.
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
+        kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, or
+            this package's Triton kernels.
+        given: the settings that somebody chose, be it the default.
     """
 
     algorithm: str | None = None
@@ -66,13 +72,20 @@ class DllmSettings:
     eos_early_stop: bool | None = None
     skip_last_commit: bool = True
     window: str = "symmetric"
+    kernels: str = "torch"
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
-        if self.algorithm is not None and not isinstance(self.algorithm, str):
-            raise SettingsError(f"dllm.algorithm must be a string, got {shown(self.algorithm)}")
+        if self.algorithm is not None and (
+            not isinstance(self.algorithm, str) or not self.algorithm
+        ):
+            raise SettingsError(
+                f"dllm.algorithm must be a string that names one, got {shown(self.algorithm)}"
+            )
         if self.max_steps is not None:
             STEPS.check("dllm.max_steps", self.max_steps)
-        for name, choices in (("window", WINDOWS), ("execution", EXECUTIONS)):
+        choices_of = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
+        for name, choices in choices_of.items():
             value = getattr(self, name)
             if value not in choices:
                 raise SettingsError(
@@ -115,19 +128,23 @@ class RequestOptions:
     stream_prefix: bool | int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.algorithm, (str, type(None))) or ":" in (self.algorithm or ""):
+        if self.algorithm is not None and (
+            not isinstance(self.algorithm, str) or not self.algorithm or ":" in self.algorithm
+        ):
             # A path would let a client import any module of the server.
             raise SettingsError(
                 f"{REQUEST_PREFIX}algorithm must be a registered name, got {shown(self.algorithm)}"
             )
-        for name in ("max_steps", "canvas_length"):
+        for name, allowed in (("max_steps", STEPS), ("canvas_length", LENGTH)):
             if getattr(self, name) is not None:
-                STEPS.check(REQUEST_PREFIX + name, getattr(self, name))
+                allowed.check(REQUEST_PREFIX + name, getattr(self, name))
         for name in ("seed_canvas", "pinned"):
             if getattr(self, name) is not None:
                 check_whole_numbers(REQUEST_PREFIX + name, getattr(self, name))
         if self.pinned and self.seed_canvas is None:
             raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
+        if len(self.pinned or ()) > len(self.seed_canvas or ()):
+            raise SettingsError("diffusion_pinned has more positions than diffusion_seed_canvas")
         # vLLM's HTTP server narrows JSON booleans to 0 and 1.
         for name in ("read_only", "constrained", "stream_prefix"):
             value = getattr(self, name)
@@ -173,15 +190,23 @@ def parse_checkpoint(
 
     Its keys are an algorithm's settings and ``max_denoising_steps``; those of autoregressive
     decoding are somebody else's.
+
+    Raises:
+        SettingsError: ``max_denoising_steps`` is out of range; other ranges are the algorithm's.
     """
     known = (MAX_STEPS_FIELD, *parameters)
-    return {name: generation_config[name] for name in known if name in generation_config}
+    stated = {name: generation_config[name] for name in known if name in generation_config}
+    if MAX_STEPS_FIELD in stated:
+        STEPS.check(f"generation_config.json: {MAX_STEPS_FIELD}", stated[MAX_STEPS_FIELD])
+    return stated
 
 
 def check_whole_numbers(name: str, values: object) -> None:
-    """A list of whole numbers, none below 0."""
+    """A list of whole numbers, none below 0, no longer than any canvas."""
     if not isinstance(values, (list, tuple)):
         raise SettingsError(f"{name} must be a list of whole numbers, got {shown(values)}")
+    if len(values) > MAX_CANVAS:
+        raise SettingsError(f"{name} has {len(values)} numbers, at most {MAX_CANVAS} are taken")
     for value in values:
         POSITION.check(name, value)
 
@@ -224,51 +249,30 @@ def parse_settings(
     if not isinstance(section, Mapping):
         raise SettingsError(f"additional_config['dllm'] must be an object, got {shown(section)}")
     path = section.get("config")
-    from_file = {} if path is None else _read_settings_file(path)
+    from_file = {} if path is None else read_settings_file(path)
     parameters = parameters_with(section.get("algorithm", from_file.get("algorithm")))
     known = _names(DllmSettings, parameters)
     _reject_unknown("dllm setting", section, [*known, "config"])
     _reject_unknown(f"dllm setting in {path}:", from_file, known)
     DllmSettings(**_gathered(from_file, parameters))  # the file must be right by itself
     values = {name: value for name, value in section.items() if name != "config"}
-    return DllmSettings(**_gathered(from_file | values, parameters))
+    chosen = from_file | values
+    given = frozenset(name for name, value in chosen.items() if value is not None)
+    return DllmSettings(**_gathered(chosen, parameters), given=given)
 
 
 def _names(
     cls: type[DllmSettings] | type[RequestOptions], parameters: Collection[str]
 ) -> list[str]:
     """The names that users write: `parameters` stands for each setting of an algorithm."""
-    return [f.name for f in fields(cls) if f.name != "parameters"] + sorted(parameters)
+    own = [f.name for f in fields(cls) if f.name not in ("parameters", "given")]
+    return own + sorted(parameters)
 
 
 def _gathered(values: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
     """Users' flat names as keyword arguments, algorithms' settings collected in one mapping."""
     own = {name: value for name, value in values.items() if name not in parameters}
     return own | {"parameters": {k: v for k, v in values.items() if k in parameters}}
-
-
-def _read_settings_file(path: object) -> dict[str, Any]:
-    import yaml
-
-    if not isinstance(path, str):
-        raise SettingsError(f"dllm.config must be the path of a YAML file, got {shown(path)}")
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_SETTINGS_FILE_BYTES + 1)  # a device's size says nothing
-        if len(raw) > MAX_SETTINGS_FILE_BYTES:
-            raise SettingsError(
-                f"dllm.config: {path} is larger than {MAX_SETTINGS_FILE_BYTES} bytes"
-            )
-        content = yaml.safe_load(raw.decode("utf-8"))
-    except SettingsError:
-        raise
-    except Exception as error:  # bad scalars leave PyYAML as KeyError, IndexError, ...
-        raise SettingsError(f"dllm.config: cannot read {path!r}: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"dllm.config: {path} must hold a mapping of settings")
-    return content
 
 
 def parse_request_options(

@@ -14,6 +14,8 @@ from typing import Any
 
 MAX_FLOAT32 = float.fromhex("0x1.fffffep+127")
 MAX_INT32 = 2**31 - 1
+# Denoise steps of a canvas. A float32 holds every whole number up to here, an int32 sums of them.
+MAX_STEPS = 1 << 16
 
 
 class SettingsError(ValueError):
@@ -76,7 +78,12 @@ class Range:
 
 
 def setting(default: float, help: str, **limits: Any) -> Any:
-    """A dataclass field with a range; `limits` are `Range`'s arguments."""
+    """A dataclass field with a range; `limits` are `Range`'s arguments.
+
+    Whole numbers are steps unless `most` says otherwise, and a canvas has an end.
+    """
+    if limits.get("whole"):
+        limits.setdefault("most", MAX_STEPS)
     return field(default=default, metadata={"range": Range(help=help, **limits)})
 
 

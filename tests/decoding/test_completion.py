@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.decoding import Canvas, emitted_length
+from vllm_dllm.decoding.completion import decided_prefix, first_end
 
 END, MASK = 7, 9
 
@@ -21,7 +22,9 @@ def length(
         torch.tensor([[c == "_" for c in tokens]]),
         torch.tensor([[c in "Pe" for c in tokens]]),
     )
-    return int(emitted_length(canvas, torch.tensor([ends]), torch.tensor([limit]), early)[0])
+    reach = torch.minimum(first_end(canvas, torch.tensor([ends])), torch.tensor([limit]))
+    assert decided_prefix(canvas).tolist() == [(tokens + "_").index("_")]
+    return int(emitted_length(canvas, reach, early)[0])
 
 
 def test_named_cases() -> None:
@@ -57,7 +60,9 @@ def test_a_mask_that_holds_the_end_id_is_no_end() -> None:
     canvas = Canvas(
         torch.tensor([[END, END]]), torch.tensor([[True, True]]), torch.zeros(1, 2).bool()
     )
-    assert emitted_length(canvas, torch.tensor([[END]]), torch.tensor([9])).tolist() == [0]
+    behind = first_end(canvas, torch.tensor([[END]]))
+    assert behind.tolist() == [3]
+    assert emitted_length(canvas, behind).tolist() == [0]
 
 
 @given(st.lists(st.text("aE_", min_size=6, max_size=6), min_size=1, max_size=5))

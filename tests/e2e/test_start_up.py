@@ -85,7 +85,11 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"additional_config": {"dllm": {"config": "/nowhere.yaml"}}}, ("dllm.config", "nowhere")),
         ({"pipeline_parallel_size": 2}, ("pipeline-parallel-size", "tensor-parallel-size")),
         ({"scheduler_cls": "a.b.C"}, ("scheduler-cls", "remove")),
-        ({"attention_config": {"backend": "FLASHMLA"}}, ("FLASHMLA", "attention-backend")),
+        # This platform would ignore the first, and has no Triton for our kernel.
+        ({"attention_config": {"backend": "TRITON_ATTN"}}, ("TRITON_ATTN", "CPU_ATTN only")),
+        ({"attention_config": {"backend": "CUSTOM"}}, ("CUSTOM", "no Triton here")),
+        ({"additional_config": {"dllm": {"kernels": "triton"}}}, ("dllm.kernels", "no Triton")),
+        ({"additional_config": {"dllm": {"kernels": "cuda"}}}, ("dllm.kernels", "torch, triton")),
         ({"enable_lora": True}, ("--enable-lora", "Triton")),
         ({"enable_prompt_embeds": True}, ("prompt-embeds",)),
     ]

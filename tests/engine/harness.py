@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,23 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
         yield running
     finally:
         running.close()
+
+
+def answers_of_child(module: str, model: Path, cases: Any) -> list[Any]:
+    """What ``tests.engine.<module>`` prints of a model and cases, in a process of its own.
+
+    Its answers are those lines of its output that are JSON objects or lists.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.engine.{module}", str(model), json.dumps(cases)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith(('{"', "[["))]
 
 
 def count_calls(owner: Any, name: str) -> list[Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vllm_dllm.config import DllmSettings, RequestOptions
-from vllm_dllm.engine.choices import Served
+from vllm_dllm.config import DllmSettings, RequestOptions, parse_settings
+from vllm_dllm.engine.choices import CHECKPOINT, Served, parameter_names
 from vllm_dllm.ranges import SettingsError
 
 
@@ -34,6 +34,41 @@ def test_precedence() -> None:
     assert asked.settings.values()["threshold"] == 0.8
     assert asked.max_steps == 5
     assert (asked.sources["threshold"], asked.sources["max_steps"]) == ("request", "request")
+
+
+def test_what_show_config_prints() -> None:
+    """A value that the server chose is the server's, even where it is the default."""
+
+    def shown(**section: Any) -> dict[str, list[str]]:
+        settings = parse_settings({"dllm": section}, lambda _: parameter_names("mask"))
+        stated = {"threshold": 0.6}
+        served = Served("mask", "LowConfidence", settings, stated, 32, settings.max_steps)
+        return {name: rest for name, *rest in served.explained(CHECKPOINT)}
+
+    assert shown() == {
+        "algorithm": ["LowConfidence", "default"],
+        "threshold": ["0.6", "checkpoint"],
+        "max_steps": ["33", "default"],
+        "canvas_length": ["32", "checkpoint"],
+        "execution": ["fdfo", "default"],
+        "eos_early_stop": ["default", "default"],
+        "skip_last_commit": ["True", "default"],
+        "window": ["symmetric", "default"],
+    }
+    chosen = {
+        "algorithm": "LowConfidence",
+        "threshold": 0.95,
+        "max_steps": 33,
+        "execution": "fdfo",
+        "eos_early_stop": True,
+        "skip_last_commit": True,
+        "window": "symmetric",
+    }
+    assert {name: shown(**chosen)[name] for name in chosen} == {
+        name: [str(value), "server"] for name, value in chosen.items()
+    }
+    unset = shown(algorithm=None, max_steps=None, eos_early_stop=None)
+    assert unset == shown(), "null leaves the choice to others"
 
 
 def test_presets_count_where_they_were_chosen() -> None:

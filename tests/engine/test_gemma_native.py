@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engine.harness import Engine, engine
+from tests.engine.harness import Engine, answers_of_child, engine
 from tests.reference_gemma import COLD, VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -20,7 +17,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 CANVAS = 32
 IMAGES = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "max_num_batched_tokens": 1024}
 PINNED = [0, 3, 17, 31]
-CHILD = (sys.executable, "-m", "tests.engine.native_child")
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -148,17 +144,7 @@ def test_equals_vllms_own_class(tmp_path: Path) -> None:
     config = tmp_path / "generation_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | COLD))
     asked = cases()
-    child = subprocess.run(
-        [*CHILD, str(tmp_path), json.dumps(list(asked.values()))],
-        cwd=Path(__file__).resolve().parents[2],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    lines = [line for line in child.stdout.splitlines() if line.startswith('{"tokens')]
-    wanted = [json.loads(line) for line in lines]
+    wanted = answers_of_child("native_child", tmp_path, list(asked.values()))
     assert len(wanted) == len(asked)
     with engine(tmp_path, CANVAS, **IMAGES) as running:
         assert "vllm_dllm" in type(running.runner.model).__module__

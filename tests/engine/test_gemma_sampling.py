@@ -56,14 +56,13 @@ class FirstSteps:
         self.accepted: list[torch.Tensor] = []
         self.entropy: list[torch.Tensor] = []
         self.steps: list[torch.Tensor] = []
-        self.decoder, self.slots = running.runner.sampler.decoder, running.slots
+        self.decoder = running.runner.sampler.decoder
         self.decide = self.decoder.decide
         self.decoder.decide = self._recorded
 
     def _recorded(self, plan: Any, rows: Any, *rest: Any) -> Any:
-        slot, ((bank, _),) = plan.wanted.slots, plan.groups
-        step = self.slots.step[slot]
-        accept = within_bound(rows.statistics.entropy, bank.parameters["entropy_bound"][slot])
+        (group,), step = plan.groups, plan.standing.step
+        accept = within_bound(rows.statistics.entropy, group.parameters["entropy_bound"])
         tokens = torch.where(accept, rows.statistics.sample, REJECTED)
         self.accepted.append(tokens[step == 0])
         self.entropy.append(rows.statistics.entropy[step == 0].mean(1))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vllm_dllm.config import DllmSettings, RequestOptions
+from vllm_dllm.engine.banks import Group
 from vllm_dllm.engine.choices import Choice, Served
 from vllm_dllm.engine.requests import MAX_END_TOKENS, CanvasKind, Limits, Phase, SlotState
 
@@ -88,7 +89,9 @@ def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
     assert slots.start.tolist() == [5, 5, 5 + L]
     assert not torch.equal(slots.tokens[0], slots.tokens[1])
     first = slots.tokens[0].clone()
-    slots.renew(torch.tensor([0, 1]), torch.tensor([True, False]), L)
+    some = torch.tensor([0, 1])
+    reads = slots.advance(some, slots.canvas(some), torch.tensor([True, False]), L)
+    assert torch.equal(reads, slots.tokens[:2])
     assert torch.equal(slots.tokens[0], slots.tokens[2])
     assert not torch.equal(slots.tokens[0], first)
     assert slots.start.tolist() == [5 + L, 5, 5 + L]
@@ -100,20 +103,18 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     for slot in range(3):
         slots.enter(slot, [1, 2, 3], seed=slot)
         slots.configure(slot, choice(slots), 0.0, Limits(9))
-        slots.step[slot] = 4
     (bank,) = slots.banks.values()
-    for tensor in bank.state.values():
-        tensor.fill_(3)
-    before = slots.tokens.clone()
+    before, masked = slots.tokens.clone(), slots.masked.clone()
     some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
-    slots.renew(some, leaves, L)
-    bank.reset(some, leaves)
-    assert slots.step.tolist() == [4, 4, 0]
+    slots.advance(some, slots.canvas(some), leaves, L)
+    bank.keep(some, {n: torch.full_like(t[some], 3) for n, t in bank.state.items()}, leaves)
     assert torch.equal(slots.tokens[:2], before[:2])
+    assert torch.equal(slots.masked[:2], masked[:2])
     assert not slots.fixed[2].any()
+    assert (slots.masked[2] == (slots.kind.mask_token is not None)).all()
     for name, tensor in bank.state.items():
         assert (tensor[1] == 3).all()
-        assert (tensor[2] == bank.algorithm.state[name].initial).all()
+        assert (tensor[[0, 2]] == bank.algorithm.state[name].initial).all()
 
 
 def test_slots_with_different_algorithms() -> None:
@@ -122,12 +123,22 @@ def test_slots_with_different_algorithms() -> None:
     for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
         asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
         slots.configure(slot, served.choose(asked), 0.0, Limits(9))
-    (only,) = slots.groups(np.array([2, 0]))
-    assert (only[0].algorithm.name, only[1]) == ("LowConfidence", None)
-    both = slots.groups(np.array([1, 2, 0]))
-    found = {bank.algorithm.name: index.tolist() for bank, index in both if index is not None}
-    assert found == {"LowConfidence": [1, 2], "Hierarchical": [0]}
-    assert slots.banks["LowConfidence"].parameters["threshold"][2] == pytest.approx(2.1)
+
+    def groups(*some: int) -> list[Group]:
+        at = torch.tensor(some)
+        return slots.groups(at, np.array(some), slots.canvas(at))
+
+    (only,) = groups(2, 0)
+    assert (only.bank.algorithm.name, only.index) == ("LowConfidence", None)
+    assert only.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
+    slots.tokens[:] = torch.arange(3)[:, None]
+    both = {group.bank.algorithm.name: group for group in groups(1, 2, 0)}
+    low, high = both["LowConfidence"], both["Hierarchical"]
+    assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
+    assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])
+    assert low.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
+    assert low.canvas.tokens[:, 0].tolist() == [2, 0]
+    assert low.take(torch.tensor([7, 8, 9])).tolist() == [8, 9]
 
 
 def test_seed_canvas_and_pins() -> None:
@@ -150,10 +161,10 @@ def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
     canvas = slots.canvas(order)
     slots.enter(0, [7], seed=0)
     slots.enter(2, [7], seed=0)
-    slots.advance(order, canvas)
+    slots.advance(order, canvas, torch.zeros(2, dtype=torch.bool), L)
     assert slots.tokens[0, :2].tolist() == [1, 2]
     assert slots.tokens[2, :1].tolist() == [3]
-    assert slots.step.tolist() == [1, 0, 1]
+    assert slots.start.tolist() == [0, 0, 0]
 
 
 def test_slots_need_no_vllm() -> None:

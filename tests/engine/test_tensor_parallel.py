@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +9,11 @@ import pytest
 import torch
 
 from tests import reference_gemma
-from tests.engine.harness import engine
+from tests.engine.harness import answers_of_child, engine
 from tests.reference_llada2 import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-CHILD = (sys.executable, "-m", "tests.engine.parallel_child")
 # A power of two, so that the shards are whole groups of ids and draw what one rank draws.
 VOCABULARY = 512
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -52,16 +47,7 @@ def test_two_ranks(name: str, tmp_path: Path) -> None:
         reference_gemma.random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
     else:
         random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
-    child = subprocess.run(
-        [*CHILD, str(tmp_path), json.dumps(CASES[name])],
-        cwd=Path(__file__).resolve().parents[2],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    two = json.loads(next(line for line in child.stdout.splitlines() if line.startswith("[[")))
+    (two,) = answers_of_child("parallel_child", tmp_path, CASES[name])
     with engine(tmp_path, 32) as running:
         one = answers(running.llm, CASES[name])
     assert two == one

@@ -24,11 +24,22 @@ def test_missing_keys_take_the_authors_values() -> None:
     [
         ({"block_length": 8}, 8),
         ({"canvas_length": 16}, 16),
-        ({"block_length": 8, "canvas_length": 16}, 8),
+        ({"block_length": 8, "canvas_length": 8}, 8),
     ],
 )
 def test_block_length_of_a_checkpoint(given: dict[str, int], length: int) -> None:
     assert LLaDA2MoeConfig(**given).canvas_length == length
+
+
+def test_two_block_lengths_are_none() -> None:
+    with pytest.raises(ValueError, match="block_length=8 and canvas_length=16"):
+        LLaDA2MoeConfig(block_length=8, canvas_length=16)
+
+
+def test_an_override_is_checked() -> None:
+    """vLLM sets ``--hf-overrides`` on the finished configuration."""
+    with pytest.raises(ValueError, match=r"config\.json: num_experts must be a whole number"):
+        LLaDA2MoeConfig().update({"num_experts": "8"})
 
 
 def test_explicit_qk_norm_is_kept() -> None:

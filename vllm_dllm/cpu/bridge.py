@@ -97,6 +97,8 @@ def install(is_bridged_model: Callable[["VllmConfig"], bool]) -> tuple[str, ...]
         _complete_triton_placeholder()
         _wrap_runner_choice(is_bridged_model)
         _hook_worker()
+    else:
+        _wrap_backend_choice()
     _installed = _words(schemas, runner)
     if _installed:
         logger.info("CPU bridge: %s", ", ".join(_installed))
@@ -157,6 +159,31 @@ def _as_with_triton(check: Callable[..., Any]) -> Callable[..., Any]:
     return types.FunctionType(
         check.__code__, scope, check.__name__, check.__defaults__, check.__closure__
     )
+
+
+def _wrap_backend_choice() -> None:
+    """Let ``--attention-backend CUSTOM`` through where the CPU has a Triton that can run it.
+
+    The CPU platform puts its own backend in the place of any other, with no more than a log line.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    platform = type(current_platform)
+    stock = platform.get_attn_backend_cls
+    if getattr(stock, _MARK, False):
+        return
+
+    @functools.wraps(stock)
+    def get_attn_backend_cls(
+        cls: type, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        if selected_backend is AttentionBackendEnum.CUSTOM:
+            return AttentionBackendEnum.CUSTOM.get_path()
+        return stock.__func__(cls, selected_backend, attn_selector_config, num_heads)
+
+    setattr(get_attn_backend_cls, _MARK, True)
+    platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
 
 
 # ------------------------------------------------------------------------- worker

@@ -33,6 +33,11 @@ class Canvas:
     masked: torch.Tensor
     fixed: torch.Tensor
 
+    def take(self, index: torch.Tensor) -> Canvas:
+        """Those of some slots (int64 ``[n]``), as copies."""
+        parts = (self.tokens, self.masked, self.fixed)
+        return Canvas(*(part.index_select(0, index) for part in parts))
+
 
 @dataclass(frozen=True)
 class StepContext:
@@ -127,7 +132,9 @@ class Algorithm(Protocol):
         progress: tuple[torch.Tensor, torch.Tensor],
         parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Float32 ``[slots]``, at which the logits of a step are sampled; 0 is greedy.
+        """Float32 ``[slots]``, at which the logits of a step are sampled.
+
+        0 is greedy, and a request's own 0 stays 0.
 
         Args:
             temperature: the requests' own, float32 ``[slots]``.

@@ -15,36 +15,36 @@ def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
     """
     length = canvas.tokens.shape[1]
     is_end = (canvas.tokens[:, :, None] == end_tokens[:, None, :]).any(-1)  # [slots, L]
-    is_end = is_end & ~canvas.fixed & ~canvas.masked
+    is_end = is_end & ~(canvas.fixed | canvas.masked)
     behind = torch.arange(1, length + 1, device=is_end.device)
     return torch.where(is_end, behind, length + 1).amin(1)
 
 
-def emitted_length(
-    canvas: Canvas, end_tokens: torch.Tensor, limit: torch.Tensor, early: bool = True
-) -> torch.Tensor:
+def decided_prefix(canvas: Canvas) -> torch.Tensor:
+    """Positions before the first masked one; int64 ``[slots]`` in ``0..L``."""
+    return (canvas.masked.cumsum(1) == 0).sum(1)
+
+
+def emitted_length(canvas: Canvas, reach: torch.Tensor, early: bool = True) -> torch.Tensor:
     """Length of the canvas prefix that may leave, or 0 while the canvas must go on.
 
-    A canvas without masked positions leaves whole. With `early`, one whose positions up to its
-    first end-of-sequence token, or up to `limit`, are all decided leaves up to there: nothing
-    behind is ever shown, so waiting for it would be wasted steps (``eos_early_stop`` in LLaDA2's
-    ``generate``). For rules that never change a decided position.
+    A canvas without masked positions leaves whole. With `early`, one whose positions up to
+    `reach` are all decided leaves up to there: nothing behind is ever shown, so waiting for it
+    would be wasted steps (``eos_early_stop`` in LLaDA2's ``generate``). For rules that never
+    change a decided position.
 
     Args:
         canvas: tensors of shape ``[slots, L]``.
-        end_tokens: see `first_end`.
-        limit: int64 ``[slots]``, at least 1: positions that the request may put out, with those
-            of the prompt's tail.
+        reach: int64 ``[slots]``, at least 1: the smaller of `first_end` and the positions that
+            the request may put out, with those of the prompt's tail.
         early: whether anything leaves before the whole canvas is decided.
 
     Returns:
         int64 ``[slots]`` in ``0..L``.
     """
     length = canvas.tokens.shape[1]
-    undecided = canvas.masked.cumsum(1)  # [slots, L], counts this position too
-    whole = undecided[:, -1] == 0
+    prefix = decided_prefix(canvas)
     if not early:
-        return torch.where(whole, length, 0)
-    wanted = torch.minimum(first_end(canvas, end_tokens), limit).clamp_max(length)
-    decided = undecided.gather(1, (wanted - 1)[:, None])[:, 0] == 0
-    return torch.where(decided, wanted, 0)
+        return torch.where(prefix == length, length, 0)
+    wanted = reach.clamp_max(length)
+    return wanted.masked_fill(wanted > prefix, 0)

@@ -15,7 +15,7 @@ from vllm_dllm.config import (
 from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError
 
-REQUEST, SERVER, CHECKPOINT = "request", "server", "checkpoint"
+REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
 # How an error names a value, by where it came from.
 PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
 
@@ -66,8 +66,11 @@ class Served:
     max_steps: int | None = None
     mask_token: int | None = None
 
-    def explained(self) -> list[tuple[str, str, str]]:
-        """(name, value, source) of everything that a request without options gets."""
+    def explained(self, length_source: str) -> list[tuple[str, str, str]]:
+        """(name, value, source) of everything that a request without options gets.
+
+        `length_source` is where the canvas length comes from.
+        """
         choice, settings = self.choose(), self.settings
         lines = [("algorithm", choice.algorithm.name, choice.sources["algorithm"])]
         lines += [
@@ -76,13 +79,12 @@ class Served:
         ]
         lines += [
             ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
-            ("canvas_length", str(self.length), CHECKPOINT),
+            ("canvas_length", str(self.length), length_source),
         ]
-        plain = DllmSettings()
-        for name in ("execution", "eos_early_stop", "skip_last_commit", "window"):
-            value = getattr(settings, name)
-            source = "default" if value == getattr(plain, name) else SERVER
-            lines.append((name, "default" if value is None else str(value), source))
+        for name in ("execution", "eos_early_stop", "skip_last_commit", "window", "kernels"):
+            value, given = getattr(settings, name), name in settings.given
+            shown = DEFAULT if value is None else str(value)
+            lines.append((name, shown, SERVER if given else DEFAULT))
         return lines
 
     def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
@@ -106,7 +108,7 @@ class Served:
             prefix = PREFIXES[REQUEST if asked.algorithm else SERVER]
             raise SettingsError(f"{prefix}algorithm: {error}") from error
         values: dict[str, float] = {}
-        sources = dict.fromkeys(algorithm.config.ranges(), "default")
+        sources = dict.fromkeys(algorithm.config.ranges(), DEFAULT)
         by_request = asked.algorithm is not None
         own = asked.algorithm is None
         layers = (
@@ -123,7 +125,7 @@ class Served:
         settings = algorithm.config(**values)
         base = self.max_steps or int(self.checkpoint.get(MAX_STEPS_FIELD, 0))
         sources["algorithm"] = (
-            REQUEST if by_request else SERVER if self.settings.algorithm else "default"
+            REQUEST if by_request else SERVER if self.settings.algorithm else DEFAULT
         )
         sources["max_steps"] = (
             REQUEST
@@ -132,7 +134,7 @@ class Served:
             if self.max_steps
             else CHECKPOINT
             if base
-            else "default"
+            else DEFAULT
         )
         base = base or algorithm.cap(self.length, settings)
         steps = asked.max_steps or base

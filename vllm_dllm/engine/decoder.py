@@ -7,15 +7,16 @@ operations on all canvases at once; the only loop is over the algorithms that sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
-from vllm_dllm.decoding.completion import first_end
-from vllm_dllm.engine.requests import Bank, Phase, SlotState
+from vllm_dllm.decoding.completion import decided_prefix, first_end
+from vllm_dllm.engine.banks import Group
+from vllm_dllm.engine.requests import Phase, SlotState, Standing
 from vllm_dllm.engine.statistics import Rows, Wanted
 
 
@@ -39,46 +40,49 @@ class Policy:
 
 @dataclass(frozen=True)
 class Plan:
-    """The canvases before the update.
+    """The batch before the update.
 
     Attributes:
         before: ``[n, L]``.
-        groups: algorithms, and which canvases (int64 ``[m]``, None for all) are theirs.
+        standing: where its requests stand.
+        groups: who decodes which canvases.
         wanted: what they need of the model's output.
     """
 
     before: Canvas
-    groups: list[tuple[Bank, torch.Tensor | None]]
+    standing: Standing
+    groups: Sequence[Group]
     wanted: Wanted
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The canvases after the update; bool ``[n]`` unless said otherwise.
+    """The batch after the update; bool ``[n]`` unless said otherwise.
 
     Attributes:
         canvas: ``[n, L]``.
-        decided: bool ``[n, L]``, positions whose token was chosen in this step.
         state: of each group's algorithm.
         ready: int64 ``[n]``, the prefix that may leave, 0 while the canvas goes on.
         commits: this pass was the canvas' commit, so what was read leaves.
-        emitted: int64 ``[n]``, the prefix that leaves, where `leaves`.
+        rests: this pass did not denoise the canvas: it commits, or it waits for others.
+        settled: a prefix may leave and need not wait for others.
         leaves: a prefix leaves now, and with it the canvas.
-        streamed: int64 ``[n]``, the prefix that is out after this step, of those that stay.
-        goes_on: the canvas is denoised further.
-        released: a finished canvas need not wait for others.
+        out: int64 ``[n]``, the prefix that is out after this step.
     """
 
     canvas: Canvas
-    decided: torch.Tensor
     state: list[Mapping[str, torch.Tensor]]
     ready: torch.Tensor
     commits: torch.Tensor
-    emitted: torch.Tensor
+    rests: torch.Tensor
+    settled: torch.Tensor
     leaves: torch.Tensor
-    streamed: torch.Tensor
-    goes_on: torch.Tensor
-    released: torch.Tensor
+    out: torch.Tensor
+
+    @property
+    def goes_on(self) -> torch.Tensor:
+        """The canvas is denoised further."""
+        return ~(self.leaves | self.settled)
 
 
 class Decoder:
@@ -90,24 +94,28 @@ class Decoder:
 
     def plan(self, before: Canvas, slots: torch.Tensor, on_host: np.ndarray) -> Plan:
         """Who decodes what, and what the statistics must contain."""
-        groups = self.slots.groups(on_host)
-        adjusts, asks, entropy = [], [], False
-        for bank, index in groups:
-            algorithm, at = bank.algorithm, slots if index is None else slots[index]
-            adjusts.append(algorithm.adjust(_take(before, index), _of(bank.parameters, at)))
-            asks.append(algorithm.ask(_of(bank.state, at)))
+        standing = self.slots.standing(slots)
+        groups = self.slots.groups(slots, on_host, before)
+        temperatures, adjusts, asks, entropy = [], [], [], False
+        for group in groups:
+            algorithm = group.bank.algorithm
+            progress = group.take(standing.step), group.take(standing.schedule_steps)
+            of_request = group.take(standing.temperature)
+            temperatures.append(algorithm.temperature(of_request, progress, group.parameters))
+            adjusts.append(algorithm.adjust(group.canvas, group.parameters))
+            asks.append(algorithm.ask(group.state))
             entropy |= algorithm.reads_entropy
-        indices = [index for _, index in groups]
-        ids = _spread([a and a[0] for a in adjusts], indices, len(slots))
-        amounts = _spread([a and a[1] for a in adjusts], indices, len(slots))
+        ids = _spread([a and a[0] for a in adjusts], groups, len(slots))
+        amounts = _spread([a and a[1] for a in adjusts], groups, len(slots))
         wanted = Wanted(
             slots,
             on_host,
+            _spread(temperatures, groups, len(slots)),
             adjust=None if ids is None or amounts is None else (ids, amounts),
-            ask=_spread(asks, indices, len(slots)),
+            ask=_spread(asks, groups, len(slots)),
             entropy=entropy,
         )
-        return Plan(before, groups, wanted)
+        return Plan(before, standing, groups, wanted)
 
     def decide(
         self, plan: Plan, rows: Rows, present: torch.Tensor | None, width: torch.Tensor | int
@@ -116,143 +124,135 @@ class Decoder:
 
         `present` is as in `StepContext`, `width` the number of positions that exist.
         """
-        state, slots, before = self.slots, plan.wanted.slots, plan.before
-        commits = state.phase[slots] == Phase.COMMIT
-        updates = [self._update(bank, index, plan, rows, present) for bank, index in plan.groups]
-        canvas, done, edits = self._merged(plan, updates)
-        waiting = (state.ready[slots] > 0) & ~commits
-        if self.policy.sync:
-            canvas = _where(waiting, before, canvas)
-        ends = state.end_tokens[slots]
-        limit = (state.tail[slots] + state.remaining[slots]).clamp_min(1)
-        ready = emitted_length(canvas, ends, limit, self.policy.early)
-        ready = torch.where(edits, torch.where(done, width, 0), ready)
-        ready = torch.where(waiting, state.ready[slots], ready)
-        decided = canvas.tokens != before.tokens
-        finished = (ready > 0) | commits
-        released = finished.all().expand_as(finished) if self.policy.sync else finished
-        leaves = commits | (released & self._without_commit(canvas, decided, slots, ready, limit))
-        if state.kind.mask_token is not None:
-            decided = decided | (before.masked & ~canvas.masked)
-        else:
-            decided = torch.ones_like(decided)  # every step predicts the whole canvas
-        goes_on = ~(leaves | (released & (ready > 0)))
+        now, sync = plan.standing, self.policy.sync
+        commits = now.phase == int(Phase.COMMIT)
+        updates = [self._update(group, plan, rows, present) for group in plan.groups]
+        canvas, done = _merged(plan, updates)
+        # A canvas that is ready commits, or waits for the others of a lockstep batch.
+        rests = now.ready > 0 if sync else commits
+        if sync:
+            canvas, done = _where(rests, plan.before, canvas), done | rests
+        limit = (now.tail + now.remaining).clamp_min(1)
+        reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
+        ready = self._ready(plan, canvas, done, reach, width)
+        settled = ready > 0
+        if sync:
+            settled = settled & settled.all()
+        leaves = commits | (settled & self._needs_no_commit(plan, canvas, reach <= ready))
         return Outcome(
             canvas=canvas,
-            decided=decided & ~(commits | waiting)[:, None],
             state=[update.state for update in updates],
             ready=ready,
             commits=commits,
-            emitted=torch.where(commits, state.ready[slots], ready),
+            rests=rests,
+            settled=settled,
             leaves=leaves,
-            streamed=self._streamed(canvas, slots, goes_on, limit),
-            goes_on=goes_on,
-            released=released,
-        )
-
-    def keep(self, plan: Plan, outcome: Outcome, width: torch.Tensor | int) -> None:
-        """Write the outcome into the slots."""
-        state, slots, leaves = self.slots, plan.wanted.slots, outcome.leaves
-        state.advance(slots, outcome.canvas)
-        for (bank, index), new in zip(plan.groups, outcome.state, strict=True):
-            at = slots if index is None else slots[index]
-            for name, tensor in bank.state.items():
-                tensor.index_copy_(0, at, new[name])
-            bank.reset(at, leaves if index is None else leaves[index])
-        out = torch.where(leaves, outcome.emitted, outcome.streamed)
-        state.remaining.index_add_(0, slots, state.tail[slots] - out)
-        state.tail.index_copy_(0, slots, outcome.streamed)
-        state.renew(slots, leaves, width)
-        state.ready.index_copy_(0, slots, outcome.ready * ~leaves)
-        commit_next = outcome.released & (outcome.ready > 0) & ~leaves
-        phase = torch.where(commit_next, int(Phase.COMMIT), int(Phase.DENOISE))
-        state.phase.index_copy_(0, slots, phase.to(torch.int8))
-
-    def _update(
-        self,
-        bank: Bank,
-        index: torch.Tensor | None,
-        plan: Plan,
-        rows: Rows,
-        present: torch.Tensor | None,
-    ) -> Update:
-        slots = plan.wanted.slots if index is None else plan.wanted.slots[index]
-
-        def mine(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            return tensor if tensor is None or index is None else tensor[index]
-
-        step = self.slots.step[slots]
-        return bank.algorithm.step(
-            _take(plan.before, index),
-            StepContext(
-                statistics=rows.statistics if index is None else rows.statistics.take(index),
-                last=step + 1 >= self.slots.max_steps[slots],
-                parameters=_of(bank.parameters, slots),
-                state=_of(bank.state, slots),
-                step=step,
-                noise=mine(rows.noise),
-                present=mine(present),
-                asked=mine(rows.asked),
+            out=torch.where(
+                leaves,
+                torch.where(commits, now.ready, ready),
+                self._streamed(plan, canvas, settled, limit),
             ),
         )
 
-    def _merged(
-        self, plan: Plan, updates: list[Update]
-    ) -> tuple[Canvas, torch.Tensor, torch.Tensor]:
-        """Canvas, done, and whether the algorithm edits, in batch order."""
-        count = len(plan.wanted.slots)
-        edits = [
-            torch.full_like(update.done, bank.algorithm.edits)
-            for (bank, _), update in zip(plan.groups, updates, strict=True)
-        ]
-        if plan.groups[0][1] is None:
-            return updates[0].canvas, updates[0].done, edits[0]
-        indices = [index for _, index in plan.groups]
-        merged = [
-            _spread(parts, indices, count)
-            for parts in (
-                [update.canvas.tokens for update in updates],
-                [update.canvas.masked for update in updates],
-                [update.done for update in updates],
-                edits,
-            )
-        ]
-        tokens, masked, done, edit = (part for part in merged if part is not None)
-        return Canvas(tokens, masked, plan.before.fixed), done, edit
+    def decided(self, plan: Plan, outcome: Outcome) -> torch.Tensor:
+        """Bool ``[n, L]``, the positions whose token was chosen in this step."""
+        before, after = plan.before, outcome.canvas
+        if self.slots.kind.mask_token is None:
+            chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
+        else:
+            chosen = (after.tokens != before.tokens) | (before.masked & ~after.masked)
+        return chosen & ~outcome.rests[:, None]
+
+    def keep(self, plan: Plan, outcome: Outcome, width: torch.Tensor | int) -> torch.Tensor:
+        """Write the outcome into the slots; returns int64 ``[n, L]``, what the model reads next."""
+        state, now, slots, leaves = self.slots, plan.standing, plan.wanted.slots, outcome.leaves
+        for group, new in zip(plan.groups, outcome.state, strict=True):
+            group.bank.keep(group.slots, new, group.take(leaves))
+        phase = torch.where(outcome.settled & ~leaves, int(Phase.COMMIT), int(Phase.DENOISE))
+        state.phase.index_copy_(0, slots, phase.to(torch.int8))
+        state.remaining.index_add_(0, slots, now.tail - outcome.out)
+        state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
+        state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
+        state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
+        return state.advance(slots, outcome.canvas, leaves, width)
+
+    def _update(self, group: Group, plan: Plan, rows: Rows, present: torch.Tensor | None) -> Update:
+        now, index = plan.standing, group.index
+        step = group.take(now.step)
+        return group.bank.algorithm.step(
+            group.canvas,
+            StepContext(
+                statistics=rows.statistics if index is None else rows.statistics.take(index),
+                last=step + 1 >= group.take(now.max_steps),
+                parameters=group.parameters,
+                state=group.state,
+                step=step,
+                noise=group.take(rows.noise),
+                present=group.take(present),
+                asked=group.take(rows.asked),
+            ),
+        )
+
+    def _ready(
+        self,
+        plan: Plan,
+        canvas: Canvas,
+        done: torch.Tensor,
+        reach: torch.Tensor,
+        width: torch.Tensor | int,
+    ) -> torch.Tensor:
+        """The prefix that may leave, int64 ``[n]``: all of an edited canvas, once it is `done`."""
+        edits = [group for group in plan.groups if group.bank.algorithm.edits]
+        if len(edits) == len(plan.groups):
+            return torch.where(done, width, 0)
+        ready = emitted_length(canvas, reach, self.policy.early)
+        if edits:
+            edited = torch.zeros_like(done)
+            for group in edits:
+                edited.index_fill_(0, group.index, True)
+            ready = torch.where(edited, torch.where(done, width, 0), ready)
+        return ready
+
+    def _needs_no_commit(self, plan: Plan, canvas: Canvas, is_last: torch.Tensor) -> torch.Tensor:
+        """Canvases that need no (further) forward pass over their final tokens, bool ``[n]``.
+
+        The request ends in those of ``is_last``.
+        """
+        needless = plan.standing.read_only
+        if self.policy.skip_last_commit:
+            needless = needless | is_last
+        if self.policy.in_place:
+            unread = (canvas.tokens != plan.before.tokens) | canvas.masked
+            needless = needless | ~unread.any(1)
+        return needless
 
     def _streamed(
-        self, canvas: Canvas, slots: torch.Tensor, goes_on: torch.Tensor, limit: torch.Tensor
+        self, plan: Plan, canvas: Canvas, settled: torch.Tensor, limit: torch.Tensor
     ) -> torch.Tensor:
-        """The prefix that is out after this step: what was, or up to the first mask."""
-        tail = self.slots.tail[slots]
-        if self.slots.kind.mask_token is None:
+        """The prefix that is out while a canvas stays, int64 ``[n]``.
+
+        It is what was out before, or with `stream_prefix` what is decided by now.
+        """
+        state, wanted, tail = self.slots, plan.wanted, plan.standing.tail
+        if state.kind.mask_token is None or not state.streams[wanted.on_host].any():
             return tail
-        prefix = (canvas.masked.cumsum(1) == 0).sum(1)
-        sends = self.slots.stream_prefix[slots] & goes_on
-        return torch.where(sends, torch.minimum(prefix, limit), tail)
-
-    def _without_commit(
-        self,
-        canvas: Canvas,
-        changed: torch.Tensor,
-        slots: torch.Tensor,
-        ready: torch.Tensor,
-        limit: torch.Tensor,
-    ) -> torch.Tensor:
-        """Finished canvases that need no (further) forward pass over their final tokens."""
-        needless = self.slots.read_only[slots]
-        if self.policy.in_place:
-            needless = needless | ~(changed.any(1) | canvas.masked.any(1))
-        if self.policy.skip_last_commit:
-            last = torch.minimum(first_end(canvas, self.slots.end_tokens[slots]), limit)
-            needless = needless | (last <= ready)
-        return needless & (ready > 0)
+        sends = state.stream_prefix.index_select(0, wanted.slots) & ~settled
+        return torch.where(sends, torch.minimum(decided_prefix(canvas), limit), tail)
 
 
-def _take(canvas: Canvas, index: torch.Tensor | None) -> Canvas:
-    if index is None:
-        return canvas
-    return Canvas(canvas.tokens[index], canvas.masked[index], canvas.fixed[index])
+def _merged(plan: Plan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
+    """The groups' canvases, and whether they are done, in batch order."""
+    if len(updates) == 1:
+        return updates[0].canvas, updates[0].done
+    tokens, masked, done = (
+        _spread(parts, plan.groups, len(plan.wanted.slots))
+        for parts in (
+            [update.canvas.tokens for update in updates],
+            [update.canvas.masked for update in updates],
+            [update.done for update in updates],
+        )
+    )
+    return Canvas(tokens, masked, plan.before.fixed), done
 
 
 def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
@@ -265,19 +265,15 @@ def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
     )
 
 
-def _of(tensors: Mapping[str, torch.Tensor], slots: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {name: tensor[slots] for name, tensor in tensors.items()}
-
-
 def _spread(
-    parts: list[torch.Tensor | None], indices: list[torch.Tensor | None], count: int
+    parts: Sequence[torch.Tensor | None], groups: Sequence[Group], count: int
 ) -> torch.Tensor | None:
     """Groups' rows in batch order, 0 for groups that have none; None when no group has any."""
     given = next((part for part in parts if part is not None), None)
-    if given is None or indices[0] is None:
+    if given is None or groups[0].index is None:
         return given
     whole = given.new_zeros((count, *given.shape[1:]))
-    for part, index in zip(parts, indices, strict=True):
-        if part is not None and index is not None:
-            whole.index_copy_(0, index, part)
+    for part, group in zip(parts, groups, strict=True):
+        if part is not None and group.index is not None:
+            whole.index_copy_(0, group.index, part)
     return whole

@@ -6,22 +6,24 @@ and what is known of it before any request. Everything else is the same code for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.config import DllmSettings, parse_checkpoint, parse_sampler, parse_settings
 from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessDenoised
-from vllm_dllm.engine.choices import Served, parameter_names
+from vllm_dllm.engine.choices import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
 from vllm_dllm.engine.decoder import Policy
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import MaskedStatistics, Statistics, TiledStatistics
 from vllm_dllm.engine.whole_rows import WholeRows
+from vllm_dllm.ops.masks import Window
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -40,7 +42,7 @@ class Family:
         kind: what its canvases are.
         served: what is known before any request.
         policy: when its canvases leave.
-        attention: makes the attention rule.
+        attention: makes the attention rule; with True, the one for our own backend.
         statistics: makes the way from hidden states to row statistics, and the requests that
             need whole rows.
         embeddings: makes the input embeddings, or None where token ids are the input.
@@ -49,7 +51,7 @@ class Family:
     kind: CanvasKind
     served: Served
     policy: Policy
-    attention: Callable[[SlotState], AttentionRule]
+    attention: Callable[[SlotState, bool], AttentionRule]
     statistics: Callable[[nn.Module, SlotState], tuple[Statistics, WholeRows]]
     embeddings: Callable[[Any], InputEmbeddings | None]
 
@@ -100,6 +102,16 @@ def served_of(vllm_config: VllmConfig) -> Served:
     return served
 
 
+def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:
+    """Where the canvas length comes from; ``diffusion`` is what ``--diffusion-config`` said."""
+    if (diffusion or {}).get("canvas_length"):
+        return SERVER
+    model = vllm_config.model_config
+    stated = get_hf_file_to_dict("config.json", model.model, model.revision) or {}
+    names = ("block_length", "canvas_length")
+    return CHECKPOINT if any(stated.get(name) for name in names) else DEFAULT
+
+
 def family_of(vllm_config: VllmConfig) -> Family:
     """The family of the model that is being served."""
     make = _llada2 if is_masked(vllm_config) else _diffusion_gemma
@@ -123,13 +135,25 @@ def _llada2(vllm_config: VllmConfig, served: Served) -> Family:
 
     def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
         whole = WholeRows(slots, vocabulary, model_config.logprobs_mode)
-        return MaskedStatistics(model.head, whole, vocabulary), whole
+        kernels = None
+        if served.settings.kernels == "triton":
+            from vllm_dllm.engine.triton_statistics import TritonKernels
+
+            kernels = TritonKernels(model.tiled_head())
+        return MaskedStatistics(model.head, whole, vocabulary, kernels), whole
+
+    def attention(slots: SlotState, ruled: bool) -> AttentionRule:
+        if not ruled:
+            return BlockCausal(served.length, slots.device)
+        from vllm_dllm.engine.mask_attention import block_causal_rules
+
+        return block_causal_rules(slots)
 
     return Family(
         kind=CanvasKind(served.length, vocabulary, mask, aligned=True),
         served=served,
         policy=_policy(served, in_place=True),
-        attention=lambda slots: BlockCausal(served.length, slots.device),
+        attention=attention,
         statistics=statistics,
         embeddings=lambda state: None,
     )
@@ -142,7 +166,11 @@ def _diffusion_gemma(vllm_config: VllmConfig, served: Served) -> Family:
     def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
         head = model.tiled_head()
         whole = WholeRows(slots, vocabulary, model_config.logprobs_mode, head)
-        return TiledStatistics(head, whole), whole
+        if served.settings.kernels == "torch":
+            return TiledStatistics(head, whole), whole
+        from vllm_dllm.ops.soft_embedding_triton import fused_statistics
+
+        return TiledStatistics(head, whole, fused_statistics), whole
 
     def embeddings(state: Any) -> InputEmbeddings:
         hidden = model_config.hf_text_config.hidden_size
@@ -150,12 +178,19 @@ def _diffusion_gemma(vllm_config: VllmConfig, served: Served) -> Family:
         module = state.model.self_conditioning
         return InputEmbeddings(state, SelfConditioning(state.slots, hidden, module, scale))
 
+    def attention(slots: SlotState, ruled: bool) -> AttentionRule:
+        if not ruled:
+            return CausalUnlessDenoised(slots)
+        from vllm_dllm.engine.mask_attention import causal_unless_denoised_rules
+
+        return causal_unless_denoised_rules(slots, Window[served.settings.window.upper()])
+
     return Family(
         kind=CanvasKind(served.length, vocabulary, None, aligned=False),
         served=served,
         # Its denoise pass is self-conditioned and not causal, its commit is neither.
         policy=_policy(served, in_place=False),
-        attention=CausalUnlessDenoised,
+        attention=attention,
         statistics=statistics,
         embeddings=embeddings,
     )

@@ -14,11 +14,11 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.families import Family, family_of
+from vllm_dllm.engine.pages import Pages
 from vllm_dllm.engine.requests import Limits, SlotState
+from vllm_dllm.engine.routes import Masking, take_routes
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.engine.sampler import DiffusionSampler
-from vllm_dllm.engine.setup import check_attention_layers
-from vllm_dllm.engine.windows import apply_window
 
 
 class DiffusionModelState(ModelState):
@@ -35,14 +35,15 @@ class DiffusionModelState(ModelState):
         self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        check_attention_layers(vllm_config)
         self.family: Family = family_of(vllm_config)
         self.slots = SlotState(self.max_num_reqs, self.family.kind, device)
-        self.attention: AttentionRule = self.family.attention(self.slots)
+        kind, window = self.family.kind, self.family.served.settings.window
+        ruled = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
+        self.attention: AttentionRule = self.family.attention(self.slots, ruled)
         self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
         self.statistics, self.whole = self.family.statistics(self.model, self.slots)
         self.model_seed = self.model_config.seed
-        apply_window(vllm_config, self.family.served.settings.window)
+        self.slot_of: dict[str, int] = {}
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
@@ -57,6 +58,7 @@ class DiffusionModelState(ModelState):
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """A new (or resumed) request takes a slot; a resumed one brings its output as prompt."""
+        self.slot_of[new_req_data.req_id] = req_index
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
         seed = params.seed
         if seed is None:
@@ -87,6 +89,17 @@ class DiffusionModelState(ModelState):
             self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())
         self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
 
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """The pages are there."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
+
+    def remove_request(self, req_id: str) -> None:
+        """A request is gone; what it may have spoiled is made whole before others get it."""
+        slot = self.slot_of.pop(req_id, None)
+        if slot is not None and self.slots.spoiled_on_host[slot]:
+            self.pages.scrub(slot)
+
     def prepare_inputs_embeds(
         self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any
     ) -> None:
@@ -115,11 +128,14 @@ class DiffusionModelState(ModelState):
     ) -> dict[str, Any]:
         """Attention metadata, by the family's rule."""
         full = cudagraph_mode == CUDAGraphMode.FULL
+        rows = input_batch.num_reqs_after_padding if full else input_batch.num_reqs
+        # A captured graph must hold for any length; else the host knows a bound.
+        bound = input_batch.seq_lens_cpu_upper_bound[:rows]
         common = {
             "attn_groups": attn_groups,
             "kv_cache_config": kv_cache_config,
             "slot_mappings": slot_mappings,
-            "max_seq_len": self.max_model_len,
+            "max_seq_len": self.max_model_len if for_capture else int(bound.max()),
             "num_tokens": input_batch.num_tokens_after_padding if full else input_batch.num_tokens,
             "positions": input_batch.positions,
             "for_cudagraph_capture": for_capture,

@@ -8,13 +8,14 @@ what it means.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas
+from vllm_dllm.engine.banks import Bank, Group
 from vllm_dllm.engine.choices import Choice
 from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 
@@ -30,39 +31,6 @@ class Phase(IntEnum):
     PREFILL = 0  # prompt chunks; the canvas waits
     DENOISE = 1  # changes the canvas, keeps nothing in the KV cache
     COMMIT = 2  # runs over the final canvas; its KV stays and the tokens leave
-
-
-@dataclass(frozen=True)
-class Bank:
-    """One algorithm's tensors for all slots; those of slots with another one are not read.
-
-    Attributes:
-        algorithm: the rule.
-        parameters: float32 ``[slots]`` each, its settings.
-        state: its tensors between steps, see `StateTensor`.
-    """
-
-    algorithm: Algorithm
-    parameters: dict[str, torch.Tensor]
-    state: dict[str, torch.Tensor]
-
-    @classmethod
-    def make(cls, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> Bank:
-        """Tensors at their initial values."""
-        state = {}
-        for name, spec in algorithm.state.items():
-            shape = (slots, *([length] if spec.per_position else []), *spec.extra)
-            state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
-        names = algorithm.config.ranges()
-        return cls(algorithm, {name: torch.zeros(slots, device=device) for name in names}, state)
-
-    def reset(self, slots: torch.Tensor, where: torch.Tensor) -> None:
-        """Initial state for those of ``slots`` (int64 ``[n]``) that are true in ``where``."""
-        for name, tensor in self.state.items():
-            at = where.view(-1, *[1] * (tensor.ndim - 1))
-            initial = self.algorithm.state[name].initial
-            fresh = torch.where(at, initial, tensor[slots]).to(tensor.dtype)
-            tensor.index_copy_(0, slots, fresh)
 
 
 @dataclass(frozen=True)
@@ -101,6 +69,28 @@ class CanvasKind:
     aligned: bool
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where the requests of a batch stand before a step, in batch order.
+
+    Copies of what a step reads beside the canvases, ``[n]`` for `SlotState`'s ``[slots]``.
+    """
+
+    phase: torch.Tensor
+    tail: torch.Tensor
+    ready: torch.Tensor
+    remaining: torch.Tensor
+    step: torch.Tensor
+    max_steps: torch.Tensor
+    schedule_steps: torch.Tensor
+    temperature: torch.Tensor
+    read_only: torch.Tensor
+    end_tokens: torch.Tensor
+
+
+STANDING = tuple(f.name for f in fields(Standing))
+
+
 class SlotState:
     """The slots' tensors, indexed by vLLM's request index.
 
@@ -120,8 +110,12 @@ class SlotState:
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
         stream_prefix: bool ``[slots]``, see `Limits`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
+        spoiled: bool ``[slots]``, a canvas was read with NaN or infinities.
         banks: the tensors of each algorithm that a request has asked for, by its name.
+        position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
+        streams: on the host, bool ``[slots]``, the same as `stream_prefix`.
+        spoiled_on_host: `spoiled` as of the last step that is finished.
     """
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
@@ -148,10 +142,15 @@ class SlotState:
         self.read_only = full(False, torch.bool)
         self.stream_prefix = full(False, torch.bool)
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
+        self.position = torch.arange(length, device=device)
         self.banks: dict[str, Bank] = {}
         # On the host: each slot's bank, by the order of their first use.
         self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
+        self.streams: np.ndarray = np.zeros(slots, dtype=bool)
+        self.spoiled = full(False, torch.bool)
+        pinned = device.type == "cuda"
+        self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=pinned)
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
         """A request enters ``slot``: lay out its first canvas behind the prompt."""
@@ -169,6 +168,7 @@ class SlotState:
         self.tail[slot].fill_(tail)
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)
+        self.spoiled[slot].fill_(False)
 
     def configure(self, slot: int, choice: Choice, temperature: float, limits: Limits) -> None:
         """Set what the request in ``slot`` chose."""
@@ -185,9 +185,9 @@ class SlotState:
         bank = self._bank(choice.algorithm)
         for name, value in choice.settings.values().items():
             bank.parameters[name][slot].fill_(float(value))
-        at = torch.tensor([slot], device=self.device)
-        bank.reset(at, torch.ones_like(at, dtype=torch.bool))
+        bank.reset(slot)
         self.samples[slot] = temperature > 0
+        self.streams[slot] = limits.stream_prefix
         self._which[slot] = list(self.banks).index(choice.algorithm.name)
 
     def _bank(self, algorithm: Algorithm) -> Bank:
@@ -198,22 +198,22 @@ class SlotState:
             self.banks[name] = Bank.make(algorithm, slots, length, self.device)
         return self.banks[name]
 
-    def groups(self, slots: np.ndarray) -> list[tuple[Bank, torch.Tensor | None]]:
-        """The algorithms of ``slots`` (int ``[n]``, on the host), and which of them use it.
-
-        The index is int64 ``[m]`` on the device; None stands for all: most batches have one
-        algorithm.
-        """
-        which = self._which[slots]
+    def groups(self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas) -> list[Group]:
+        """The canvases of ``slots`` (int64 ``[n]``, `on_host` for numpy) by their algorithms."""
+        which = self._which[on_host]
         banks = list(self.banks.values())
-        present = np.unique(which)
-        if len(present) == 1:
-            return [(banks[present[0]], None)]
+        if (which == which[0]).all():  # most batches have one algorithm
+            return [Group.of(banks[which[0]], None, slots, canvas)]
         found = []
-        for n in present:
-            index = torch.from_numpy(np.flatnonzero(which == n))
-            found.append((banks[n], index.to(self.device, non_blocking=True)))
+        for n in np.unique(which):
+            at = torch.from_numpy(np.flatnonzero(which == n))
+            index = at.to(self.device, non_blocking=True)
+            found.append(Group.of(banks[n], index, slots, canvas))
         return found
+
+    def standing(self, slots: torch.Tensor) -> Standing:
+        """Where the requests of ``slots`` (int64 ``[n]``) stand."""
+        return Standing(*(getattr(self, name).index_select(0, slots) for name in STANDING))
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start from given tokens, and hold those at the `pinned` positions."""
@@ -235,27 +235,28 @@ class SlotState:
 
     def canvas(self, slots: torch.Tensor) -> Canvas:
         """The canvases of ``slots`` (int64 ``[n]``), as copies."""
-        return Canvas(self.tokens[slots], self.masked[slots], self.fixed[slots])
+        return Canvas(self.tokens, self.masked, self.fixed).take(slots)
 
-    def advance(self, slots: torch.Tensor, after: Canvas) -> None:
-        """Keep what a denoise step made of the canvases of ``slots``."""
-        self.tokens.index_copy_(0, slots, after.tokens)
-        self.masked.index_copy_(0, slots, after.masked)
-        self.fixed.index_copy_(0, slots, after.fixed)
-        self.step.index_add_(0, slots, torch.ones_like(slots, dtype=torch.int32))
+    def advance(
+        self,
+        slots: torch.Tensor,
+        after: Canvas,
+        leaves: torch.Tensor,
+        width: torch.Tensor | int,
+    ) -> torch.Tensor:
+        """Keep what a step made of the canvases of ``slots`` (int64 ``[n]``).
 
-    def renew(self, slots: torch.Tensor, where: torch.Tensor, width: torch.Tensor | int) -> None:
-        """A fresh canvas in those of ``slots`` that are true in ``where`` (bool ``[n]``).
+        Those that are true in ``leaves`` (bool ``[n]``) make room for a fresh one behind them;
+        `width` is how far they reached. Nothing of a canvas outlives it.
 
-        `width` is how far the old one reached. Nothing of a canvas outlives it; the state of its
-        algorithm is reset by `Bank.reset`.
+        Returns:
+            int64 ``[n, L]``, what the model reads next.
         """
-        self.start.index_add_(0, slots, where * width)
-        every = where[:, None]
-        fresh = torch.where(every, self.fresh_tokens(slots), self.tokens[slots])
-        self.tokens.index_copy_(0, slots, fresh)
-        is_masked = self.kind.mask_token is not None
-        self.masked.index_copy_(0, slots, torch.where(every, is_masked, self.masked[slots]))
-        self.fixed.index_copy_(0, slots, self.fixed[slots] & ~every)
-        self.tail.index_copy_(0, slots, self.tail[slots] * ~where)
-        self.step.index_copy_(0, slots, self.step[slots] * ~where)
+        every = leaves[:, None]
+        self.start.index_add_(0, slots, leaves * width)
+        tokens = torch.where(every, self.fresh_tokens(slots), after.tokens)
+        self.tokens.index_copy_(0, slots, tokens)
+        if self.kind.mask_token is not None:
+            self.masked.index_copy_(0, slots, after.masked | every)
+        self.fixed.index_copy_(0, slots, after.fixed & ~every)
+        return tokens

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.decoder import Decoder, Policy
+from vllm_dllm.engine.decoder import Decoder, Outcome, Plan, Policy
 from vllm_dllm.engine.requests import Phase, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
-from vllm_dllm.engine.statistics import Statistics
+from vllm_dllm.engine.statistics import Rows, Statistics
 from vllm_dllm.engine.whole_rows import WholeRows
 
 
@@ -35,13 +35,11 @@ class Canvases:
     Attributes:
         slot: int64 ``[n]``.
         slot_on_host: the same for numpy.
-        row: int64 ``[n]``, their batch rows; None when every row is a canvas.
         width: int64 ``[n]``, positions that were scheduled; None when all are L wide.
     """
 
     slot: torch.Tensor
     slot_on_host: np.ndarray
-    row: torch.Tensor | None
     width: torch.Tensor | None
 
 
@@ -66,7 +64,6 @@ class DiffusionSampler:
         self.conditioning = conditioning
         self.whole = whole
         whole.history = req_states.all_token_ids.gpu
-        self.positions = torch.arange(slots.length, device=slots.device)
         # The runner counts output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
@@ -85,32 +82,44 @@ class DiffusionSampler:
             input_batch: vLLM's ``InputBatch``.
         """
         rows = input_batch.num_reqs
-        device = hidden_states.device
+        widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
+        slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
+        # Where the tokens that leave begin in their canvas; renewed canvases forget it.
+        first = self.slots.tail[slot] if self.whole.needs else None
+        if input_batch.num_draft_tokens and widths.all():
+            output = self._update(hidden_states, self._canvases(slot, on_host, widths))
+        else:
+            output = self._among_prefills(hidden_states, input_batch, slot, widths)
+        if first is not None and self.whole.kept:
+            output.logprobs_tensors = self.whole.collect(on_host, output.num_sampled, first)
+        return output
+
+    def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> Canvases:
+        width = None
+        if (widths != self.slots.length).any():
+            width = torch.from_numpy(widths).long().to(slot.device, non_blocking=True)
+        return Canvases(slot, on_host, width)
+
+    def _among_prefills(
+        self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor, widths: np.ndarray
+    ) -> SamplerOutput:
+        """An update of a batch in which not every row is a canvas: prefills put nothing out."""
+        rows, device = len(widths), hidden_states.device
         sampled = torch.zeros((rows, self.slots.length), dtype=torch.int32, device=device)
         num_sampled = torch.zeros(rows, dtype=torch.int32, device=device)
         num_rejected = torch.zeros(rows, dtype=torch.int32, device=device)
-        output = SamplerOutput(sampled, None, None, num_sampled, num_rejected)
-
-        widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
-        mapping = input_batch.idx_mapping[:rows]
-        is_canvas = widths > 0
-        row = None
-        if not is_canvas.all():
-            self._finish_prefills(input_batch, ~is_canvas, num_rejected)
-            row = torch.from_numpy(np.flatnonzero(is_canvas)).to(device, non_blocking=True)
-            mapping = mapping[row]
+        num_nans = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._finish_prefills(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
-            width = None
-            if (widths[is_canvas] != self.slots.length).any():
-                width = torch.from_numpy(widths[is_canvas]).long().to(device, non_blocking=True)
-            slots = input_batch.idx_mapping_np[:rows]
-            canvases = Canvases(mapping.long(), slots[is_canvas], row, width)
-            # Where the tokens that leave begin in their canvas; renewed canvases forget it.
-            first = self.slots.tail[input_batch.idx_mapping[:rows].long()]
-            self._update(hidden_states, canvases, output)
-            if self.whole.kept:
-                output.logprobs_tensors = self.whole.collect(slots, num_sampled, first)
-        return output
+            at = np.flatnonzero(widths)
+            row = torch.from_numpy(at).to(device, non_blocking=True)
+            on_host = input_batch.idx_mapping_np[at]
+            some = self._update(hidden_states, self._canvases(slot[row], on_host, widths[at]))
+            sampled.index_copy_(0, row, some.sampled_token_ids)
+            num_sampled.index_copy_(0, row, some.num_sampled)
+            num_rejected.index_copy_(0, row, some.num_rejected)
+            num_nans.index_copy_(0, row, some.num_nans)
+        return SamplerOutput(sampled, None, num_nans, num_sampled, num_rejected)
 
     def _finish_prefills(
         self, input_batch: Any, is_prefill: np.ndarray, num_rejected: torch.Tensor
@@ -128,60 +137,63 @@ class DiffusionSampler:
         self.slots.phase.index_fill_(0, slot, int(Phase.DENOISE))
         self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
 
-    def _update(
-        self, hidden_states: torch.Tensor, canvases: Canvases, output: SamplerOutput
-    ) -> None:
-        state, slot = self.slots, canvases.slot
-        before = state.canvas(slot)
+    def _update(self, hidden_states: torch.Tensor, canvases: Canvases) -> SamplerOutput:
+        """One update of every canvas; what it returns has a row for each."""
+        state, slot, on_host = self.slots, canvases.slot, canvases.slot_on_host
         present = None
+        width: torch.Tensor | int = state.length
         if canvases.width is not None:
-            present = self.positions < canvases.width[:, None]
+            width = canvases.width
+            present = state.position < canvases.width[:, None]
             hidden_states = self._padded(hidden_states, canvases.width)
-        width = state.length if canvases.width is None else canvases.width
-        plan = self.decoder.plan(before, slot, canvases.slot_on_host)
+        plan = self.decoder.plan(state.canvas(slot), slot, on_host)
         rows = self.statistics(hidden_states, plan.wanted)
         outcome = self.decoder.decide(plan, rows, present, width)
-        source = torch.where(outcome.commits[:, None], before.tokens, outcome.canvas.tokens)
-        emitted = torch.where(outcome.leaves, outcome.emitted, outcome.streamed)
-        self._emit(source, emitted, outcome.leaves, canvases, output)
-        self.whole.report(outcome.canvas.tokens, outcome.decided, canvases.slot_on_host)
-
-        self.decoder.keep(plan, outcome, width)
-        self.req_states.draft_tokens.index_copy_(0, slot, state.tokens[slot])
+        if self.whole.rows:
+            decided = self.decoder.decided(plan, outcome)
+            self.whole.report(outcome.canvas.tokens, decided, on_host)
+        self.req_states.draft_tokens.index_copy_(0, slot, self.decoder.keep(plan, outcome, width))
         if self.conditioning is not None and rows.soft is not None:
             self.conditioning.store(slot, rows.soft, outcome.goes_on)
+        return self._output(plan, outcome, width, self._sound(hidden_states, rows, slot))
+
+    def _sound(self, hidden_states: torch.Tensor, rows: Rows, slot: torch.Tensor) -> torch.Tensor:
+        """Canvases that were read without NaN and infinities, bool ``[n]``; notes the others.
+
+        Hidden states show what a greedy choice hides, probabilities what the head adds.
+        """
+        # Zero times what is not finite is NaN, and no sum of zeros overflows.
+        trace = (hidden_states * 0).sum(-1).view(rows.statistics.probability.shape)
+        sound = (trace + rows.statistics.probability).isfinite().all(-1)
+        state = self.slots
+        state.spoiled.index_copy_(0, slot, ~sound)
+        # Not waited for: it is read when the request is gone, steps later.
+        state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
+        return sound
 
     def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
         """Rows of narrow canvases spread out to L each; what lies behind them is arbitrary."""
         first = width.cumsum(0) - width
-        index = (first[:, None] + self.positions).clamp_max(len(hidden_states) - 1)
+        index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _emit(
-        self,
-        tokens: torch.Tensor,
-        emitted: torch.Tensor,
-        leaves: torch.Tensor,
-        canvases: Canvases,
-        output: SamplerOutput,
-    ) -> None:
-        """Fill the output of canvases: tokens behind what is out already, or a rejection.
+    def _output(
+        self, plan: Plan, outcome: Outcome, width: torch.Tensor | int, sound: torch.Tensor
+    ) -> SamplerOutput:
+        """Tokens behind what was out already, or a rejection; nothing of canvases not ``sound``.
 
         What is streamed counts for vLLM like a longer prompt: its scheduler goes on behind it,
         the worker at the start of the canvas.
         """
-        state = self.slots
-        tail = state.tail[canvases.slot]
-        source = (self.positions + tail[:, None]).clamp_max(state.length - 1)  # [n, L]
-        sampled = tokens.gather(1, source).int()
-        num_sampled = (emitted - tail).int()
-        width = state.length if canvases.width is None else canvases.width
-        num_rejected = (width * ~leaves).int()
-        if canvases.row is None:
-            output.sampled_token_ids.copy_(sampled)
-            output.num_sampled.copy_(num_sampled)
-            output.num_rejected.copy_(num_rejected)
-        else:
-            output.sampled_token_ids.index_copy_(0, canvases.row, sampled)
-            output.num_sampled.index_copy_(0, canvases.row, num_sampled)
-            output.num_rejected.index_copy_(0, canvases.row, num_rejected)
+        length, tail = self.slots.length, plan.standing.tail
+        # A commit puts out what was read, whatever the algorithm would make of it.
+        tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
+        source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
+        return SamplerOutput(
+            sampled_token_ids=tokens.gather(1, source).int(),
+            logprobs_tensors=None,
+            # The scheduler ends those requests.
+            num_nans=(~sound).int(),
+            num_sampled=((outcome.out - tail) * sound).int(),
+            num_rejected=(width * ~(outcome.leaves & sound)).int(),
+        )

@@ -7,22 +7,52 @@
 
 Both are in one hook that vLLM calls for every running and waiting request. The rest of
 this file is bookkeeping that follows from the prompt's tail: vLLM counts from the end of
-the prompt, the worker from the start of the prompt's last block, up to L - 1 tokens earlier.
+the prompt, the worker from the start of the prompt's last block, up to L - 1 tokens earlier; and
+the end of requests that cannot go on.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.diffusion_scheduler import (
     DiffusionAsyncScheduler,
     DiffusionScheduler,
     diffusion_canvas_width,
 )
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+logger = init_logger("vllm.dllm")
 
-class CanvasScheduler(DiffusionScheduler):
+
+class EndsPoisoned(DiffusionScheduler):
+    """Ends a request whose canvas was read with NaN or infinities: alone, and with an error."""
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """See vLLM's class. The sampler counts canvases that are not sound."""
+        counts = model_runner_output.num_nans_in_logits or {}
+        for request_id, count in counts.items():
+            if not count or request_id not in self.requests:
+                continue
+            logger.error(
+                "dllm: request %s is ended with an error: its logits are not finite (NaN or inf)",
+                request_id,
+            )
+            # What it has cached would poison whoever shares its prefix.
+            blocks = self.kv_cache_manager.get_block_ids(request_id)
+            self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
+            # vLLM's own list of requests to fail in this step.
+            self.encoder_cache_mismatch_reqs.add(request_id)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+class CanvasScheduler(EndsPoisoned):
     """The second rule alone: canvases that begin behind the prompt (DiffusionGemma)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,7 +85,7 @@ class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
     """The same with one step in flight."""
 
 
-class BlockDiffusionScheduler(DiffusionScheduler):
+class BlockDiffusionScheduler(EndsPoisoned):
     """The two rules, for synchronous scheduling."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

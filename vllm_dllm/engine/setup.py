@@ -11,6 +11,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import served_of, settings_of
+from vllm_dllm.engine.routes import Masking, check_choice
 from vllm_dllm.models.llada2_config import MASK_TOKEN
 from vllm_dllm.ranges import SettingsError
 
@@ -51,16 +52,30 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         vllm_config.diffusion_config.canvas_length = length
 
         refuse_unsupported(vllm_config)
+        check_choice(vllm_config, Masking(True, "symmetric", length))
         check_budget(vllm_config, length)
         align_context(vllm_config, length)
         align_pages(vllm_config, length)
         vllm_config.attention_config.use_non_causal = True
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         served = served_of(vllm_config)
+        check_kernels(served)
         vllm_config.model_config.dllm = served
         # LLaDA2's authors recommend greedy decoding; vLLM's own default would be 1.0.
         vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
         log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
+
+
+def check_kernels(served: Served) -> None:
+    """Kernels must be able to run here.
+
+    Raises:
+        SettingsError: they are Triton's, and vLLM has no Triton.
+    """
+    from vllm.triton_utils import HAS_TRITON
+
+    if served.settings.kernels == "triton" and not HAS_TRITON:
+        raise SettingsError("dllm.kernels=triton: vLLM has no Triton here; remove it")
 
 
 def log_choice(served: Served, canvas: str) -> None:
@@ -161,7 +176,6 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
     for refused, message in refusals:
         if refused:
             raise ValueError(message)
-    check_attention_choice(vllm_config)
 
 
 def check_budget(vllm_config: VllmConfig, length: int) -> None:
@@ -218,28 +232,3 @@ def align_pages(vllm_config: VllmConfig, length: int) -> None:
     cache.block_size = unit * math.ceil(default / unit)
     cache.user_specified_block_size = True
     logger.info("dllm: KV page size %d (block length %d)", cache.block_size, length)
-
-
-def check_attention_choice(vllm_config: VllmConfig) -> None:
-    """Refuse an explicitly chosen attention backend that has no non-causal attention."""
-    chosen = vllm_config.attention_config.backend
-    if chosen is not None and not chosen.get_class().supports_non_causal():
-        raise ValueError(_no_non_causal(chosen.name))
-
-
-def check_attention_layers(vllm_config: VllmConfig) -> None:
-    """Refuse if a layer ended up on an attention backend without non-causal attention."""
-    from vllm.config import get_layers_from_vllm_config
-    from vllm.model_executor.layers.attention import Attention
-
-    for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
-        backend = layer.get_attn_backend()
-        if not backend.supports_non_causal():
-            raise ValueError(_no_non_causal(backend.get_name()))
-
-
-def _no_non_causal(name: str) -> str:
-    return (
-        f"attention backend {name} has no non-causal attention, which block diffusion needs; "
-        "choose another with --attention-backend (FLASH_ATTN, FLASHINFER or TRITON_ATTN)"
-    )

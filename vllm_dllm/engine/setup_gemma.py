@@ -14,8 +14,14 @@ from vllm_dllm.config import STEPS, DllmSettings, parse_sampler
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import served_of, settings_of
-from vllm_dllm.engine.setup import SCHEDULER, check_budget, log_choice, refuse_unsupported
-from vllm_dllm.engine.windows import check_window
+from vllm_dllm.engine.routes import Masking, check_choice
+from vllm_dllm.engine.setup import (
+    SCHEDULER,
+    check_budget,
+    check_kernels,
+    log_choice,
+    refuse_unsupported,
+)
 from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
@@ -48,19 +54,26 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         Raises:
             ValueError: with the setting's name and the remedy.
         """
+        from vllm.platforms import current_platform
+
         refuse_unsupported(vllm_config)
         settings = settings_of(vllm_config)
-        check_window(settings.window)
         if settings.eos_early_stop is not None:
             raise SettingsError(
                 "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
                 "which DiffusionGemma's do not; remove it"
             )
         seats = vllm_config.scheduler_config.max_num_seqs
+        chosen = vllm_config.attention_config.backend
         DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
+        if current_platform.is_cpu():
+            # vLLM puts its Triton backend there, which this platform then ignores.
+            vllm_config.attention_config.backend = chosen
         # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
         vllm_config.scheduler_config.max_num_seqs = seats
         served = served_of(vllm_config)
+        check_kernels(served)
+        check_choice(vllm_config, Masking(False, settings.window, served.length))
         check_budget(vllm_config, served.length)
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         vllm_config.model_config.dllm = served

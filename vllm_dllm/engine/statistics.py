@@ -14,10 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.noise import Stream, more_keys, row_keys, uniform_tokens
 from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_samples
-from vllm_dllm.ops.sampled_stats import draw
+from vllm_dllm.ops.sampled_stats import SampledStatistics, draw
 from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
 
 # Bytes of float32 temporaries that a step may hold between hidden states and statistics.
@@ -32,6 +33,7 @@ class Wanted:
     Attributes:
         slots: int64 ``[n]``, on the device.
         on_host: the same for numpy.
+        temperature: float32 ``[n]``, of this step; 0 is greedy.
         adjust: ids int64 ``[n, L]`` and what to add to their logits, or None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
         entropy: whether entropies are needed.
@@ -39,6 +41,7 @@ class Wanted:
 
     slots: torch.Tensor
     on_host: np.ndarray
+    temperature: torch.Tensor
     adjust: tuple[torch.Tensor, torch.Tensor] | None = None
     ask: torch.Tensor | None = None
     entropy: bool = False
@@ -69,15 +72,54 @@ class Statistics(Protocol):
         ...
 
 
+def step_keys(state: SlotState, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this step of ``slots`` (int64 ``[n]``) draws with.
+
+    Returns:
+        Keys int64 ``[n]``, and those of the candidates of each position, int64 ``[n, L]``.
+    """
+    keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())
+    return keys, more_keys(keys[:, None], state.position, Stream.CANDIDATE)
+
+
+class MaskedKernels(Protocol):
+    """How the statistics of a masked model are computed."""
+
+    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """As `row_statistics`."""
+        ...
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
+        """The same of hidden states ``[rows, hidden]``; None where only logits will do."""
+        ...
+
+
+class PlainKernels:
+    """PyTorch's operators."""
+
+    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """See `MaskedKernels`."""
+        return row_statistics(logits, forbidden, entropy)
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> None:
+        """See `MaskedKernels`."""
+
+
 class MaskedStatistics:
     """Of a masked model, from whole rows of logits, as many at a time as `HEAD_BYTES` hold.
 
-    The mask token is never chosen.
+    Kernels that need no logits are asked first, if no request of the batch does. The mask token
+    is never chosen.
     """
 
     def __init__(
-        self, head: Callable[[torch.Tensor], torch.Tensor], whole: WholeRows, vocabulary: int
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        whole: WholeRows,
+        vocabulary: int,
+        kernels: MaskedKernels | None = None,
     ) -> None:
+        self.kernels = kernels or PlainKernels()
         self.slots = whole.slots
         mask = self.slots.kind.mask_token
         if mask is None:
@@ -87,10 +129,13 @@ class MaskedStatistics:
         self.mask_token = mask
         self.length = self.slots.length
         self.canvases = max(1, HEAD_BYTES // (4 * vocabulary * self.length))
-        self.position = torch.arange(self.length, device=self.slots.device)
 
     def __call__(self, hidden: torch.Tensor, wanted: Wanted) -> Rows:
         """See `Statistics`."""
+        if self._is_plain(wanted):
+            found = self.kernels.head(hidden, self.mask_token, wanted.entropy)
+            if found is not None:
+                return Rows(found.view(-1, self.length))
         parts, asked = [], []
         for first in range(0, len(wanted.slots), self.canvases):
             some = slice(first, first + self.canvases)
@@ -109,28 +154,38 @@ class MaskedStatistics:
             return Rows(statistics)
         return Rows(statistics, asked=torch.cat(asked).view(*statistics.token.shape, -1))
 
+    def _is_plain(self, wanted: Wanted) -> bool:
+        """Whether all requests of the batch are greedy and none needs a row of logits."""
+        nothing = wanted.adjust is None and wanted.ask is None
+        asked = self.slots.samples[wanted.on_host].any() or self.whole.asked(wanted.on_host)
+        return nothing and not asked
+
     def _statistics(self, logits: torch.Tensor, wanted: Wanted, some: slice) -> RowStatistics:
         """Of some canvases' logits ``[n * L, vocabulary]``, which are overwritten."""
-        slots, on_host = wanted.slots[some], wanted.on_host[some]
-        whole = self.whole
+        on_host, whole = wanted.on_host[some], self.whole
         if not whole.processed:
             whole.remember(logits, on_host)
         whole.shape(logits, on_host)
-        greedy = row_statistics(logits, self.mask_token, wanted.entropy)
+        greedy = self.kernels.rows(logits, self.mask_token, wanted.entropy)
         if not self.slots.samples[on_host].any():
             if whole.processed:
                 whole.remember(logits, on_host)
             return greedy
-        state = self.slots
-        temperature = state.temperature[slots].repeat_interleave(self.length)
-        keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())
-        candidates = more_keys(keys[:, None], self.position, Stream.CANDIDATE).flatten()
+        temperature = wanted.temperature[some].repeat_interleave(self.length)
+        _, candidates = step_keys(self.slots, wanted.slots[some])
         scaled = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         scaled[:, self.mask_token] = -torch.inf
         filtered = whole.filter(scaled, on_host)
         if whole.processed:
             whole.remember(filtered, on_host)
-        return with_samples(greedy, scaled, temperature, draw(filtered, candidates))
+        return with_samples(greedy, scaled, temperature, draw(filtered, candidates.flatten()))
+
+
+# (hidden, head, temperature, keys, bytes) to statistics and soft embedding: `tiled_statistics`.
+TileStatistics = Callable[
+    [torch.Tensor, Head, torch.Tensor, torch.Tensor, int],
+    tuple[SampledStatistics, torch.Tensor | None],
+]
 
 
 class TiledStatistics:
@@ -139,42 +194,29 @@ class TiledStatistics:
     Requests that need whole rows take a second pass of their own, see `WholeRows`.
     """
 
-    def __init__(self, head: Head, whole: WholeRows) -> None:
+    def __init__(
+        self, head: Head, whole: WholeRows, compute: TileStatistics = tiled_statistics
+    ) -> None:
         self.whole = whole
         self.head = head
-        self.state = whole.slots
-        self.position = torch.arange(self.state.length, device=self.state.device)
+        self.compute = compute
+        self.slots = whole.slots
 
     def __call__(self, hidden: torch.Tensor, wanted: Wanted) -> Rows:
         """See `Statistics`."""
-        state, slots = self.state, wanted.slots
-        temperature = self._temperature(wanted)
-        keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())  # [n]
-        candidates = more_keys(keys[:, None], self.position, Stream.CANDIDATE)  # [n, L]
-        flat, soft = tiled_statistics(
+        length = self.slots.length
+        keys, candidates = step_keys(self.slots, wanted.slots)
+        flat, soft = self.compute(
             hidden,
             self.head,
-            temperature.repeat_interleave(state.length),
+            wanted.temperature.repeat_interleave(length),
             candidates.flatten(),
             TILE_BYTES,
         )
-        statistics = flat.view(-1, state.length)
+        statistics = flat.view(-1, length)
         if soft is not None:
-            soft = soft.view(len(slots), state.length, -1)
-            draws = temperature, candidates
+            soft = soft.view(len(wanted.slots), length, -1)
+            draws = wanted.temperature, candidates
             self.whole.refine(statistics, soft, hidden, draws, wanted.on_host)
-        noise = uniform_tokens(more_keys(keys, Stream.RENOISE), state.length, self.head.vocabulary)
+        noise = uniform_tokens(more_keys(keys, Stream.RENOISE), length, self.head.vocabulary)
         return Rows(statistics, noise, soft)
-
-    def _temperature(self, wanted: Wanted) -> torch.Tensor:
-        """Of this step, float32 ``[n]``."""
-        state = self.state
-        found = state.temperature[wanted.slots]
-        for bank, index in state.groups(wanted.on_host):
-            slots = wanted.slots if index is None else wanted.slots[index]
-            of_request = found if index is None else found[index]
-            progress = state.step[slots], state.schedule_steps[slots]
-            parameters = {name: tensor[slots] for name, tensor in bank.parameters.items()}
-            tempered = bank.algorithm.temperature(of_request, progress, parameters)
-            found = tempered if index is None else found.index_copy(0, index, tempered)
-        return found

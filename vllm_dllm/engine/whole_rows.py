@@ -47,7 +47,6 @@ class WholeRows:
         self.rows: dict[int, torch.Tensor] = {}  # this step's scores [L, vocabulary], by slot
         self.kept: dict[int, LogprobsTensors] = {}
         self.history: torch.Tensor = torch.zeros((0, 0), dtype=torch.int32)
-        self.position = torch.arange(slots.length, device=slots.device)
 
     def enter(self, slot: int, needs: RowNeeds | None) -> None:
         """A request enters ``slot``; whatever was there before is gone."""
@@ -55,6 +54,10 @@ class WholeRows:
         self.needs.pop(slot, None)
         if needs is not None:
             self.needs[slot] = needs
+
+    def asked(self, on_host: np.ndarray) -> bool:
+        """Whether a request of the batch needs whole rows."""
+        return bool(self._asking(on_host))
 
     def _asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowNeeds]]:
         """(index in the batch, slot, needs) of the requests of a batch that have some."""
@@ -86,7 +89,7 @@ class WholeRows:
                 1, ids(list(needs.logit_bias)), bias.to(rows.dtype).expand(len(rows), -1)
             )
         if needs.min_tokens and needs.ends:
-            put_out = self.slots.start[slot] + self.position - needs.prompt_length  # [L]
+            put_out = self.slots.start[slot] + self.slots.position - needs.prompt_length  # [L]
             too_early = (put_out < needs.min_tokens)[:, None]
             ends = ids(needs.ends)
             rows.index_copy_(1, ends, rows[:, ends].masked_fill(too_early, -torch.inf))
@@ -182,8 +185,6 @@ class WholeRows:
 
         `tokens` int64 ``[n, L]`` is what stands there now, `decided` bool ``[n, L]``.
         """
-        if not self.rows:
-            return
         for index, slot in enumerate(on_host.tolist()):
             if slot not in self.rows:
                 continue

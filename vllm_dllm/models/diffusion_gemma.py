@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.distributed import (
-    get_tensor_model_parallel_world_size,
-    tensor_model_parallel_all_gather,
-    tensor_model_parallel_all_reduce,
-)
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 
 from vllm_dllm.models.checkpoint import HEAD, verified
-from vllm_dllm.ops.tiled_stats import Head, Shard
+from vllm_dllm.models.tiled_head import tiled_head
+from vllm_dllm.ops.tiled_stats import Head
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
@@ -33,7 +28,6 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
         self.quantized = vllm_config.quant_config is not None
-        self.first_id = 0  # of this rank's shard of the head
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
@@ -47,38 +41,9 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         return hidden_states
 
     def tiled_head(self) -> Head:
-        """The head and the embedding that self-conditioning averages, by ranges of ids.
-
-        Raises:
-            ValueError: the head is quantized, so that its weight is no plain matrix.
-        """
-        if not isinstance(self.lm_head.quant_method, UnquantizedEmbeddingMethod):
-            raise ValueError(
-                "a quantized lm_head is not supported for DiffusionGemma; leave lm_head out of "
-                "the quantization, or set VLLM_DLLM_NATIVE=1"
-            )
-        own = self.lm_head.shard_indices
-        self.first_id, end = own.org_vocab_start_index, own.org_vocab_end_index
-        # vLLM pads the rows of the embedding.
-        embedding = self.model.embed_tokens.weight[: max(0, end - self.first_id)]
-        shard = None
-        if get_tensor_model_parallel_world_size() > 1:
-            width = self.lm_head.num_embeddings_per_partition
-            shard = Shard(self.first_id, end, width, _gather, tensor_model_parallel_all_reduce)
-        return Head(self.logits, self.vocabulary, embedding, shard)
-
-    def logits(self, hidden_states: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """Float32 logits ``[rows, end - first]`` of hidden states ``[rows, hidden]``.
-
-        The ids are absolute, and of this rank's shard. The soft cap is applied in float32, as
-        the authors do.
-        """
-        weight = self.lm_head.weight[first - self.first_id : end - self.first_id]
-        logits = torch.nn.functional.linear(hidden_states, weight).float()
-        cap = self.final_logit_softcapping
-        if cap is None:
-            return logits
-        return logits.div_(cap).tanh_().mul_(cap)
+        """The head, and the embedding that self-conditioning averages; see `models.tiled_head`."""
+        embedding = self.model.embed_tokens.weight
+        return tiled_head(self.lm_head, self.vocabulary, embedding, self.final_logit_softcapping)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint; name the first tensor that does not belong."""
@@ -87,11 +52,6 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
                 weights, tensor_shapes(self.config), "DiffusionGemma", one_name=_one_name
             )
         return super().load_weights(weights)
-
-
-def _gather(part: torch.Tensor) -> torch.Tensor:
-    """``[...]`` of this rank to ``[ranks, ...]``."""
-    return tensor_model_parallel_all_gather(part[None].contiguous(), dim=0)
 
 
 def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:

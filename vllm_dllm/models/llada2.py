@@ -17,6 +17,8 @@ from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCa
 
 from vllm_dllm.models.checkpoint import verified
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
+from vllm_dllm.models.tiled_head import tiled_head
+from vllm_dllm.ops.tiled_stats import Head
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
@@ -71,6 +73,10 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
         workers dies on them (SIGFPE).
         """
         return self.logits_processor(self.lm_head, hidden_states)
+
+    def tiled_head(self) -> Head:
+        """The same head for what computes no logits; see `models.tiled_head`."""
+        return tiled_head(self.lm_head, self.config.vocab_size)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""

@@ -10,9 +10,65 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dllm.config import DEFAULT_BLOCK_LENGTH
+from vllm_dllm.config import DEFAULT_BLOCK_LENGTH, LENGTH
+from vllm_dllm.ranges import Range, SettingsError, shown
 
 MASK_TOKEN = "<|mask|>"
+
+_COUNT = Range(least=1, most=1 << 16, whole=True)
+_SIZE = Range(least=1, most=1 << 24, whole=True)
+_COUNT_OR_ZERO = Range(most=1 << 16, whole=True)
+_SHARE = Range(above=True, most=1.0)
+_RANGES = {
+    "vocab_size": _SIZE,
+    "hidden_size": _SIZE,
+    "intermediate_size": _SIZE,
+    "num_hidden_layers": _COUNT,
+    "num_attention_heads": _COUNT,
+    "num_key_value_heads": _COUNT,
+    "head_dim": _COUNT,
+    "rms_norm_eps": _SHARE,
+    "max_position_embeddings": Range(least=1, whole=True),
+    "rope_theta": Range(above=True),
+    "partial_rotary_factor": _SHARE,
+    "rotary_dim": _COUNT,
+    "num_experts": _COUNT,
+    "num_experts_per_tok": _COUNT,
+    "num_shared_experts": _COUNT_OR_ZERO,
+    "moe_intermediate_size": _SIZE,
+    "first_k_dense_replace": _COUNT_OR_ZERO,
+    "n_group": _COUNT,
+    "topk_group": _COUNT,
+    "routed_scaling_factor": Range(above=True),
+    "embedding_dropout": Range(most=1.0),
+    "mask_token_id": Range(most=1 << 24, whole=True),
+    "block_length": LENGTH,
+    "canvas_length": LENGTH,
+}
+# What a checkpoint may state as null: the value comes from elsewhere, or there are no groups.
+_OPTIONAL = frozenset(
+    {"head_dim", "rotary_dim", "n_group", "topk_group"}
+    | {"mask_token_id", "block_length", "canvas_length"}
+)
+_FLAGS = frozenset(
+    {"use_qk_norm", "use_rmsnorm", "use_bias", "use_qkv_bias", "norm_head", "norm_topk_prob"}
+    | {"moe_router_enable_expert_bias", "tie_word_embeddings"}
+)
+_CHOICES = {
+    "score_function": ("sigmoid", "softmax", None),
+    "router_dtype": ("fp32", "bf16", None),
+}
+
+
+def check_field(name: str, value: object) -> None:
+    """Raise `SettingsError` for a field of ``config.json`` that is none or out of range."""
+    stated = f"config.json: {name}"
+    if name in _RANGES and not (value is None and name in _OPTIONAL):
+        _RANGES[name].check(stated, value)
+    if name in _FLAGS and not isinstance(value, bool):
+        raise SettingsError(f"{stated} must be true or false, got {shown(value)}")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise SettingsError(f"{stated} must be one of {_CHOICES[name]}, got {shown(value)}")
 
 
 class LLaDA2MoeConfig(PretrainedConfig):
@@ -21,13 +77,19 @@ class LLaDA2MoeConfig(PretrainedConfig):
     The published ``config.json`` files carry neither the mask id nor the block length, and
     some lack ``use_qk_norm``, which the authors' code applies regardless. The mask id is
     filled in from the tokenizer when the engine starts; ``canvas_length`` is the name by
-    which vLLM recognises a diffusion model.
+    which vLLM recognises a diffusion model. Fields are checked where they are set, be it by
+    ``--hf-overrides``.
+
+    Raises:
+        SettingsError: a field is out of range; names it.
     """
 
     model_type = "llada2_moe"
     keys_to_ignore_at_inference = ("past_key_values",)
 
     def __init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            check_field(name, value)  # below, a 0 would be as good as nothing
         self.vocab_size = kwargs.pop("vocab_size", 157184)
         self.hidden_size = kwargs.pop("hidden_size", 2048)
         self.intermediate_size = kwargs.pop("intermediate_size", 5120)
@@ -45,9 +107,18 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.mask_token_id = kwargs.pop("mask_token_id", None)
         self.block_length = kwargs.pop("block_length", None)
         canvas_length = kwargs.pop("canvas_length", None)
+        if None not in (self.block_length, canvas_length) and self.block_length != canvas_length:
+            raise SettingsError(
+                f"config.json: block_length={self.block_length} and canvas_length={canvas_length} "
+                "are two names of one number"
+            )
         self.canvas_length = self.block_length or canvas_length or DEFAULT_BLOCK_LENGTH
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        check_field(key, value)
+        super().__setattr__(key, value)
 
     def _init_attention(self, kwargs: dict[str, Any]) -> None:
         self.use_qk_norm = kwargs.pop("use_qk_norm", True)

@@ -1,0 +1,36 @@
+"""Row statistics by this package's Triton kernels (``dllm.kernels=triton``)."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_dllm.ops.fold_triton import MeasuredStatistics, measured
+from vllm_dllm.ops.head_stats_triton import head_statistics
+from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
+from vllm_dllm.ops.row_stats_triton import measured_statistics
+from vllm_dllm.ops.tiled_stats import Head
+
+
+class TritonKernels:
+    """Of a masked model: one pass over logits, or over the head without any."""
+
+    def __init__(self, head: Head) -> None:
+        self.tiles = head
+
+    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """See `MaskedKernels`."""
+        return _wanted(measured_statistics(logits, forbidden=forbidden), entropy)
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """See `MaskedKernels`."""
+        found = head_statistics(hidden, self.tiles, forbidden=forbidden)
+        if self.tiles.shard is not None:
+            found = found.met(self.tiles.shard)
+        nobody = torch.zeros((), dtype=torch.bool, device=hidden.device)
+        return _wanted(measured(found, nobody), entropy)
+
+
+def _wanted(found: MeasuredStatistics, entropy: bool) -> RowStatistics:
+    if entropy:
+        return EntropyStatistics(found.token, found.probability, found.entropy)
+    return RowStatistics(found.token, found.probability)
