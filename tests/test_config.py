@@ -54,10 +54,11 @@ def test_every_key() -> None:
         "eos_early_stop": False,
         "skip_last_commit": False,
         "window": "reference",
+        "kernels": "triton",
     }
     parsed = settings({"dllm": given})
     assert parsed == DllmSettings(
-        "LowConfidence", {"threshold": 0.5}, 7, "sync", False, False, "reference"
+        "LowConfidence", {"threshold": 0.5}, 7, "sync", False, False, "reference", "triton"
     )
     options = {
         "diffusion_threshold": 1,
@@ -74,7 +75,7 @@ def test_every_key() -> None:
     ("given", "message"),
     [
         ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
-        ({"zzz": 0}, "known: algorithm, config, eos_early_stop, execution, max_steps"),
+        ({"zzz": 0}, "known: algorithm, config, eos_early_stop, execution, kernels, max_steps"),
         ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
         ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),
         ({"max_steps": 2**31}, "dllm.max_steps must be at least 1"),

@@ -54,6 +54,7 @@ def test_what_show_config_prints() -> None:
         "eos_early_stop": ["default", "default"],
         "skip_last_commit": ["True", "default"],
         "window": ["symmetric", "default"],
+        "kernels": ["torch", "default"],
     }
     chosen = {
         "algorithm": "LowConfidence",
@@ -63,6 +64,7 @@ def test_what_show_config_prints() -> None:
         "eos_early_stop": True,
         "skip_last_commit": True,
         "window": "symmetric",
+        "kernels": "torch",
     }
     assert {name: shown(**chosen)[name] for name in chosen} == {
         name: [str(value), "server"] for name, value in chosen.items()
