@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_dllm.engine.routes import LayerKind, Masking, choose_routes, route_of
+from vllm_dllm.engine.routes import LayerKind, Masking, choose_routes, described, route_of
 
 W = 1024
 BLOCKS = Masking(blocks=True, window="symmetric", length=32)
@@ -75,3 +75,12 @@ def test_our_backend_has_all_layers_or_none() -> None:
     with pytest.raises(ValueError, match="others TRITON_ATTN"):
         choose_routes([kind("CUSTOM"), kind("TRITON_ATTN", W)], SYMMETRIC)
     assert len(choose_routes([kind("CUSTOM"), kind("CUSTOM", W)], REFERENCE)) == 2
+
+
+def test_one_line_says_all() -> None:
+    routes = choose_routes([kind("CPU_ATTN", W), kind("CPU_ATTN")], REFERENCE)
+    assert described(routes) == (
+        "sliding-window layers, CPU_ATTN: canvas rows (no window of the backend has one left edge "
+        "for a canvas); global layers, CPU_ATTN: causal tensor (the backend takes one causal flag "
+        "a request)"
+    )

@@ -209,7 +209,7 @@ def take_routes(vllm_config: VllmConfig, masking: Masking) -> bool:
     from vllm.model_executor.layers.attention import Attention
 
     routes = choose_routes(layer_kinds(vllm_config), masking)
-    log_routes(routes)
+    logger.info("dllm: attention: %s", described(routes))
     if any(route.name == "canvas rows" for route in routes.values()):
         from vllm_dllm.cpu.reference_window import use_reference_window
 
@@ -217,7 +217,6 @@ def take_routes(vllm_config: VllmConfig, masking: Masking) -> bool:
     return any(route.name == "rules" for route in routes.values())
 
 
-def log_routes(routes: dict[LayerKind, Route]) -> None:
-    """One line for all."""
-    words = [f"{kind}: {route.name} ({route.why})" for kind, route in routes.items()]
-    logger.info("dllm: attention: %s", "; ".join(words))
+def described(routes: dict[LayerKind, Route]) -> str:
+    """All routes in one line."""
+    return "; ".join(f"{kind}: {route.name} ({route.why})" for kind, route in routes.items())

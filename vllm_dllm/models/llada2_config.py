@@ -71,6 +71,11 @@ def check_field(name: str, value: object) -> None:
         raise SettingsError(f"{stated} must be one of {_CHOICES[name]}, got {shown(value)}")
 
 
+def _derived(value: int, formula: str) -> int:
+    _COUNT.check(f"config.json: {formula}", value)
+    return value
+
+
 class LLaDA2MoeConfig(PretrainedConfig):
     """``model_type: llada2_moe``, with the defaults that real checkpoints leave out.
 
@@ -96,7 +101,11 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.num_hidden_layers = kwargs.pop("num_hidden_layers", 20)
         self.num_attention_heads = kwargs.pop("num_attention_heads", 16)
         self.num_key_value_heads = kwargs.pop("num_key_value_heads", 4)
-        self.head_dim = kwargs.pop("head_dim", None) or self.hidden_size // self.num_attention_heads
+        heads = self.num_attention_heads
+        self.head_dim = kwargs.pop("head_dim", None) or _derived(
+            self.hidden_size // heads,
+            f"head_dim = hidden_size={self.hidden_size} / num_attention_heads={heads}",
+        )
         self.hidden_act = kwargs.pop("hidden_act", "silu")
         self.rms_norm_eps = kwargs.pop("rms_norm_eps", 1e-6)
         self.max_position_embeddings = kwargs.pop("max_position_embeddings", 32768)
@@ -127,8 +136,11 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.use_qkv_bias = kwargs.pop("use_qkv_bias", False)
         self.rope_theta = kwargs.pop("rope_theta", 600000.0)
         self.partial_rotary_factor = kwargs.pop("partial_rotary_factor", 0.5)
-        rotary_dim = int(self.head_dim * self.partial_rotary_factor)
-        self.rotary_dim = kwargs.pop("rotary_dim", None) or rotary_dim
+        factor = self.partial_rotary_factor
+        self.rotary_dim = kwargs.pop("rotary_dim", None) or _derived(
+            int(self.head_dim * factor),
+            f"rotary_dim = head_dim={self.head_dim} * partial_rotary_factor={factor}",
+        )
 
     def _init_experts(self, kwargs: dict[str, Any]) -> None:
         self.num_experts = kwargs.pop("num_experts", 256)
