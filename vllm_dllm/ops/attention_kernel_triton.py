@@ -248,56 +248,36 @@ def attention_kernel(
     table_row = table + request.to(tl.int64) * table_stride
     keys += kv_head.to(tl.int64) * kv_head_stride
     values += kv_head.to(tl.int64) * kv_head_stride
-    for n in range(whole_begin, whole_end):
-        acc, best, total = _meet_tile(
-            acc,
-            best,
-            total,
-            q,
-            keys,
-            values,
-            table_row,
-            n,
-            first,
-            last,
-            end,
-            factor,
-            soft_cap,
-            page_stride,
-            slot_stride,
-            HEAD,
-            HEAD_PADDED,
-            PAGE,
-            KEYS,
-            CAPPED,
-            False,
-        )
     left = whole_begin - begin
-    for i in range(0, left + stop - whole_end):
-        n = tl.where(i < left, begin + i, whole_end + i - left)
-        acc, best, total = _meet_tile(
-            acc,
-            best,
-            total,
-            q,
-            keys,
-            values,
-            table_row,
-            n,
-            first,
-            last,
-            end,
-            factor,
-            soft_cap,
-            page_stride,
-            slot_stride,
-            HEAD,
-            HEAD_PADDED,
-            PAGE,
-            KEYS,
-            CAPPED,
-            True,
-        )
+    for masked in tl.static_range(2):
+        count = left + stop - whole_end if masked else whole_end - whole_begin
+        for i in range(0, count):
+            n = whole_begin + i
+            if masked:
+                n = tl.where(i < left, begin + i, whole_end + i - left)
+            acc, best, total = _meet_tile(
+                acc,
+                best,
+                total,
+                q,
+                keys,
+                values,
+                table_row,
+                n,
+                first,
+                last,
+                end,
+                factor,
+                soft_cap,
+                page_stride,
+                slot_stride,
+                HEAD,
+                HEAD_PADDED,
+                PAGE,
+                KEYS,
+                CAPPED,
+                masked,
+            )
 
     if SPLIT:
         at_part = (batch_token * HEADS + head) * splits + split
