@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
 from vllm_dllm.ranges import SettingsError, nearest, shown
@@ -96,7 +96,9 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
 def _imported(path: str, corruption: Corruption) -> Algorithm:
     module, _, attribute = path.partition(":")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls: Any = getattr(importlib.import_module(module), attribute)
+        if not hasattr(cls, "corruption"):  # calling what it names might do anything
+            raise TypeError("it is no algorithm")
         register_algorithm(cls)
     except Exception as error:
         raise SettingsError(

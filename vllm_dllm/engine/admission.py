@@ -17,6 +17,9 @@ from vllm_dllm.ranges import SettingsError
 # Below this vLLM itself takes a temperature for greedy.
 GREEDY_EPSILON = 1e-5
 
+# Beyond, a float32 logit times or over the penalty is no number.
+LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
+
 # What no diffusion model can do, or not yet: (name, is it set?, why)
 _IsSet = Callable[[Any], Any]
 _UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
@@ -78,6 +81,13 @@ def validate_sampling_params(params: Any, served: Served) -> None:
         raise VLLMValidationError(
             "allowed_token_ids allows nothing but the mask token, which is never put out.",
             parameter="allowed_token_ids",
+        )
+    if not LEAST_PENALTY <= params.repetition_penalty <= MOST_PENALTY:
+        raise VLLMValidationError(
+            f"repetition_penalty must be from {LEAST_PENALTY} to {MOST_PENALTY}, got "
+            f"{params.repetition_penalty}.",
+            parameter="repetition_penalty",
+            value=params.repetition_penalty,
         )
     try:
         options = served.options(params.extra_args)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
+from vllm_dllm.config import LENGTH
+
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
@@ -63,6 +65,7 @@ def set_defaults(args: Any, model_config: ModelConfig, given: tuple[bool, bool])
     """
     chosen = (args.diffusion_config or {}).get("canvas_length")
     length = chosen or model_config.hf_config.canvas_length
+    LENGTH.check("canvas_length", length)
     if not given[0] and hasattr(model_config.hf_config, "text_config"):
         args.max_num_seqs = choose_seats(model_config, length, args.max_num_seqs)
     needed = args.max_num_seqs * length

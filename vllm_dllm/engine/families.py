@@ -6,14 +6,16 @@ and what is known of it before any request. Everything else is the same code for
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.config import DllmSettings, parse_checkpoint, parse_sampler, parse_settings
+from vllm_dllm.config import STEPS, DllmSettings, parse_checkpoint, parse_sampler, parse_settings
 from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessDenoised
 from vllm_dllm.engine.choices import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
@@ -24,6 +26,7 @@ from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import MaskedStatistics, Statistics, TiledStatistics
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.masks import Window
+from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,9 +89,11 @@ def served_of(vllm_config: VllmConfig) -> Served:
     """
     settings, corruption = settings_of(vllm_config), corruption_of(vllm_config)
     masked = is_masked(vllm_config)
-    stated = vllm_config.model_config.try_get_generation_config()
+    stated = generation_config(vllm_config)
     names = parameter_names(corruption)
     diffusion = vllm_config.diffusion_config
+    if diffusion.max_denoising_steps is not None:
+        STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
     served = Served(
         corruption=corruption,
         own_algorithm=OWN_ALGORITHMS[vllm_config.model_config.architecture],
@@ -100,6 +105,24 @@ def served_of(vllm_config: VllmConfig) -> Served:
     )
     served.choose()
     return served
+
+
+def generation_config(vllm_config: VllmConfig) -> dict[str, Any]:
+    """What the checkpoint's ``generation_config.json`` says, empty without one.
+
+    Raises:
+        SettingsError: there is a file that is no JSON object; vLLM would pass it over.
+    """
+    model = vllm_config.model_config
+    file = Path(model.model) / "generation_config.json"
+    if file.is_file():
+        try:
+            whole = isinstance(json.loads(file.read_text()), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise SettingsError(f"generation_config.json of {model.model} is no JSON object")
+    return model.try_get_generation_config()
 
 
 def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:

@@ -22,11 +22,29 @@ from vllm.v1.core.sched.diffusion_scheduler import (
     diffusion_canvas_width,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 logger = init_logger("vllm.dllm")
+
+
+class CommittedPages(DiffusionAsyncScheduler):
+    """Asynchronous scheduling that never caches a page of a canvas that was not committed.
+
+    vLLM caches a request's pages when its tokens arrive. A request's last canvas arrives without
+    a commit, so its keys and values are those of a denoise step. The next step's allocation
+    caches what came before, as it does with synchronous scheduling.
+    """
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        tokens, stopped = Scheduler._update_request_with_output(self, request, new_token_ids)
+        if not is_stale:  # a preempted request's placeholders are gone
+            request.num_output_placeholders -= len(tokens)
+        return tokens, stopped
 
 
 class EndsPoisoned(DiffusionScheduler):
@@ -81,7 +99,7 @@ class CanvasScheduler(EndsPoisoned):
         return whole if whole > 0 and num_new_tokens >= whole else 0
 
 
-class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
+class AsyncCanvasScheduler(CanvasScheduler, CommittedPages):
     """The same with one step in flight."""
 
 
@@ -133,7 +151,7 @@ class BlockDiffusionScheduler(EndsPoisoned):
         return length if fits and num_new_tokens >= length else 0
 
 
-class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):
+class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, CommittedPages):
     """The same with one step in flight."""
 
 

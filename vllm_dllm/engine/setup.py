@@ -28,7 +28,13 @@ def block_length(vllm_config: VllmConfig) -> int:
     if vllm_config.diffusion_config is not None and vllm_config.diffusion_config.canvas_length:
         return vllm_config.diffusion_config.canvas_length
     hf_config = vllm_config.model_config.hf_config
-    return hf_config.block_length or hf_config.canvas_length
+    stated, canvas = hf_config.block_length, hf_config.canvas_length
+    if stated not in (None, canvas):
+        raise SettingsError(
+            f"config.json: block_length={stated} contradicts canvas_length={canvas}; give one, or "
+            "both the same"
+        )
+    return canvas
 
 
 class LLaDA2EngineConfig(VerifyAndUpdateConfig):
@@ -46,6 +52,8 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         length = block_length(vllm_config)
         hf_config = vllm_config.model_config.hf_config
         hf_config.canvas_length = length
+        # Checkpoints state a window that their model never applies; vLLM would apply it.
+        hf_config.sliding_window = vllm_config.cache_config.sliding_window = None
         hf_config.mask_token_id = resolve_mask_token(vllm_config.model_config)
         if vllm_config.diffusion_config is None:
             vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)

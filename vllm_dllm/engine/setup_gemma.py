@@ -13,7 +13,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 from vllm_dllm.config import STEPS, DllmSettings, parse_sampler
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.engine.choices import Served
-from vllm_dllm.engine.families import served_of, settings_of
+from vllm_dllm.engine.families import generation_config, served_of, settings_of
 from vllm_dllm.engine.routes import Masking, check_choice
 from vllm_dllm.engine.setup import (
     SCHEDULER,
@@ -39,7 +39,7 @@ class DiffusionGemmaCheckpointConfig(VerifyAndUpdateConfig):
             SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
         """
         check_canvas_length(vllm_config)
-        stated = parse_sampler(vllm_config.model_config.try_get_generation_config())
+        stated = parse_sampler(generation_config(vllm_config))
         Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
         DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
 

@@ -1,0 +1,281 @@
+"""Bad input: whatever is given is taken as it stands, or refused by its name.
+
+Each test changes one field of something valid, or gives several at once; the ranges stand here
+a second time. `VLLM_DLLM_FUZZ=50000` makes the long run of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.reliability.strategies import (
+    ALWAYS,
+    JSON,
+    STEPS,
+    WILD,
+    Number,
+    misspelt,
+    same,
+    share,
+)
+from vllm_dllm.config import (
+    DllmSettings,
+    RequestOptions,
+    parse_settings,
+)
+from vllm_dllm.engine.choices import Served, parameter_names
+from vllm_dllm.ranges import SettingsError
+
+# Every setting of every algorithm: the algorithm, and what it takes.
+MASKED = {
+    "threshold": ("LowConfidence", Number()),
+    "edit_threshold": ("JointThreshold", Number()),
+    "max_post_edit_steps": ("JointThreshold", Number(most=STEPS, whole=True)),
+    "penalty_lambda": ("JointThreshold", Number()),
+    "steps": ("FixedSteps", Number(least=1, most=STEPS, whole=True)),
+    "low": ("Hierarchical", Number()),
+    "alpha": ("Credit", Number()),
+    "gamma": ("Credit", Number()),
+    "beta": ("Credit", Number(most=1)),
+    "entropy_bound": ("EntropyBound", Number()),
+}
+UNIFORM = {
+    "entropy_bound": ("EntropyBound", Number(above=True)),
+    "t_min": ("EntropyBound", Number(most=0.7)),  # below t_max, see BASE
+    "t_max": ("EntropyBound", Number(least=0.1, above=True)),  # above t_min
+    "stability_threshold": ("EntropyBound", Number(most=STEPS, whole=True)),
+    "confidence_threshold": ("EntropyBound", Number(above=True)),
+}
+BASE = {"t_min": 0.1, "t_max": 0.7000000000000001}
+STEP = Number(least=1, most=STEPS, whole=True)
+WORDS = {
+    "window": ("symmetric", "reference"),
+    "execution": ("fdfo", "sync"),
+    "kernels": ("torch", "triton"),
+}
+ALGORITHMS = {
+    "mask": {name for name, _ in MASKED.values()} | {"JointThreshold-S", "JointThreshold-Q"},
+    "uniform": {"EntropyBound"},
+}
+OWN = {"mask": "LowConfidence", "uniform": "EntropyBound"}
+TABLES = {"mask": MASKED, "uniform": UNIFORM}
+
+
+def test_every_option_is_fuzzed() -> None:
+    """Who adds an option adds it here."""
+    assert set(MASKED) == parameter_names("mask")
+    assert set(UNIFORM) == parameter_names("uniform")
+    own = {"algorithm", "max_steps", "eos_early_stop", "skip_last_commit", "parameters", "given"}
+    assert {f.name for f in fields(DllmSettings)} == own | set(WORDS)
+    assert {f.name for f in fields(RequestOptions)} == {
+        "algorithm", "max_steps", "parameters", "seed_canvas", "pinned", "canvas_length",
+        "read_only", "constrained", "stream_prefix",
+    }  # fmt: skip
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """The message of a refusal, or None; any other exception passes on and fails the test."""
+    try:
+        call()
+    except SettingsError as error:
+        assert len(str(error)) < 2000
+        return str(error)
+    return None
+
+
+def served(corruption: Any, section: object) -> Served:
+    """What the server's start-up makes of its settings."""
+    parsed = parse_settings({"dllm": section}, lambda algorithm: parameter_names(corruption))
+    made = Served(corruption, OWN[corruption], parsed, max_steps=parsed.max_steps)
+    made.choose()
+    return made
+
+
+# ---- one field, everything else right
+
+KINDS = st.sampled_from(["mask", "uniform"])
+
+
+@st.composite
+def setting_and_value(draw: Any, wild: Any) -> tuple[str, str, object]:
+    kind = draw(KINDS)
+    name = draw(st.sampled_from(sorted(TABLES[kind])))
+    number = TABLES[kind][name][1]
+    return kind, name, draw(wild | number.edges())
+
+
+def company(kind: str, name: str) -> dict[str, Any]:
+    """The algorithm that has the setting, with what else it needs."""
+    algorithm = TABLES[kind][name][0]
+    return {"algorithm": algorithm} | ({} if kind == "mask" else BASE)
+
+
+@settings(max_examples=share(0.15))
+@given(setting_and_value(WILD))
+def test_a_setting_of_the_server(case: tuple[str, str, Any]) -> None:
+    kind, name, value = case
+    section = company(kind, name) | {name: value}
+    said = refusal(lambda: served(kind, section))
+    assert (said is None) == TABLES[kind][name][1].takes(value), said
+    if said is None:
+        assert same(value, served(kind, section).choose().settings.values()[name])
+    else:
+        assert name in said
+
+
+@settings(max_examples=share(0.15))
+@given(setting_and_value(WILD))
+def test_a_setting_of_a_request(case: tuple[str, str, Any]) -> None:
+    kind, name, value = case
+    asked = {f"diffusion_{n}": v for n, v in (company(kind, name) | {name: value}).items()}
+    server = served(kind, {})
+
+    def choose() -> Any:
+        return server.choose(server.options(asked))
+
+    said = refusal(choose)
+    assert (said is None) == TABLES[kind][name][1].takes(value), said
+    if said is None:
+        assert same(value, choose().settings.values()[name])
+    else:
+        assert name in said
+
+
+def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
+    """The options of the server that belong to no algorithm, and what they take."""
+
+    def flag(value: Any) -> bool:
+        return isinstance(value, bool)
+
+    taken: dict[str, Callable[[Any], bool]] = {
+        "algorithm": lambda v: v is None or (isinstance(v, str) and v in ALGORITHMS[kind]),
+        "max_steps": lambda v: v is None or STEP.takes(v),
+        "eos_early_stop": lambda v: v is None or flag(v),
+        "skip_last_commit": flag,
+    }
+    for name, words in WORDS.items():
+        taken[name] = lambda v, words=words: isinstance(v, str) and v in words
+    return taken
+
+
+NAMES = st.sampled_from(sorted(set().union(*ALGORITHMS.values(), *WORDS.values())))
+
+
+@settings(max_examples=share(0.1))
+@given(KINDS, st.sampled_from(sorted(own_options("mask"))), WILD | STEP.edges() | NAMES)
+@example("mask", "algorithm", "")
+@example("mask", "algorithm", "nobody:Nothing")
+def test_an_option_of_the_server(kind: str, name: str, value: Any) -> None:
+    said = refusal(lambda: served(kind, {name: value}))
+    assert (said is None) == own_options(kind)[name](value), said
+    if said is None:
+        assert same(value, getattr(served(kind, {name: value}).settings, name))
+    else:
+        assert name in said
+
+
+def whole_numbers(value: Any) -> bool:
+    number = Number(most=2**31 - 1, whole=True)
+    return (
+        isinstance(value, (list, tuple)) and len(value) <= STEPS and all(map(number.takes, value))
+    )
+
+
+def bit(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value in (0, 1))
+
+
+REQUEST: dict[str, Callable[[Any], bool]] = {
+    "algorithm": lambda v: v is None or (isinstance(v, str) and v in ALGORITHMS["uniform"]),
+    "max_steps": lambda v: v is None or STEP.takes(v),
+    "canvas_length": lambda v: v is None or STEP.takes(v),
+    "seed_canvas": lambda v: v is None or whole_numbers(v),
+    # In the company of a seed canvas of three tokens.
+    "pinned": lambda v: v is None or (whole_numbers(v) and len(v) <= 3),
+    "read_only": bit,
+    "constrained": bit,
+    "stream_prefix": bit,
+}
+LISTS = st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(
+    [[1] * STEPS, [1] * (STEPS + 1), [0, -1], [True], [0.0], ["0"], [[0]], (0, 1), [2**31]]
+)
+
+
+@settings(max_examples=share(0.1))
+@given(st.sampled_from(sorted(REQUEST)), WILD | STEP.edges() | LISTS | NAMES)
+def test_an_option_of_a_request(name: str, value: Any) -> None:
+    asked = {f"diffusion_{name}": value}
+    if name == "pinned":
+        asked["diffusion_seed_canvas"] = [1, 2, 3]
+    server = served("uniform", {})
+
+    def options() -> RequestOptions:
+        made = server.options(asked)
+        server.choose(made)
+        return made
+
+    said = refusal(options)
+    assert (said is None) == REQUEST[name](value), said
+    if said is None:
+        assert same(value, getattr(options(), name))
+    else:
+        assert f"diffusion_{name}" in said
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_each_setting_is_given_each_oddity(kind: str) -> None:
+    for name in TABLES[kind]:
+        for value in ALWAYS:
+            test_a_setting_of_the_server.hypothesis.inner_test((kind, name, value))
+            test_a_setting_of_a_request.hypothesis.inner_test((kind, name, value))
+
+
+def test_each_option_is_given_each_oddity() -> None:
+    for value in ALWAYS:
+        for name in own_options("mask"):
+            for kind in TABLES:
+                test_an_option_of_the_server.hypothesis.inner_test(kind, name, value)
+        for name in REQUEST:
+            test_an_option_of_a_request.hypothesis.inner_test(name, value)
+
+
+# ---- names
+
+
+@settings(max_examples=share(0.05))
+@given(KINDS, st.data())
+def test_a_misspelt_name_is_named_with_its_neighbour(kind: str, data: Any) -> None:
+    taken = [f.name for f in fields(DllmSettings)] + ["config", *TABLES[kind]]
+    name = data.draw(misspelt(sorted(TABLES[kind])).filter(lambda wrong: wrong not in taken))
+    for given_name, call in (
+        (name, lambda: served(kind, {name: 0.5})),
+        (f"diffusion_{name}", lambda: served(kind, {}).options({f"diffusion_{name}": 0.5})),
+    ):
+        said = refusal(call)
+        assert said is not None
+        assert repr(given_name) in said
+        assert "did you mean" in said or "known: " in said
+
+
+@settings(max_examples=share(0.05))
+@given(JSON.filter(lambda section: section is not None and not isinstance(section, dict)))
+def test_a_section_that_is_none(section: Any) -> None:
+    said = refusal(lambda: served("mask", section))
+    assert said is not None
+    assert "dllm" in said
+
+
+@settings(max_examples=share(0.05))
+@given(st.dictionaries(st.sampled_from([*MASKED, "max_steps", "window", "zzz"]) | st.text(), WILD))
+def test_several_settings_at_once(section: dict[str, Any]) -> None:
+    said = refusal(lambda: served("mask", section))
+    if said is None:
+        assert set(section) <= {"threshold", "max_steps", "window"}
+    else:
+        assert any(name in said or repr(name)[1:40] in said for name in section)
