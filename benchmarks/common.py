@@ -23,13 +23,13 @@ def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def child(*arguments: str, native: bool = False) -> Any:
-    """What this benchmark prints, in a process of its own: the last line, which is JSON.
+def child(script: str, *arguments: str, native: bool = False) -> Any:
+    """What a benchmark prints, in a process of its own: the last line, which is JSON.
 
     `native` leaves DiffusionGemma to vLLM's own class.
     """
     done = subprocess.run(
-        [sys.executable, sys.argv[0], *arguments],
+        [sys.executable, script, *arguments],
         env=os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"},
         capture_output=True,
         text=True,

@@ -163,7 +163,8 @@ def main() -> None:
         model = prepared(made, Path(scratch))
         shared = ("--model", str(model), "--repeats", str(args.repeats))
         results: dict[str, dict[str, dict[str, float]]] = {
-            kind: child("--child", kind, *shared, native=kind == "native") for kind in KINDS
+            kind: child(__file__, "--child", kind, *shared, native=kind == "native")
+            for kind in KINDS
         }
     print(f"{'tokens per second':20}" + "".join(f"{kind:>16}" for kind in KINDS))
     for name in workloads():

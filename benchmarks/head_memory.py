@@ -86,6 +86,11 @@ def measure(model: str, requests: int) -> dict[str, float]:
     return {"requests": requests, "bytes": extra, "per_request": extra / requests, "s": seconds}
 
 
+def in_child(model: Path, native: bool, requests: int) -> dict[str, float]:
+    """`measure` in a process of its own."""
+    return child(__file__, "--child", str(model), "--requests", str(requests), native=native)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=32)
@@ -104,8 +109,7 @@ def main() -> None:
             ("vllm-dllm", False, args.requests),
             ("vLLM's own class", True, args.native_requests),
         ):
-            asked = ("--child", str(model), "--requests", str(requests))
-            results[name] = found = child(*asked, native=native)
+            results[name] = found = in_child(model, native, requests)
             print(
                 f"{name:20}{found['requests']:5.0f} requests{found['bytes'] / MEGABYTE:10.0f} MB"
                 f"{found['per_request'] / MEGABYTE:10.1f} MB a request{found['s']:8.1f} s a step"

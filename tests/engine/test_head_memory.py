@@ -14,5 +14,5 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 def test_thirty_two_requests_at_the_real_vocabulary(tmp_path: Path) -> None:
     """2 MB a request; whole rows of logits would be 268 MB a request."""
     head_memory.make_model(tmp_path)
-    found = head_memory.child(tmp_path, native=False, requests=32)
+    found = head_memory.in_child(tmp_path, native=False, requests=32)
     assert found["bytes"] < 64 * head_memory.MEGABYTE
