@@ -90,6 +90,12 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"attention_config": {"backend": "CUSTOM"}}, ("CUSTOM", "no Triton here")),
         ({"additional_config": {"dllm": {"kernels": "triton"}}}, ("dllm.kernels", "no Triton")),
         ({"additional_config": {"dllm": {"kernels": "cuda"}}}, ("dllm.kernels", "torch, triton")),
+        ({"diffusion_config": {"max_denoising_steps": -3}}, ("max_denoising_steps", "at least 1")),
+        (
+            {"hf_overrides": {"block_length": 32, "canvas_length": 16}},
+            ("block_length=32", "canvas_length=16"),
+        ),
+        ({"additional_config": {"dllm": {"algorithm": "os:abort"}}}, ("os:abort", "no algorithm")),
         ({"enable_lora": True}, ("--enable-lora", "Triton")),
         ({"enable_prompt_embeds": True}, ("prompt-embeds",)),
     ]
@@ -98,6 +104,15 @@ def test_refused_with_name_and_remedy(model: str) -> None:
     ):
         assert "error" in outcome, options
         assert all(word in outcome["error"] for word in words), outcome["error"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_an_unreadable_generation_config_is_refused(text: str, tmp_path: Path) -> None:
+    """vLLM passes it over without a word."""
+    copy = shutil.copytree(oracle.checkpoint("ckpt_a_b32").path, tmp_path / "model")
+    (copy / "generation_config.json").write_text(text)
+    (outcome,) = configure({"model": str(copy)})
+    assert "generation_config.json" in outcome["error"]
 
 
 def test_v1_runner_is_refused(model: str) -> None:
