@@ -22,9 +22,11 @@ test: setup ## all tests
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"
 
-bench-ops: setup ## time the kernels; needs a GPU (without this target: torch and triton suffice)
-	@$(bin)/python benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
-	@$(bin)/python benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
+# Not in .venv, which has the CPU build: on a GPU machine with torch and triton of its own.
+PYTHON ?= python3
+bench-ops: ## time the kernels on a GPU (PYTHON=...: one that has torch and triton)
+	@$(PYTHON) benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
+	@$(PYTHON) benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
 
 bench: setup ## time a denoise step and serving, measure accuracy, compare classes and execution modes
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json

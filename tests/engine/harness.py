@@ -108,13 +108,18 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
         running.close()
 
 
-def answers_of_child(module: str, model: Path, cases: Any) -> list[Any]:
-    """What ``tests.engine.<module>`` prints of a model and cases, in a process of its own.
+def answers_of_child(module: str, *arguments: Any, env: dict[str, str] | None = None) -> list[Any]:
+    """What ``tests.engine.<module>`` prints, in a process of its own.
 
-    Its answers are those lines of its output that are JSON objects or lists.
+    It gets paths as they are, everything else as JSON. Its answers are the lines of its output
+    that are JSON objects or lists.
     """
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.engine.{module}", str(model), json.dumps(cases)],
+        [
+            *(sys.executable, "-m", f"tests.engine.{module}"),
+            *(str(a) if isinstance(a, Path) else json.dumps(a) for a in arguments),
+        ],
+        env=env,
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_dllm.engine.routes import LayerKind, Masking, choose_routes, described, route_of
+from vllm_dllm.engine.routes import LayerKind, Masking, _name, choose_routes, described, route_of
 
 W = 1024
 BLOCKS = Masking(blocks=True, window="symmetric", length=32)
@@ -75,6 +75,18 @@ def test_our_backend_has_all_layers_or_none() -> None:
     with pytest.raises(ValueError, match="others TRITON_ATTN"):
         choose_routes([kind("CUSTOM"), kind("TRITON_ATTN", W)], SYMMETRIC)
     assert len(choose_routes([kind("CUSTOM"), kind("CUSTOM", W)], REFERENCE)) == 2
+
+
+def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
+    """vLLM has one name for backends of third parties; only ours takes rules."""
+
+    class Foreign:
+        get_name = staticmethod(lambda: "CUSTOM")
+
+    named = kind(_name(Foreign))
+    assert route_of(named, BLOCKS).name == "virtual sequences"
+    with pytest.raises(ValueError, match=r"CUSTOM of tests\.engine\.test_routes"):
+        route_of(named, SYMMETRIC)
 
 
 def test_one_line_says_all() -> None:

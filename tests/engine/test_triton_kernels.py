@@ -5,9 +5,6 @@ They run in Triton's interpreter, in a process in which vLLM finds a Triton.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import torch
 
 from tests import oracle
 from tests.cpu.triton_interpreter import interpreter_env
-from tests.engine.harness import engine
+from tests.engine.harness import answers_of_child, engine
 from tests.reference_gemma import VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -32,15 +29,7 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 
 def with_kernels(jobs: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernel_child", json.dumps(jobs)],
-        env=interpreter_env(directory / "triton"),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return answers_of_child("kernel_child", jobs, env=interpreter_env(directory / "triton"))
 
 
 def without_kernels(job: dict[str, Any]) -> tuple[list[list[int]], str]:

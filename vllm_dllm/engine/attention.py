@@ -43,6 +43,11 @@ class Batch:
         """Rows of the metadata: requests, with padding under a full graph."""
         return self.input.num_reqs_after_padding if self.full else self.input.num_reqs
 
+    @property
+    def furthest(self) -> int:
+        """Most tokens of a sequence, or more."""
+        return int(self.input.seq_lens_cpu_upper_bound[: self.rows].max())
+
     def as_it_is(self, causal: bool | torch.Tensor) -> dict[str, Any]:
         """Metadata with one query for each request."""
         batch, rows = self.input, self.rows

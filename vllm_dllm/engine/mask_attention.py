@@ -46,6 +46,11 @@ class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if not hasattr(vllm_config.model_config, "dllm"):  # set where our start-up has run
+            raise ValueError(
+                "--attention-backend CUSTOM (vllm-dllm) is for block-diffusion models that this "
+                "package serves; remove it"
+            )
 
     def build(
         self,

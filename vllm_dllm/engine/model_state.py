@@ -128,16 +128,15 @@ class DiffusionModelState(ModelState):
     ) -> dict[str, Any]:
         """Attention metadata, by the family's rule."""
         full = cudagraph_mode == CUDAGraphMode.FULL
-        rows = input_batch.num_reqs_after_padding if full else input_batch.num_reqs
-        # A captured graph must hold for any length; else the host knows a bound.
-        bound = input_batch.seq_lens_cpu_upper_bound[:rows]
         common = {
             "attn_groups": attn_groups,
             "kv_cache_config": kv_cache_config,
             "slot_mappings": slot_mappings,
-            "max_seq_len": self.max_model_len if for_capture else int(bound.max()),
             "num_tokens": input_batch.num_tokens_after_padding if full else input_batch.num_tokens,
             "positions": input_batch.positions,
             "for_cudagraph_capture": for_capture,
         }
-        return self.attention.metadata(Batch(input_batch, full, block_tables, common))
+        batch = Batch(input_batch, full, block_tables, common)
+        # A captured graph must hold for any length; else the host knows a bound.
+        common["max_seq_len"] = self.max_model_len if for_capture else batch.furthest
+        return self.attention.metadata(batch)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
@@ -167,7 +167,7 @@ def check_choice(vllm_config: VllmConfig, masking: Masking) -> None:
         # What is not known yet is taken for the best that it may turn out to be.
         backend = chosen.get_class()
         window = None if masking.blocks else masking.length
-        best = LayerKind(chosen.name, window, backend.supports_non_causal(), FLASH_WITH_TENSOR)
+        best = LayerKind(_name(backend), window, backend.supports_non_causal(), FLASH_WITH_TENSOR)
         route_of(best, masking)
     elif masking.window == "reference":
         raise ValueError(
@@ -175,6 +175,13 @@ def check_choice(vllm_config: VllmConfig, masking: Masking) -> None:
             "platform has one left edge for a whole canvas. Or use window=symmetric (the default, "
             "as vLLM does)"
         )
+
+
+def _name(backend: Any) -> str:
+    """VLLM's name of a backend class; whoever else fills its one free name is told from us."""
+    name: str = backend.get_name()
+    ours = backend.__module__ == "vllm_dllm.engine.mask_attention"
+    return name if ours or name != OURS else f"{name} of {backend.__module__}"
 
 
 def layer_kinds(vllm_config: VllmConfig) -> list[LayerKind]:
@@ -186,7 +193,7 @@ def layer_kinds(vllm_config: VllmConfig) -> list[LayerKind]:
     for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
         backend = layer.get_attn_backend()
         kind = LayerKind(
-            backend.get_name(),
+            _name(backend),
             layer.sliding_window,
             backend.supports_non_causal(),
             # Only FlashAttention's layers have versions.

@@ -15,7 +15,11 @@ class TritonKernels:
     """Of a masked model: one pass over logits, or over the head without any."""
 
     def __init__(self, head: Head) -> None:
+        if head.weight is None:
+            raise ValueError("this head has no weight for kernels to read")
         self.tiles = head
+        # Probabilities are the model's own, at temperature 1: no row counts as greedy.
+        self.greedy = torch.zeros((), dtype=torch.bool, device=head.weight.device)
 
     def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """See `MaskedKernels`."""
@@ -26,8 +30,7 @@ class TritonKernels:
         found = head_statistics(hidden, self.tiles, forbidden=forbidden)
         if self.tiles.shard is not None:
             found = found.met(self.tiles.shard)
-        nobody = torch.zeros((), dtype=torch.bool, device=hidden.device)
-        return _wanted(measured(found, nobody), entropy)
+        return _wanted(measured(found, self.greedy), entropy)
 
 
 def _wanted(found: MeasuredStatistics, entropy: bool) -> RowStatistics:

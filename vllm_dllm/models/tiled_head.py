@@ -35,7 +35,8 @@ def tiled_head(
     """
     if not isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod):
         raise ValueError(
-            "a quantized lm_head cannot be computed by tiles; leave lm_head out of the quantization"
+            "a quantized lm_head cannot be computed by tiles; leave lm_head out of the "
+            "quantization, or set dllm.kernels=torch (LLaDA2), VLLM_DLLM_NATIVE=1 (DiffusionGemma)"
         )
     own = lm_head.shard_indices
     first, end = own.org_vocab_start_index, own.org_vocab_end_index

@@ -4,8 +4,6 @@ Every mask of `masks` lets a query see one interval of keys, and both its edges 
 query. So a tile of queries meets three runs of key tiles: some that only part of its queries see
 (masked), some that all see (no mask arithmetic), some masked again; all others are never read.
 Softmax is the online one (Milakov and Gimelshein, 2018), in powers of two.
-
-The file is longer than others: a call of a kernel's part takes a line for each argument.
 """
 # Kernels are typed by what they are launched with.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False
@@ -49,16 +47,32 @@ def _edges(q, start, end, block, window, width, WINDOWED: tl.constexpr):
 
 
 @triton.jit
+def _key_tiles(
+    low, high, start, end, block, window, width, split, splits,
+    KEYS: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """A split's key tiles for queries from ``low`` to ``high``, both included.
+
+    Tiles begin..whole_begin are masked, ..whole_end are seen by all queries, ..stop are masked:
+    edges grow with the query, so those of the first and the last query bound all others.
+    """
+    outer_first, inner_last = _edges(low, start, end, block, window, width, WINDOWED)
+    inner_first, outer_last = _edges(high, start, end, block, window, width, WINDOWED)
+    tile_first = outer_first // KEYS
+    tile_end = tl.maximum(tl.cdiv(outer_last, KEYS), tile_first)
+    per_split = tl.cdiv(tile_end - tile_first, splits)
+    begin = tl.minimum(tile_first + split * per_split, tile_end)
+    stop = tl.minimum(begin + per_split, tile_end)
+    whole_begin = tl.minimum(tl.maximum(tl.cdiv(inner_first, KEYS), begin), stop)
+    whole_end = tl.minimum(tl.maximum(inner_last // KEYS, whole_begin), stop)
+    return begin, whole_begin, whole_end, stop
+
+
+@triton.jit
 def _page_offsets(
-    table_row,
-    tile,
-    end,
-    page_stride,
-    slot_stride,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    table_row, tile, end, page_stride, slot_stride,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Where a tile's keys lie, int64 ``[KEYS]``."""
     k = tile * KEYS + tl.arange(0, KEYS)
     if PAGE % KEYS == 0:
@@ -75,28 +89,11 @@ def _page_offsets(
 
 @triton.jit
 def _meet_tile(
-    acc,
-    best,
-    total,
-    queries,
-    keys,
-    values,
-    table_row,
-    tile,
-    first,
-    last,
-    end,
-    factor,
-    soft_cap,
-    page_stride,
-    slot_stride,
-    HEAD: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
-    CAPPED: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    acc, best, total, queries, keys, values, table_row, tile, first, last, end, factor, soft_cap,
+    page_stride, slot_stride,
+    HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """Fold one tile of keys into the running softmax of a tile of queries."""
     k = tile * KEYS + tl.arange(0, KEYS)
     d = tl.arange(0, HEAD_PADDED)
@@ -153,47 +150,14 @@ def _finish(acc, best, total, head, sinks, value_scale, mask):
 
 @triton.jit
 def attention_kernel(
-    out,
-    partial_acc,
-    partial_best,
-    partial_total,
-    query,
-    keys,
-    values,
-    key_scale,
-    value_scale,
-    sinks,
-    table,
-    query_start,
-    seq_lens,
-    rule_block,
-    rule_window,
-    scale,
-    soft_cap,
-    width,
-    requests,
-    tiles_per_request,
-    splits,
-    out_token_stride,
-    out_head_stride,
-    query_token_stride,
-    query_head_stride,
-    page_stride,
-    slot_stride,
-    kv_head_stride,
-    table_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    PAGE: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SEARCH: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-):
+    out, partial_acc, partial_best, partial_total, query, keys, values, key_scale, value_scale,
+    sinks, table, query_start, seq_lens, rule_block, rule_window, scale, soft_cap, width, requests,
+    tiles_per_request, splits, out_token_stride, out_head_stride, query_token_stride,
+    query_head_stride, page_stride, slot_stride, kv_head_stride, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEARCH: tl.constexpr,
+    SPLIT: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
     """A tile of queries of one request and KV head, and one split of its keys."""
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     # The last tiles of a causal query see the most keys; started last, they would be waited for.
@@ -225,19 +189,11 @@ def attention_kernel(
     at_query = batch_token * query_token_stride + head * query_head_stride
     q = tl.load(query + at_query[:, None] + d[None, :], mask=row_mask, other=0.0)
 
-    # The keys of each row, of the first row and of the last: edges grow with the query.
     first, last = _edges(start + token, start, end, block, window, width, WINDOWED)
     low, high = start + offset, start + tl.minimum(offset + BLOCK_Q, tokens) - 1
-    outer_first, inner_last = _edges(low, start, end, block, window, width, WINDOWED)
-    inner_first, outer_last = _edges(high, start, end, block, window, width, WINDOWED)
-    tile_first = outer_first // KEYS
-    tile_end = tl.maximum(tl.cdiv(outer_last, KEYS), tile_first)
-    per_split = tl.cdiv(tile_end - tile_first, splits)
-    begin = tl.minimum(tile_first + split * per_split, tile_end)
-    stop = tl.minimum(begin + per_split, tile_end)
-    # Tiles begin..whole_begin are masked, ..whole_end are seen by all rows, ..stop are masked.
-    whole_begin = tl.minimum(tl.maximum(tl.cdiv(inner_first, KEYS), begin), stop)
-    whole_end = tl.minimum(tl.maximum(inner_last // KEYS, whole_begin), stop)
+    begin, whole_begin, whole_end, stop = _key_tiles(
+        low, high, start, end, block, window, width, split, splits, KEYS, WINDOWED
+    )
 
     best = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -256,28 +212,9 @@ def attention_kernel(
             if masked:
                 n = tl.where(i < left, begin + i, whole_end + i - left)
             acc, best, total = _meet_tile(
-                acc,
-                best,
-                total,
-                q,
-                keys,
-                values,
-                table_row,
-                n,
-                first,
-                last,
-                end,
-                factor,
-                soft_cap,
-                page_stride,
-                slot_stride,
-                HEAD,
-                HEAD_PADDED,
-                PAGE,
-                KEYS,
-                CAPPED,
-                masked,
-            )
+                acc, best, total, q, keys, values, table_row, n, first, last, end, factor,
+                soft_cap, page_stride, slot_stride, HEAD, HEAD_PADDED, PAGE, KEYS, CAPPED, masked,
+            )  # fmt: skip
 
     if SPLIT:
         at_part = (batch_token * HEADS + head) * splits + split
@@ -292,21 +229,10 @@ def attention_kernel(
 
 @triton.jit
 def merge_kernel(
-    out,
-    partial_acc,
-    partial_best,
-    partial_total,
-    value_scale,
-    sinks,
-    query_start,
-    requests,
-    out_token_stride,
-    out_head_stride,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    HEAD_PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    out, partial_acc, partial_best, partial_total, value_scale, sinks, query_start, requests,
+    out_token_stride, out_head_stride,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """One token's head: the splits' results, each by its share of the weights."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

@@ -8,14 +8,13 @@ few programs for the device, the keys are split over several and their results m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 import triton
 
 from vllm_dllm.ops.attention_kernel_triton import attention_kernel, merge_kernel
 from vllm_dllm.ops.attention_reference import Layer, PagedKV, Queries
+from vllm_dllm.ops.device import multiprocessors
 
 MAX_SPLITS = 32
 # A split shorter than this many keys costs more in merging than it saves.
@@ -69,81 +68,36 @@ def paged_attention(
             with other strides than the keys'.
     """
     tokens, heads, head_size = query.shape
-    _, page, kv_heads, _ = kv.keys.shape
+    kv_heads = kv.keys.shape[2]
     if head_size > 512 or heads % kv_heads or kv.keys.stride() != kv.values.stride():
         raise ValueError(
             f"paged_attention: {heads} heads of {head_size} on {kv_heads} KV heads; it takes head "
             "sizes up to 512, whole groups of heads, and keys and values of the same strides"
         )
-    requests = len(queries.seq_lens)
-    if tokens == 0 or requests == 0:
+    if tokens == 0 or len(queries.seq_lens) == 0:
         return
     group = heads // kv_heads
     cut = tiles or default_tiles(head_size, query.element_size(), group, queries.longest)
-    rows = max(cut.rows, 16, triton.next_power_of_2(group))
-    block_q = rows // group
-    per_request = triton.cdiv(queries.longest, block_q)
-    # Either a tile's request is known by division, or all requests' tiles lie one behind the
-    # other and it is searched for: the latter where lengths differ much.
-    search = requests * per_request > tokens // block_q + requests
-    grid_tiles = tokens // block_q + requests if search else requests * per_request
-    splits = cut.splits or _splits(
-        _processors(query.device) * (8 // cut.warps) // (grid_tiles * kv_heads), queries, layer
-    )
-    partial = _Partial.make(query, splits)
-    attention_kernel[(grid_tiles, kv_heads, splits)](
-        out,
-        *partial.tensors,
-        query,
-        kv.keys,
-        kv.values,
-        kv.key_scale,
-        kv.value_scale,
-        layer.sinks,
-        queries.table,
-        queries.start,
-        queries.seq_lens,
-        queries.rule.block,
-        queries.rule.window,
-        layer.scale,
-        layer.soft_cap,
-        layer.width,
-        requests,
-        per_request,
-        splits,
-        *out.stride()[:2],
-        *query.stride()[:2],
-        *kv.keys.stride()[:3],
-        queries.table.stride(0),
-        HEADS=heads,
-        GROUP=group,
-        HEAD=head_size,
-        HEAD_PADDED=max(16, triton.next_power_of_2(head_size)),
-        PAGE=page,
-        ROWS=rows,
-        KEYS=cut.keys,
-        SEARCH=search,
-        SPLIT=splits > 1,
-        WINDOWED=layer.width > 0,
-        CAPPED=layer.soft_cap > 0,
-        num_warps=cut.warps,
-        num_stages=cut.stages,
-    )
-    if splits > 1:
+    plan = _Plan.make(query, kv_heads, queries, layer, cut)
+    partial = _partial(query, plan.splits)
+    attention_kernel[(plan.tiles, kv_heads, plan.splits)](
+        out, *partial, query, kv.keys, kv.values, kv.key_scale, kv.value_scale, layer.sinks,
+        queries.table, queries.start, queries.seq_lens, queries.rule.block, queries.rule.window,
+        layer.scale, layer.soft_cap, layer.width,
+        plan.requests, plan.tiles_per_request, plan.splits,
+        *out.stride()[:2], *query.stride()[:2], *kv.keys.stride()[:3], queries.table.stride(0),
+        HEADS=heads, GROUP=group, HEAD=head_size, HEAD_PADDED=_padded(head_size),
+        PAGE=kv.keys.shape[1], ROWS=plan.rows, KEYS=cut.keys, SEARCH=plan.search,
+        SPLIT=plan.splits > 1, WINDOWED=layer.width > 0, CAPPED=layer.soft_cap > 0,
+        num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    if plan.splits > 1:
         merge_kernel[(tokens, heads)](
-            out,
-            *partial.tensors,
-            kv.value_scale,
-            layer.sinks,
-            queries.start,
-            requests,
+            out, *partial, kv.value_scale, layer.sinks, queries.start, plan.requests,
             *out.stride()[:2],
-            HEADS=heads,
-            HEAD=head_size,
-            HEAD_PADDED=triton.next_power_of_2(head_size),
-            SPLITS=splits,
+            HEADS=heads, HEAD=head_size, HEAD_PADDED=_padded(head_size), SPLITS=plan.splits,
             num_warps=4,
-        )
+        )  # fmt: skip
 
 
 def default_tiles(head_size: int, element_size: int, group: int, longest: int) -> Tiles:
@@ -157,13 +111,6 @@ def default_tiles(head_size: int, element_size: int, group: int, longest: int) -
     if head_size > 128:
         return Tiles(rows, 64, 8 if rows > 64 else 4, 2)
     return Tiles(rows, 64, 8 if rows > 64 else 4, 3)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _splits(room: int, queries: Queries, layer: Layer) -> int:
@@ -183,27 +130,56 @@ def _splits(room: int, queries: Queries, layer: Layer) -> int:
 
 
 @dataclass(frozen=True)
-class _Partial:
-    """What split programs hand to the merge; no tensors without a split.
+class _Plan:
+    """The launch of a batch.
 
     Attributes:
-        tensors: float32 ``[tokens, heads, splits, head size]``, weighted values; and
-            ``[tokens, heads, splits]`` twice, the largest score and the sum of weights.
+        requests: of the batch.
+        rows: of a query tile: tokens times the heads that share a KV head.
+        tiles_per_request: that the longest query needs.
+        tiles: of all requests.
+        search: a tile's request is not known by division, since lengths differ much: all
+            requests' tiles lie one behind the other, and it is searched for.
+        splits: programs that share a tile's keys.
     """
 
-    tensors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+    requests: int
+    rows: int
+    tiles_per_request: int
+    tiles: int
+    search: bool
+    splits: int
 
     @classmethod
-    def make(cls, query: torch.Tensor, splits: int) -> _Partial:
+    def make(
+        cls, query: torch.Tensor, kv_heads: int, queries: Queries, layer: Layer, cut: Tiles
+    ) -> _Plan:
         """For queries ``[tokens, heads, head size]``."""
-        if splits == 1:
-            return cls((None, None, None))
-        shape = (*query.shape[:2], splits)
-        new: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
-        return cls(
-            (
-                torch.empty((*shape, query.shape[2]), **new),
-                torch.empty(shape, **new),
-                torch.empty(shape, **new),
-            )
-        )
+        tokens, heads, _ = query.shape
+        requests, group = len(queries.seq_lens), heads // kv_heads
+        rows = max(cut.rows, 16, triton.next_power_of_2(group))
+        in_tile = rows // group
+        each = triton.cdiv(queries.longest, in_tile)
+        tiles = min(requests * each, tokens // in_tile + requests)
+        room = multiprocessors(query.device) * (8 // cut.warps) // (tiles * kv_heads)
+        splits = cut.splits or _splits(room, queries, layer)
+        return cls(requests, rows, each, tiles, tiles < requests * each, splits)
+
+
+def _padded(head_size: int) -> int:
+    return max(16, triton.next_power_of_2(head_size))
+
+
+def _partial(query: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, ...]:
+    """What split programs hand to the merge; Nones without a split.
+
+    Float32 ``[tokens, heads, splits, head size]``, weighted values; and ``[tokens, heads,
+    splits]`` twice, the largest score and the sum of weights.
+    """
+    if splits == 1:
+        return None, None, None
+    shape = (*query.shape[:2], splits)
+    return tuple(
+        torch.empty(size, dtype=torch.float32, device=query.device)
+        for size in ((*shape, query.shape[2]), shape, shape)
+    )

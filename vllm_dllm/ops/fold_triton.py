@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.noise_triton import gumbel
 from vllm_dllm.ops.sampled_stats import FIRST_GROUP_INDEX, GROUP, SampledStatistics
 from vllm_dllm.ops.tiled_stats import Found
@@ -145,14 +146,6 @@ def as_found(numbers: torch.Tensor, picks: torch.Tensor, soft: torch.Tensor) -> 
     best, origin, drawn, scaled, total, weighted = numbers
     token, sample = picks
     return Found(best, token, origin, drawn, sample, scaled, total, weighted, soft)
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 4 where kernels are interpreted, so that there are splits there, too."""
-    if device.type != "cuda":
-        return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @cache

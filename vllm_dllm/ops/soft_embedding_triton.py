@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_dllm.ops.fold_triton import LOG2_E, empty, measured, multiprocessors, tiles_per_split
+from vllm_dllm.ops.device import multiprocessors
+from vllm_dllm.ops.fold_triton import LOG2_E, empty, measured, tiles_per_split
 from vllm_dllm.ops.head_stats_triton import (
     HeadTile,
     checked_weight,
