@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast bench bench-ops lint format clean
+.PHONY: help setup demo test test-fast test-versions bench bench-ops lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -21,6 +21,9 @@ test: setup ## all tests
 
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"
+
+test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
+	@scripts/versions.sh $(VERSIONS)
 
 # Not in .venv, which has the CPU build: on a GPU machine with torch and triton of its own.
 PYTHON ?= python3

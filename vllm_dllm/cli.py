@@ -63,7 +63,8 @@ def report() -> str | None:
     from vllm_dllm import compat
 
     print(f"vllm-dllm      {__version__}")
-    print(f"vllm           {compat.vllm_version() or 'not installed'}")
+    found = compat.vllm_version() or "not installed"
+    print(f"vllm           {found} (supported: {compat.supported_versions()})")
     problem = compat.version_problem() or compat.entry_point_problem()
     if problem is not None:
         return problem
@@ -74,10 +75,12 @@ def report() -> str | None:
         plugin.install()
         parts = bridge.bridged_parts()
         platform, problem = compat.platform_summary()
+        kernels = compat.kernel_summary()
     except Exception as error:  # whatever stops the plugin is the answer to the question
         return f"{type(error).__name__}: {error}"
     print(f"platform       {platform}")
     print(f"bridged        {', '.join(parts) or 'nothing'}")
+    print(f"kernels        {kernels}")
     print(f"architectures  {', '.join(compat.served_architectures())}")
     return problem
 

@@ -7,6 +7,7 @@ replaces: the original runs for every model that is not ours.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,26 @@ def version_problem() -> str | None:
         major, minor = (int(part) for part in version.split(".")[:2])
     except ValueError:
         return f"vLLM version {version!r} is not understood"
-    if not MIN_VERSION <= (major, minor) < BELOW_VERSION:
-        low, high = (".".join(map(str, bound)) for bound in (MIN_VERSION, BELOW_VERSION))
-        return f"vLLM {version} is not supported (needs >={low},<{high})"
-    return None
+    if MIN_VERSION <= (major, minor) < BELOW_VERSION:
+        return None
+    older = (major, minor) < MIN_VERSION
+    why = "its model states and schedulers lack hooks" if older else "it has not been tried"
+    return f"vLLM {version} is not supported ({why}; needs {supported_versions()})"
+
+
+def supported_versions() -> str:
+    """The versions of vLLM that this package is for, as pip would write them."""
+    low, high = (".".join(map(str, bound)) for bound in (MIN_VERSION, BELOW_VERSION))
+    return f">={low},<{high}"
+
+
+def kernel_summary() -> str:
+    """Which of our Triton kernels can be chosen here, or why none can."""
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        return "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)"
+    return "torch, triton; attention CUSTOM"
 
 
 def entry_point_problem() -> str | None:
@@ -192,6 +209,12 @@ def patch_sampling_validation() -> None:
 
 
 _serving_ours = False
+# The requests of vLLM's HTTP endpoints, by module and class.
+_HTTP_REQUESTS = {
+    "vllm.entrypoints.openai.completion.protocol": "CompletionRequest",
+    "vllm.entrypoints.openai.chat_completion.protocol": "ChatCompletionRequest",
+    "vllm.entrypoints.openai.responses.protocol": "ResponsesRequest",
+}
 
 
 def _note_serving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,10 +222,32 @@ def _note_serving(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         global _serving_ours
-        _serving_ours |= is_ours(vllm_config.model_config)
+        if is_ours(vllm_config.model_config):
+            _serving_ours = True
+            _validate_before_streaming(vllm_config.model_config)
         original(self, vllm_config, *args, **kwargs)
 
     return init
+
+
+def _validate_before_streaming(model_config: ModelConfig) -> None:
+    """Refuse HTTP requests while there still is a status to refuse them with.
+
+    vLLM validates a streamed request when its stream has begun, with status 200.
+    """
+    from vllm_dllm.engine.admission import validate_sampling_params
+
+    def checked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+            params = original(self, *args, **kwargs)
+            validate_sampling_params(params, model_config.dllm)
+            return params
+
+        return to_sampling_params
+
+    for module, request in _HTTP_REQUESTS.items():
+        if module in sys.modules:  # offline it is not, and takes a second to import
+            _wrap(getattr(sys.modules[module], request), "to_sampling_params", checked)
 
 
 def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,30 +315,30 @@ def patch_async_scheduling() -> None:
 
 
 def patch_damaged_files() -> None:
-    """Name a damaged safetensors file of one of our checkpoints.
-
-    vLLM reads the headers while it makes the configuration of a model with a tied head, before
-    any hook of ours, and would say no more than "unpack requires a buffer of 8 bytes".
-    """
-    import json
-    import struct
-    from pathlib import Path
-
+    """Name the damaged file that keeps one of our checkpoints from being loaded."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.tokenizers import registry
     from vllm.transformers_utils import config
 
-    def named(original: Callable[..., Any]) -> Callable[..., Any]:
-        def parse(path: Any) -> Any:
-            try:
-                return original(path)
-            except (struct.error, ValueError, MemoryError, OverflowError) as error:
-                stated = json.loads((Path(path).parent / "config.json").read_text())
-                if not set(stated.get("architectures") or ()) & set(served_architectures()):
+    def named(place: Callable[..., Any], *files: str) -> Callable[..., Any]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def read(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return original(*args, **kwargs)
+                except Exception as error:
+                    from vllm_dllm.models.checkpoint import name_damage
+
+                    name_damage(error, place(*args, **kwargs), files, served_architectures())
                     raise
-                raise ValueError(
-                    f"{Path(path).name} of the checkpoint is damaged or incomplete ({error}); "
-                    "fetch it again"
-                ) from error
 
-        return parse
+            return read
 
-    _wrap(config, "parse_safetensors_file_metadata", named)
+        return make
+
+    shards = "*.safetensors"  # read early by a model with a tied head, to count its parameters
+    headers = named(lambda path: (path.parent, None), shards)
+    weights = named(lambda _, __, model: (model.model, model.revision), "*.index.json", shards)
+    tokenizer = named(lambda name, revision=None, **_: (name, revision), "*token*.json")
+    _wrap(config, "parse_safetensors_file_metadata", headers)
+    _wrap(DefaultModelLoader, "load_weights", weights)
+    _wrap(registry, "cached_get_tokenizer", tokenizer)

@@ -31,12 +31,20 @@ ENVIRONMENT = {
 class Server:
     """Started on entry, gone on exit."""
 
-    def __init__(self, model: Path, *flags: str, log: Path, env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        model: Path,
+        *flags: str,
+        log: Path,
+        env: dict[str, str] | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        self.start_seconds = start_seconds
         vllm = str(Path(sys.executable).with_name("vllm"))
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         self.command = [vllm, "serve", str(model), *address, *FLAGS, *flags]
@@ -58,7 +66,7 @@ class Server:
         self.stop()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/health", timeout=1).status_code == 200:

@@ -53,9 +53,25 @@ def test_refused_in_chat(server: Server) -> None:
         ({"response_format": {"type": "json_object"}}, "structured"),
         ({"vllm_xargs": {"diffusion_max_step": 1}}, "diffusion_max_steps"),
     ):
-        response = server.post("/v1/chat/completions", **body, **options)
-        assert response.status_code == 400, response.text
-        assert name in response.text
+        for streamed in (False, True):
+            response = server.post("/v1/chat/completions", stream=streamed, **body, **options)
+            assert response.status_code == 400, response.text
+            assert name in response.text
+
+
+# vLLM's own checks of a stream: they begin when the stream has, with status 200.
+CHECKED_IN_STREAM = {"bad_words", "out-of-vocabulary"}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED.keys() - CHECKED_IN_STREAM))
+def test_a_stream_is_refused_before_it_begins(
+    server: Server, golden: oracle.Checkpoint, case: str
+) -> None:
+    options, name = REFUSED[case]
+    body = {"prompt": golden.prompts["p9"].tokens, "max_tokens": 8, "stream": True} | options
+    response = server.post("/v1/completions", **body)
+    assert response.status_code == 400, response.text
+    assert name in response.text
 
 
 def test_server_lives_on(server: Server, golden: oracle.Checkpoint) -> None:

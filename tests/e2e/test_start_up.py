@@ -83,7 +83,7 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"additional_config": {"dllm": {"threshold": -1}}}, ("dllm.threshold", "at least 0")),
         ({"additional_config": {"dllm": {"algorithm": "LowConf"}}}, ("LowConf", "LowConfidence")),
         ({"additional_config": {"dllm": {"config": "/nowhere.yaml"}}}, ("dllm.config", "nowhere")),
-        ({"pipeline_parallel_size": 2}, ("pipeline-parallel-size", "tensor-parallel-size")),
+        ({"decode_context_parallel_size": 2}, ("context parallelism", "tensor-parallel-size")),
         ({"scheduler_cls": "a.b.C"}, ("scheduler-cls", "remove")),
         # This platform would ignore the first, and has no Triton for our kernel.
         ({"attention_config": {"backend": "TRITON_ATTN"}}, ("TRITON_ATTN", "CPU_ATTN only")),
@@ -159,6 +159,7 @@ def test_what_start_up_sets_for_gemma() -> None:
 
 def test_gemma_refusals() -> None:
     cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"pipeline_parallel_size": 2}, ("pipeline-parallel-size", "tensor-parallel-size")),
         ({"additional_config": {"dllm": {"window": "round"}}}, ("dllm.window", "symmetric")),
         (
             {"additional_config": {"dllm": {"threshold": 0.5}}},

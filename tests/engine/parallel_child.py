@@ -1,6 +1,6 @@
-"""The answers of an engine with two tensor-parallel ranks, printed as JSON.
+"""The answers of an engine with several ranks, and how often it preempted, as JSON.
 
-python -m tests.engine.parallel_child MODEL '[{"temperature": 0}, ...]'
+python -m tests.engine.parallel_child MODEL '[{"temperature": 0}]' '{"tensor_parallel_size": 2}'
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ if __name__ == "__main__":
     from vllm import LLM
 
     from tests.engine.harness import settings
-    from tests.engine.test_tensor_parallel import answers
+    from tests.engine.test_ranks import answers
 
-    llm = LLM(model=sys.argv[1], tensor_parallel_size=2, **settings(32))
+    llm = LLM(
+        model=sys.argv[1], disable_log_stats=False, **(settings(32) | json.loads(sys.argv[3]))
+    )
     print(json.dumps(answers(llm, json.loads(sys.argv[2]))), flush=True)
+    preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+    print(json.dumps([preempted]), flush=True)

@@ -224,17 +224,23 @@ def _hook_worker() -> None:
 def _wrap_init_device() -> None:
     """Swap the kernels at the start of `CPUWorker.init_device` where the runner is V2."""
     from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
 
     stock = CPUWorker.init_device
     if getattr(stock, _MARK, False):
         return
+    if "HAS_TRITON" in Worker.__init__.__code__.co_names:
+        # Newer versions ask here, too; other models that want V2 were refused before.
+        Worker.__init__ = _as_with_triton(Worker.__init__)
 
     @functools.wraps(stock)
     def init_device(self: CPUWorker) -> Any:
         if self.use_v2_model_runner:
+            from vllm_dllm.cpu.collectives import add_collectives
             from vllm_dllm.cpu.launch import swap_kernels
 
             swap_kernels()
+            add_collectives()
         return stock(self)
 
     setattr(init_device, _MARK, True)

@@ -154,6 +154,9 @@ def post_update(
     query_start_loc_ptr: Tensor | None,  # [R + 1]
     all_token_ids_ptr: Tensor,  # [S, max_model_len]
     total_len_ptr: Tensor,  # [S]
+    draft_tokens_ptr: Tensor | None = None,  # [R, drafts]
+    draft_tokens_out_ptr: Tensor | None = None,  # [S, drafts]
+    num_draft_tokens: int = 0,
 ) -> None:
     """Append what was sampled to each request and move its computed length.
 
@@ -173,6 +176,8 @@ def post_update(
     for i, slot in enumerate(idx_mapping_ptr.numpy()[:count].tolist()):
         if slot < 0:
             continue
+        if draft_tokens_ptr is not None and draft_tokens_out_ptr is not None:
+            draft_tokens_out_ptr[slot] = draft_tokens_ptr[i]
         taken = num_sampled[i]
         if taken > 0:
             run, begin = sampled[i, :taken], int(total[slot])

@@ -78,11 +78,16 @@ def gather_block_tables(
     block_table_strides: Tensor,  # [G]
     num_blocks_ptr: Tensor,  # [G, S]
     num_reqs: int,
+    num_computed_tokens_ptr: Tensor | None = None,  # [S]
+    sliding_window_reach_ptr: Tensor | None = None,  # [G], tokens; 0 without a window
+    block_sizes_ptr: Tensor | None = None,  # [G]
+    MASK_SLIDING_WINDOW: bool = False,
 ) -> None:
     """Put the batch's block-table rows in batch order and zero the padding rows.
 
     A row is written up to its number of blocks and no further, as the kernel does: what lies
-    behind is stale and nobody reads it.
+    behind is stale and nobody reads it. With `MASK_SLIDING_WINDOW` pages that lie wholly before
+    what the step's first token can see become the null page, 0.
     """
     slots = batch_idx_to_req_idx.numpy()[:num_reqs].tolist()
     tables = zip(
@@ -99,6 +104,20 @@ def gather_block_tables(
             memmove(target + row * row_bytes, source + slot * row_bytes, 4 * int(num_blocks[slot]))
         if grid[1] > num_reqs:
             ctypes.memset(target + num_reqs * row_bytes, 0, (grid[1] - num_reqs) * row_bytes)
+    if MASK_SLIDING_WINDOW:
+        assert sliding_window_reach_ptr is not None and block_sizes_ptr is not None
+        assert num_computed_tokens_ptr is not None
+        computed = num_computed_tokens_ptr.numpy()[slots[: grid[1]]]
+        for target, stride, reach, size in zip(
+            dst_block_table_ptrs.tolist(),
+            block_table_strides.tolist(),
+            sliding_window_reach_ptr.tolist(),
+            block_sizes_ptr.tolist(),
+            strict=True,
+        ):
+            unseen = np.maximum(computed - reach, 0) // size if reach else ()
+            for row, count in enumerate(unseen):
+                ctypes.memset(target + 4 * row * stride, 0, 4 * int(count))
 
 
 def _local_positions(

@@ -44,9 +44,12 @@ class DiffusionModelState(ModelState):
         self.statistics, self.whole = self.family.statistics(self.model, self.slots)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
+        # True where vLLM makes a sampler: on every rank of the last pipeline stage.
+        self.sees_logits = False
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
+        self.sees_logits = True
         return DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
@@ -95,9 +98,12 @@ class DiffusionModelState(ModelState):
         self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
 
     def remove_request(self, req_id: str) -> None:
-        """A request is gone; what it may have spoiled is made whole before others get it."""
+        """A request is gone; what it may have spoiled is made whole before others get it.
+
+        An earlier pipeline stage never hears whether a canvas was sound, and looks at all pages.
+        """
         slot = self.slot_of.pop(req_id, None)
-        if slot is not None and self.slots.spoiled_on_host[slot]:
+        if slot is not None and (not self.sees_logits or self.slots.spoiled_on_host[slot]):
             self.pages.scrub(slot)
 
     def prepare_inputs_embeds(
@@ -109,6 +115,9 @@ class DiffusionModelState(ModelState):
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
         """The embeddings of a self-conditioned model; the others read token ids."""
+        # Pipeline stages would keep no result of a prompt that may put out one token only, as
+        # nothing follows it in an ordinary model. Here a canvas does.
+        input_batch.max_seq_len_np = None
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:

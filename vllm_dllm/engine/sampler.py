@@ -105,7 +105,7 @@ class DiffusionSampler:
     ) -> SamplerOutput:
         """An update of a batch in which not every row is a canvas: prefills put nothing out."""
         rows, device = len(widths), hidden_states.device
-        sampled = torch.zeros((rows, self.slots.length), dtype=torch.int32, device=device)
+        sampled = torch.zeros((rows, self.slots.length), dtype=torch.int64, device=device)
         num_sampled = torch.zeros(rows, dtype=torch.int32, device=device)
         num_rejected = torch.zeros(rows, dtype=torch.int32, device=device)
         num_nans = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -190,7 +190,7 @@ class DiffusionSampler:
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         return SamplerOutput(
-            sampled_token_ids=tokens.gather(1, source).int(),
+            sampled_token_ids=tokens.gather(1, source),
             logprobs_tensors=None,
             # The scheduler ends those requests.
             num_nans=(~sound).int(),

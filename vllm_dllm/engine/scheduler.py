@@ -5,10 +5,10 @@
 2. A canvas is scheduled whole or not at all. With little budget left vLLM would hand out
    part of it, and the step would be meaningless.
 
-Both are in one hook that vLLM calls for every running and waiting request. The rest of
-this file is bookkeeping that follows from the prompt's tail: vLLM counts from the end of
-the prompt, the worker from the start of the prompt's last block, up to L - 1 tokens earlier; and
-the end of requests that cannot go on.
+Both are in one hook that vLLM calls for every running and waiting request. The rest of this file
+follows from the prompt's tail (vLLM counts from the end of the prompt, the worker from the start of
+the prompt's last block, up to L - 1 tokens earlier), keeps what was never committed out of the
+prefix cache, and ends requests that cannot go on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from vllm.v1.core.sched.diffusion_scheduler import (
     diffusion_canvas_width,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -30,30 +29,41 @@ from vllm.v1.request import Request
 logger = init_logger("vllm.dllm")
 
 
-class CommittedPages(DiffusionAsyncScheduler):
-    """Asynchronous scheduling that never caches a page of a canvas that was not committed.
+class CommonRules(DiffusionScheduler):
+    """What holds for canvases of either kind."""
 
-    vLLM caches a request's pages when its tokens arrive. A request's last canvas arrives without
-    a commit, so its keys and values are those of a denoise step. The next step's allocation
-    caches what came before, as it does with synchronous scheduling.
-    """
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.need_mamba_block_aligned_split = True
+        self.block_length = self.num_spec_tokens
+        # vLLM caches a request's pages when tokens arrive. The last canvas arrives without a
+        # commit, so its keys and values are those of a denoise step. Allocation, which goes past
+        # this method, caches what came before it.
+        self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
 
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        tokens, stopped = Scheduler._update_request_with_output(self, request, new_token_ids)
-        if not is_stale:  # a preempted request's placeholders are gone
-            request.num_output_placeholders -= len(tokens)
-        return tokens, stopped
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """With pipeline stages, leave as many steps between two of a request as there are stages.
 
-
-class EndsPoisoned(DiffusionScheduler):
-    """Ends a request whose canvas was read with NaN or infinities: alone, and with an error."""
+        What the last stage makes of a step reaches the others that many steps later. vLLM sees
+        to it where a step decodes; a prompt's last chunk counts as well, because its tail goes
+        back with it.
+        """
+        super()._update_after_schedule(scheduler_output)
+        stages = self.parallel_config.pipeline_parallel_size
+        if stages == 1:
+            return
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests[request_id]
+            if not request.is_prefill_chunk:
+                request.next_decode_eligible_step = self.current_step + stages
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """See vLLM's class. The sampler counts canvases that are not sound."""
+        """End requests whose canvas was read with NaN or infinities: alone, and with an error.
+
+        The sampler counts canvases that are not sound.
+        """
         counts = model_runner_output.num_nans_in_logits or {}
         for request_id, count in counts.items():
             if not count or request_id not in self.requests:
@@ -70,13 +80,8 @@ class EndsPoisoned(DiffusionScheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
 
-class CanvasScheduler(EndsPoisoned):
+class CanvasScheduler(CommonRules):
     """The second rule alone: canvases that begin behind the prompt (DiffusionGemma)."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.need_mamba_block_aligned_split = True
-        self.block_length = self.num_spec_tokens
 
     def _mamba_block_aligned_split(
         self,
@@ -99,17 +104,15 @@ class CanvasScheduler(EndsPoisoned):
         return whole if whole > 0 and num_new_tokens >= whole else 0
 
 
-class AsyncCanvasScheduler(CanvasScheduler, CommittedPages):
+class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
     """The same with one step in flight."""
 
 
-class BlockDiffusionScheduler(EndsPoisoned):
+class BlockDiffusionScheduler(CommonRules):
     """The two rules, for synchronous scheduling."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.need_mamba_block_aligned_split = True
-        self.block_length = self.num_spec_tokens
         self.context_length = self.max_model_len
         # vLLM clips a step at max_model_len - position, with a position that lies up to
         # L - 1 behind the worker's; `_mamba_block_aligned_split` has the exact rule.
@@ -151,7 +154,7 @@ class BlockDiffusionScheduler(EndsPoisoned):
         return length if fits and num_new_tokens >= length else 0
 
 
-class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, CommittedPages):
+class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):
     """The same with one step in flight."""
 
 

@@ -153,11 +153,6 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
             "scheduler; remove it",
         ),
         (
-            parallel.pipeline_parallel_size > 1,
-            "--pipeline-parallel-size: not supported yet, earlier ranks miss the rollback of the "
-            "prompt's tail and give wrong tokens; use --tensor-parallel-size",
-        ),
-        (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
             "context parallelism: not supported for diffusion models; use --tensor-parallel-size",
         ),

@@ -57,6 +57,11 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         from vllm.platforms import current_platform
 
         refuse_unsupported(vllm_config)
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            raise SettingsError(
+                "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
+                "first would need what the last one predicted; use --tensor-parallel-size"
+            )
         settings = settings_of(vllm_config)
         if settings.eos_early_stop is not None:
             raise SettingsError(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 # In the file of a model that ties its head to the embedding it may stand as well; nobody reads it.
 HEAD = "lm_head.weight"
+# Says in which file each tensor of a large checkpoint stands.
+INDEX = "model.safetensors.index.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -26,11 +30,11 @@ def verified(
     stand under several; None drops a tensor that nobody reads.
 
     Raises:
-        ValueError: an unreadable file, a tensor that the architecture does not have, one of
-            another shape, or, when all have passed, one that was missing.
+        ValueError: a tensor that the architecture does not have, one of another shape, or, when
+            all have passed, one that was missing.
     """
     missing = set(expected)
-    for name, tensor in _readable(weights):
+    for name, tensor in weights:
         known = one_name(name)
         if known is None or (known == HEAD and HEAD not in expected):
             continue
@@ -53,13 +57,45 @@ def verified(
         )
 
 
-def _readable(
-    weights: Iterable[tuple[str, torch.Tensor]],
-) -> Iterator[tuple[str, torch.Tensor]]:
+def name_damage(
+    error: Exception,
+    place: tuple[str | Path, str | None],
+    files: Sequence[str],
+    architectures: Sequence[str],
+) -> None:
+    """Raise for the file behind an error, if there is one in a checkpoint of these architectures.
+
+    `place` is the checkpoint's name and revision, `files` are patterns.
+
+    Raises:
+        ValueError: one of the files cannot be read.
+    """
+    from vllm.transformers_utils.repo_utils import try_get_local_file
+
+    config = try_get_local_file(place[0], "config.json", place[1])
+    if not isinstance(config, Path) or _damage(config) is not None:
+        return
+    if not set(json.loads(config.read_text()).get("architectures") or ()) & set(architectures):
+        return
+    folder = config.parent
+    for file in sorted(file for pattern in files for file in folder.glob(pattern)):
+        problem = _damage(file)
+        if problem is not None:
+            raise ValueError(
+                f"{file.name} in {folder} is damaged or incomplete ({problem}); fetch it again"
+            ) from error
+
+
+def _damage(file: Path) -> str | None:
+    """Why a file cannot be read. A safetensors header says how long the file must be."""
     try:
-        yield from weights
-    except SafetensorError as error:
-        raise ValueError(
-            f"a safetensors file of the checkpoint is damaged or incomplete ({error}); "
-            "fetch it again"
-        ) from error
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                return None
+        content = json.loads(file.read_text())
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        return str(error)
+    if not isinstance(content, dict):
+        return "no JSON object"
+    unmapped = file.name == INDEX and not isinstance(content.get("weight_map"), dict)
+    return "no weight_map" if unmapped else None

@@ -1,0 +1,253 @@
+"""A soak: thousands of mixed requests to a real ``vllm serve``, and what must hold afterwards.
+
+    .venv/bin/python benchmarks/soak.py --model llada2
+    .venv/bin/python benchmarks/soak.py --model gemma --requests 20000 --json out.json
+    .venv/bin/python benchmarks/soak.py --model llada2 -- --async-scheduling
+
+Every decoding algorithm, greedy and sampled, streamed and whole, 64 at a time for 40 seats and too
+few KV pages; one request in ten is left by its client, one in twenty is malformed
+(`soak_requests.py`).
+Afterwards (`soak_rules.py`): every answer is that of the same request alone, nothing is held, all
+seats are free, memory is flat, and the log knows no error. Exit status 1 otherwise.
+
+Prefix caching is on under load; before each request that is asked alone the cache is emptied, so
+that answers from shared pages are compared with answers that had to be computed whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import write  # noqa: E402
+from benchmarks.soak_client import (  # noqa: E402
+    COMPLETED,
+    MOST_FAILURES,
+    REFUSED,
+    Answer,
+    Client,
+    Outcome,
+    Progress,
+    send_all,
+    session,
+)
+from benchmarks.soak_models import ENVIRONMENT, SEATS, Model, chosen  # noqa: E402
+from benchmarks.soak_requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
+from benchmarks.soak_rules import (  # noqa: E402
+    MEGABYTE,
+    Growth,
+    Sample,
+    different,
+    growth,
+    log_errors,
+    resident_bytes,
+    unexpected,
+)
+from tests.e2e.server import Server  # noqa: E402
+
+PREEMPTIONS = "vllm:num_preemptions_total"
+SAMPLES = 100  # of memory, in a run
+IDLE_SECONDS = 60.0
+SEAT_TRIES = 3
+LEAST_REQUESTS = 250  # fewer say nothing of memory
+MOST_SHOWN = 20  # complaints; the figures have all of them
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is asked: requests, of which so many are distinct, and how many at a time."""
+
+    requests: int = 500
+    distinct: int = 150
+    concurrency: int = 64
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a soak has measured, and what was wrong.
+
+    Attributes:
+        counts: requests by `Outcome.status`.
+        seconds: of the load, without what is asked afterwards.
+        preemptions: requests that gave their pages back to others and began again.
+        alone: distinct requests that were asked once more.
+        memory: of the server's processes; None when the run was cut short.
+        wrong: what was wrong, a line each.
+    """
+
+    counts: Mapping[str, int]
+    seconds: float
+    preemptions: int
+    alone: int
+    memory: Growth | None
+    wrong: Sequence[str]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        total = sum(self.counts.values())
+        counted = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
+        lines = [
+            f"{counted}; {self.preemptions} preemptions",
+            f"{total / self.seconds:.1f} requests/s for {self.seconds:.0f} s; "
+            f"{self.alone} distinct requests asked again, alone",
+        ]
+        if memory := self.memory:
+            sizes = (memory.start, memory.warm, memory.end, memory.limit)
+            start, warm, end, limit = (size / MEGABYTE for size in sizes)
+            lines.append(
+                f"memory: {start:.1f} MB at first, {warm:.1f} MB warm, {end:.1f} MB at the end "
+                f"({end - warm:+.1f} MB; the limit is {limit:.1f} MB)"
+            )
+        if not self.wrong:
+            return [*lines, "all right"]
+        return [*lines, *self.wrong[:MOST_SHOWN], f"{len(self.wrong)} complaints"]
+
+
+def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Report:
+    """Start a server, soak it, and say what was found; `flags` go to ``vllm serve``, too."""
+    with Server(model.path, *model.command(), *flags, log=log, env=ENVIRONMENT) as server:
+        report = asyncio.run(soak(server, model, size))
+        # Before the end: vLLM, when it is stopped, may log the death of its own engine core.
+        wrong = log_errors(log.read_text(errors="replace"), report.counts.get(REFUSED, 0))
+    return Report(**{**vars(report), "wrong": [*report.wrong, *wrong]})
+
+
+async def soak(server: Server, model: Model, size: Size) -> Report:
+    """The load, then every check but that of the log."""
+    pool = draw_pool(size.distinct, model.corruption, size.seed)
+    plan = draw_plan(size.requests, pool, size.seed)
+    alone: dict[str, Answer] = {}
+    memory, preemptions = None, 0
+    async with session() as opened:
+        client = Client(server.url, opened)
+        begin = time.monotonic()
+        outcomes, samples = await load(server, client, plan, size.concurrency)
+        seconds = time.monotonic() - begin
+        wrong = unexpected(outcomes)
+        if len(outcomes) < len(plan):
+            wrong.append(f"given up after {len(outcomes)} of {len(plan)} requests")
+        else:
+            memory = growth(samples)
+            wrong += memory.complaints()
+        try:
+            preemptions = int(server.metric(PREEMPTIONS))
+            server.wait_until_idle(IDLE_SECONDS)
+            wrong += await seats_are_back(server, client, model)
+            alone, failed = await ask_alone(server, client, completed(outcomes))
+            wrong += failed + different(outcomes, alone)
+        except AssertionError as error:
+            wrong.append(f"not idle after {IDLE_SECONDS:.0f} s: {error}")
+        except httpx.HTTPError as error:
+            wrong.append(f"the server does not answer: {error!r}")
+    counts = Counter(outcome.status for outcome in outcomes)
+    return Report(dict(counts), seconds, preemptions, len(alone), memory, wrong)
+
+
+async def load(
+    server: Server, client: Client, plan: Sequence[Sending], concurrency: int
+) -> tuple[list[Outcome], list[Sample]]:
+    """Send the plan and watch the server's memory meanwhile."""
+    samples = [Sample(0, resident_bytes(server.process.pid))]
+    progress, every = Progress("load", len(plan)), max(1, len(plan) // SAMPLES)
+
+    def finished(outcome: Outcome) -> None:
+        progress.step()
+        if progress.done % every == 0:
+            samples.append(Sample(progress.done, resident_bytes(server.process.pid)))
+
+    return await send_all(client, plan, concurrency, finished), samples
+
+
+def completed(outcomes: Sequence[Outcome]) -> list[Ask]:
+    """The distinct requests that were answered."""
+    asks = {o.sending.ask.name: o.sending.ask for o in outcomes if o.status == COMPLETED}
+    return list(asks.values())
+
+
+async def seats_are_back(server: Server, client: Client, model: Model) -> list[str]:
+    """As many requests as there are seats, slow ones, must be seen to run at the same time.
+
+    They are of one canvas each, so that no one waits for pages. Seen, because the first may end
+    before the last has arrived: a second and a third try. What is lost stays lost.
+    """
+    body = {"prompt": "seats", "max_tokens": 27, "ignore_eos": True, "temperature": 0, "seed": 1}
+    ask = Ask("seat", "/v1/completions", body | {"vllm_xargs": model.slow()})
+    plan = [Sending(number, ask, stream=False) for number in range(SEATS)]
+    most = 0
+    for _ in range(SEAT_TRIES):
+        sent = asyncio.create_task(send_all(client, plan, SEATS))
+        while not sent.done():
+            running = await asyncio.to_thread(server.metric, "vllm:num_requests_running")
+            most = max(most, int(running))
+        if (wrong := unexpected(await sent)) or most >= SEATS:
+            return wrong
+    return [f"only {most} of {SEATS} seats were taken at a time: the others are lost"]
+
+
+async def ask_alone(
+    server: Server, client: Client, asks: Sequence[Ask]
+) -> tuple[dict[str, Answer], list[str]]:
+    """Each request by itself, whole, by a server with an empty prefix cache."""
+    outcomes: list[Outcome] = []
+    progress = Progress("alone", len(asks))
+    for number, ask in enumerate(asks):
+        if not emptied(server):
+            return {}, [f"the prefix cache cannot be emptied before {ask.name}: pages are held"]
+        outcomes.append(await client.send(Sending(number, ask, stream=False)))
+        progress.step()
+        if len(failed := unexpected(outcomes)) >= MOST_FAILURES:
+            return {}, failed
+    answers = {o.sending.ask.name: o.answer for o in outcomes if o.answer is not None}
+    return answers, unexpected(outcomes)
+
+
+def emptied(server: Server) -> bool:
+    """Forget the prefix cache; refused while a request holds pages, so wait for the last one."""
+    deadline = time.monotonic() + IDLE_SECONDS
+    while time.monotonic() < deadline:
+        answer = httpx.post(f"{server.url}/reset_prefix_cache", timeout=IDLE_SECONDS)
+        if answer.json()["success"]:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="llada2", help="llada2, gemma, or a checkpoint's path")
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--distinct", type=int, help="default: 3 in 10, at most 300")
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0, help="of the mix")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("flags", nargs="*", help="behind --: more flags of vllm serve")
+    args = parser.parse_args()
+    if args.requests < LEAST_REQUESTS:
+        parser.error(f"--requests must be at least {LEAST_REQUESTS}")
+    distinct = args.distinct or max(1, min(300, args.requests * 3 // 10))
+    size = Size(args.requests, distinct, args.concurrency, args.seed)
+    log = ROOT / ".cache" / f"soak-{Path(args.model).name}.log"
+    log.parent.mkdir(exist_ok=True)
+    print(f"{args.model}: {size.requests} requests, {distinct} distinct, log {log}", flush=True)
+    report = run(chosen(args.model), size, log, args.flags)
+    print("\n".join(report.lines()))
+    write(
+        args.json, "soak", {"model": Path(args.model).name, "size": asdict(size)} | asdict(report)
+    )
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Several processes give what one gives.
+
+Tensor parallel: the head's shards meet in statistics, and every rank draws the same. Pipeline
+parallel: stages that see no logits still know where a request's canvas begins and what it reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import reference_gemma
+from tests.engine.harness import answers_of_child, engine
+from tests.reference_llada2 import random_checkpoint
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+# A power of two, so that the shards are whole groups of ids and draw what one rank draws.
+VOCABULARY = 512
+GREEDY = {"temperature": 0}
+SAMPLED = {"temperature": 1.0, "seed": 3}
+# A model family and what its two ranks are asked.
+TENSOR: dict[str, list[dict[str, Any]]] = {
+    "llada2": [GREEDY],
+    "gemma": [  # the seed also draws the first canvas
+        {"temperature": 0, "seed": 1},
+        SAMPLED,
+        {"temperature": 2.0, "seed": 4, "top_k": 20},
+        {"temperature": 1.0, "seed": 5, "logprobs": 2},
+    ],
+}
+# One token: vLLM takes such a prompt's last chunk for the end of the request.
+STAGED = [GREEDY, SAMPLED, GREEDY | {"max_tokens": 1}, GREEDY | {"logprobs": 1, "top_k": 3}]
+# 16 pages of 32 for sixteen requests of up to four: some are preempted and come back.
+STAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "asynchronous": {"async_scheduling": True},
+    "chunked and preempted": {
+        "max_num_batched_tokens": 256,
+        "block_size": 32,
+        "num_gpu_blocks_override": 17,
+        "enable_prefix_caching": False,
+    },
+}
+
+
+def answers(llm: Any, cases: list[dict[str, Any]]) -> list[list[int]]:
+    """The tokens of prompts of several lengths, asked together."""
+    from vllm import SamplingParams
+
+    generator = torch.Generator().manual_seed(0)
+    prompts, params = [], []
+    for length in (3, 20, 32, 40, 70):
+        prompt = torch.randint(20, VOCABULARY - 20, (length,), generator=generator).tolist()
+        for case in cases:
+            prompts.append({"prompt_token_ids": prompt})
+            params.append(SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | case))
+    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("name", TENSOR)
+def test_tensor_parallel(name: str, tmp_path: Path) -> None:
+    if name == "gemma":
+        reference_gemma.random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
+    else:
+        random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
+    options = {"tensor_parallel_size": 2}
+    two, _ = answers_of_child("parallel_child", tmp_path, TENSOR[name], options)
+    with engine(tmp_path, 32) as running:
+        one = answers(running.llm, TENSOR[name])
+    assert two == one
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A model, and the answers of one process."""
+    model = tmp_path_factory.mktemp("staged")
+    random_checkpoint(model, 0, vocab_size=VOCABULARY)
+    with engine(model, 32) as running:
+        return model, answers(running.llm, STAGED)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_pipeline_parallel(name: str, staged: tuple[Path, list[list[int]]]) -> None:
+    model, one = staged
+    options = {"pipeline_parallel_size": 2} | STAGES[name]
+    two, preemptions = answers_of_child("parallel_child", model, STAGED, options)
+    assert two == one
+    assert (preemptions[0][0] > 0) == ("preempted" in name)

@@ -1,0 +1,43 @@
+"""A vLLM that this package does not support: it says so, and serves all other models as before.
+
+`scripts/versions.sh` runs this, and in the same place `tests/e2e/test_other_models.py`: an ordinary
+model answers alike with and without the plugin.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server
+from vllm_dllm import compat
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+
+
+def test_check_says_why_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_dllm.cli", "check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"vllm           {compat.vllm_version()} (supported: " in done.stdout
+    problem = compat.version_problem()
+    assert problem is not None
+    assert problem in done.stderr
+
+
+@pytest.mark.e2e
+def test_only_our_model_is_refused(tmp_path: Path) -> None:
+    """Each process says once that the plugin is inactive; the first of them then refuses."""
+    log = tmp_path / "log"
+    with pytest.raises(RuntimeError), Server(CHECKPOINTS / "tiny-llada2", log=log):
+        pass
+    text = log.read_text()
+    assert text.count(f"vllm-dllm is inactive: {compat.version_problem()}") == 1
+    assert "llada2_moe" in text  # transformers' or vLLM's own words for an unknown model

@@ -1,0 +1,60 @@
+"""Two collectives that vLLM's CPU platform lacks and data-parallel experts need.
+
+Ranks of a data-parallel mixture of experts put their tokens together before the experts and take
+their own back behind them, with as many rows from each rank as it happens to have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+
+def all_gatherv(
+    self: Any,
+    input_: torch.Tensor | list[torch.Tensor],
+    dim: int = 0,
+    sizes: list[int] | None = None,
+) -> torch.Tensor | list[torch.Tensor]:
+    """Every rank's rows one after another, ``[sizes.sum(), ...]`` of ``[sizes[rank], ...]``."""
+    assert dim == 0, "rows only"
+    if isinstance(input_, list):
+        return [_all_rows(self, one, sizes) for one in input_]
+    return _all_rows(self, input_, sizes)
+
+
+def _all_rows(group: Any, rows: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
+    sizes = sizes or [len(rows)] * group.world_size
+    longest = max(sizes)
+    # The collective takes equal shapes only: rows are filled up, and what fills them is dropped.
+    padding = (0, 0) * (rows.dim() - 1) + (0, longest - len(rows))
+    parts = [rows.new_empty(longest, *rows.shape[1:]) for _ in sizes]
+    dist.all_gather(parts, F.pad(rows, padding), group=group.device_group)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def reduce_scatterv(
+    self: Any, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+) -> torch.Tensor:
+    """This rank's rows of the sum over all ranks, ``[sizes[rank], ...]``."""
+    assert dim in (0, -input_.dim()), "rows only"
+    sizes = sizes or [len(input_) // self.world_size] * self.world_size
+    whole = input_.contiguous()
+    dist.all_reduce(whole, group=self.device_group)
+    return whole.split(sizes)[self.rank_in_group].clone()
+
+
+def add_collectives() -> None:
+    """Give vLLM's CPU communicator what it does not have; what it has stays."""
+    from vllm.distributed.device_communicators.base_device_communicator import (
+        DeviceCommunicatorBase,
+    )
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    for function in (all_gatherv, reduce_scatterv):
+        name = function.__name__
+        if getattr(CpuCommunicator, name) is getattr(DeviceCommunicatorBase, name):
+            setattr(CpuCommunicator, name, function)
