@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,11 @@ def child(script: str, *arguments: str, native: bool = False) -> Any:
 
 
 def surroundings() -> dict[str, Any]:
-    """The command line, the commit (and whether the tree differs), versions, the machine."""
+    """The command line, the commit (and whether the tree differs), versions, the machine.
+
+    `load_average` is the machine's over 1, 5 and 15 minutes when the benchmark ends, itself
+    included; `written` the time in UTC. Files from before either was kept lack it.
+    """
     import torch
     import transformers
 
@@ -60,7 +65,12 @@ def surroundings() -> dict[str, Any]:
             "transformers": transformers.__version__,
             "python": platform.python_version(),
         },
-        "machine": {"cpu": _processor(), "cores": os.cpu_count()},
+        "machine": {
+            "cpu": _processor(),
+            "cores": os.cpu_count(),
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+        },
+        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 

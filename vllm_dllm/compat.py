@@ -233,12 +233,14 @@ def _note_serving(original: Callable[..., Any]) -> Callable[..., Any]:
 def _validate_before_streaming(model_config: ModelConfig) -> None:
     """Refuse HTTP requests while there still is a status to refuse them with.
 
-    vLLM validates a streamed request when its stream has begun, with status 200.
+    vLLM validates a streamed request when its stream has begun, with status 200, and passes over
+    fields that it does not know.
     """
-    from vllm_dllm.engine.admission import validate_sampling_params
+    from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
 
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
         def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse_misplaced(self.model_extra or ())
             params = original(self, *args, **kwargs)
             validate_sampling_params(params, model_config.dllm)
             return params

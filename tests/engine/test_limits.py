@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +154,16 @@ def long_favourite(golden: Any) -> int:
     """The token that the golden outputs hold most often."""
     produced = [t for case in golden.cases for t in case.output]
     return max(set(produced), key=produced.count)
+
+
+def test_minimum_length_with_an_end_that_no_head_has(tmp_path: Path) -> None:
+    """It indexed behind the logits, and the engine died."""
+    golden = oracle.checkpoint("ckpt_b_b8")
+    model = tmp_path / "model"
+    shutil.copytree(golden.path, model, copy_function=shutil.copyfile)
+    model.chmod(0o755)
+    (model / "generation_config.json").write_text('{"eos_token_id": 100000}')
+    prompt = {"prompt_token_ids": list(range(5, 20))}
+    with engine(model, golden.block_size) as running:
+        (output,) = running.llm.generate([prompt], [greedy(12, min_tokens=8)], use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 12

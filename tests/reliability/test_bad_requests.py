@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 CANVAS, VOCABULARY = 32, 272
 AT_ONCE = 16
-# Requests to each server: 96, or a fiftieth of the long run.
-BATCHES = max(6, int(os.environ.get("VLLM_DLLM_FUZZ", "0")) // 50 // AT_ONCE)
+# Requests to each server: 96 to /v1/completions and 48 to each other endpoint, or a fiftieth of
+# the long run.
+LONG = int(os.environ.get("VLLM_DLLM_FUZZ", "0")) // 50 // AT_ONCE
 
 IDS = st.integers(0, VOCABULARY - 1)
 MANY = st.lists(IDS | NUMBERS, max_size=3) | st.lists(IDS, max_size=VOCABULARY)
@@ -58,6 +59,30 @@ ORDINARY: dict[str, st.SearchStrategy[Any]] = {
     "truncate_prompt_tokens": st.integers(-1, 40),
     "stream": st.booleans(),
 }
+# What chat calls otherwise, or has beside these.
+CHAT = ORDINARY | {
+    "max_completion_tokens": st.integers(0, 80),
+    "logprobs": st.booleans(),
+    "top_logprobs": st.integers(-2, 25),
+    "add_generation_prompt": st.booleans(),
+}
+FORMATS = st.sampled_from([{"type": "text"}, {"type": "json_object"}])
+# /v1/responses knows fewer, and passes over those of the others: they are not sent. Nor are
+# streams: vLLM breaks off without a word when it refuses one that has begun.
+RESPONSES = {
+    name: ORDINARY[name]
+    for name in (
+        *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "logit_bias"),
+        *("frequency_penalty", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos"),
+        "structured_outputs",
+    )
+} | {
+    "max_output_tokens": st.integers(-1, 80),
+    "top_logprobs": st.integers(-2, 25),
+    "include": st.just(["message.output_text.logprobs"]),
+    "text": FORMATS.map(lambda kind: {"format": kind}),
+    "instructions": TEXTS,
+}
 CANVASES = st.lists(IDS, min_size=CANVAS, max_size=CANVAS)
 EXTRA: dict[str, st.SearchStrategy[Any]] = {
     "diffusion_algorithm": st.sampled_from(
@@ -86,10 +111,28 @@ def some(draw: Any, options: dict[str, st.SearchStrategy[Any]], most: int) -> di
     return {name: draw(WILD if wild and name not in tame else options[name]) for name in names}
 
 
+TEXT = st.just("copy ab") | st.just("copy ab " * 70) | TEXTS.filter(bool)
+PROMPTS = {
+    "/v1/completions": st.fixed_dictionaries(
+        {
+            "prompt": st.lists(IDS, min_size=1, max_size=70) | st.just([5] * 480) | TEXT,
+            "max_tokens": st.just(8),
+        }
+    ),
+    "/v1/chat/completions": st.fixed_dictionaries(
+        {
+            "messages": TEXT.map(lambda text: [{"role": "user", "content": text}]),
+            "max_tokens": st.just(8),
+        }
+    ),
+    "/v1/responses": st.fixed_dictionaries({"input": TEXT, "max_output_tokens": st.just(8)}),
+}
+OPTIONS = dict(zip(PROMPTS, (ORDINARY, CHAT, RESPONSES), strict=True))
+
+
 @st.composite
-def bodies(draw: Any) -> dict[str, Any]:
-    prompt = draw(st.lists(IDS, min_size=1, max_size=70) | st.just([5] * 480) | st.just("copy ab"))
-    body = {"model": "m", "prompt": prompt, "max_tokens": 8} | draw(some(ORDINARY, 4))
+def bodies(draw: Any, path: str) -> dict[str, Any]:
+    body = {"model": "m"} | draw(PROMPTS[path]) | draw(some(OPTIONS[path], 4))
     if extra := draw(some(EXTRA, 3)):
         body["vllm_xargs"] = extra
     return body
@@ -116,14 +159,18 @@ def names_in(body: dict[str, Any]) -> list[str]:
     """What an answer may name: what was given, or what vLLM calls it."""
     extra = body.get("vllm_xargs", {})
     called = {"vllm_xargs", "extra_args"} if extra else set()
-    if {"response_format", "structured_outputs"} & set(body):
+    if {"response_format", "structured_outputs", "text"} & set(body):
         called.add("structured")
+    if {"max_completion_tokens", "max_output_tokens"} & set(body):
+        called.add("max_tokens")
+    if {"messages", "input"} & set(body):
+        called.add("context length")
     return [*(set(body) - {"model"}), *extra, *called]
 
 
-def send(client: httpx.Client, body: dict[str, Any]) -> tuple[int, str]:
+def send(client: httpx.Client, path: str, body: dict[str, Any]) -> tuple[int, str]:
     # Not `json=`: nan and inf are refused there, and by no server that reads JSON with Python.
-    response = client.post("/v1/completions", content=json.dumps(body))
+    response = client.post(path, content=json.dumps(body))
     if response.status_code == 200 and response.text.startswith("data: "):
         # A stream has begun before its request is refused.
         for line in response.text.splitlines():
@@ -138,7 +185,8 @@ def complaint(body: dict[str, Any], status: int, text: str) -> str | None:
     return f"{status} {text[:500]} for {json.dumps(body)[:2000]}"
 
 
-def test_a_storm_of_requests(server: Server) -> None:
+@pytest.mark.parametrize("path", PROMPTS)
+def test_a_storm_of_requests(server: Server, path: str) -> None:
     before, seen = plain(server), Counter[int]()
     # A connection for each request: the server closes idle ones, maybe while one is sent.
     headers = {"Content-Type": "application/json", "Connection": "close"}
@@ -146,14 +194,14 @@ def test_a_storm_of_requests(server: Server) -> None:
     pool = ThreadPoolExecutor(AT_ONCE)
 
     @settings(
-        max_examples=BATCHES,
+        max_examples=max(LONG, 6 if path == "/v1/completions" else 3),
         phases=[Phase.generate],
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.lists(bodies(), min_size=AT_ONCE, max_size=AT_ONCE))
+    @given(st.lists(bodies(path), min_size=AT_ONCE, max_size=AT_ONCE))
     def storm(requests: list[dict[str, Any]]) -> None:
-        answers = list(pool.map(lambda body: send(client, body), requests))
+        answers = list(pool.map(lambda body: send(client, path, body), requests))
         seen.update(status for status, _ in answers)
         wrong = [complaint(b, *a) for b, a in zip(requests, answers, strict=True)]
         assert not any(wrong), "\n".join(filter(None, wrong))
@@ -171,3 +219,59 @@ def test_a_penalty_that_no_float32_holds(server: Server) -> None:
     body = {"prompt": "copy ab", "max_tokens": 8, "repetition_penalty": 1e-46}
     answer = server.post("/v1/completions", **body)
     assert answer.status_code == 200 or "repetition_penalty" in answer.text
+
+
+# An endpoint's least request, and where it says how many tokens were put out.
+LEAST: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/completions": ({"prompt": "count from 12 to 16", "max_tokens": 30}, "completion_tokens"),
+    "/v1/chat/completions": (
+        {
+            "messages": [{"role": "user", "content": "count from 12 to 16"}],
+            "max_completion_tokens": 30,
+        },
+        "completion_tokens",
+    ),
+    "/v1/responses": ({"input": "count from 12 to 16", "max_output_tokens": 30}, "output_tokens"),
+}
+
+
+STEPS = "vllm:diffusion_num_denoising_steps_total"
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_where_options_go(server: Server, path: str) -> None:
+    """In `vllm_xargs`, on every endpoint: they are heeded there, and refused by their name."""
+    body, tokens = LEAST[path]
+    body = body | {"temperature": 0, "ignore_eos": True}
+
+    def steps(**extra: Any) -> float:
+        server.wait_until_idle()
+        before = server.metric(STEPS)
+        answer = server.post(path, **body, vllm_xargs=extra)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"][tokens] == 30
+        server.wait_until_idle()
+        return server.metric(STEPS) - before
+
+    assert steps(diffusion_max_steps=1) < steps(diffusion_max_steps=6)
+    for extra in ({"diffusion_max_steps": 0}, {"diffusion_max_step": 1}):
+        answer = server.post(path, **body, vllm_xargs=extra)
+        assert answer.status_code == 400, answer.text
+        assert "diffusion_max_steps" in answer.text
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_an_option_beside_vllm_xargs(server: Server, path: str) -> None:
+    """Where OpenAI's client puts `extra_body`; vLLM passes over what it does not know there."""
+    answer = server.post(path, **LEAST[path][0], diffusion_max_steps=4)
+    assert answer.status_code == 400, answer.text
+    assert "diffusion_max_steps belongs into vllm_xargs" in answer.text
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_a_refused_stream(server: Server, path: str) -> None:
+    """By itself vLLM would have begun it; /v1/responses then breaks off without a word."""
+    body = LEAST[path][0] | {"stream": True, "vllm_xargs": {"diffusion_max_steps": 0}}
+    answer = server.post(path, **body)
+    assert answer.status_code == 400
+    assert "diffusion_max_steps" in answer.text

@@ -98,10 +98,8 @@ class World:
             return (
                 found is not None
                 and found[:2] == (kind, base + n * length)
-                and (
-                    step in (None, found[2])
-                    and driver.request("victim").num_computed_tokens >= base
-                )
+                and step in (None, found[2])
+                and driver.request("victim").num_computed_tokens >= base
             )
 
         driver.until(mid_prefill if phase == "mid-prefill" else in_phase)
@@ -180,6 +178,11 @@ CASES = [
 def test_event_in_phase(world: World, phase: str, event: str) -> None:
     driver = world.begin()
     world.reach(driver, phase)
+    assert_unnoticed(world, driver, event)
+
+
+def assert_unnoticed(world: World, driver: Driver, event: str) -> None:
+    """The event hits the victim now; nobody else's tokens change, nor its own but by an abort."""
     slot = driver.slot("victim")
     ACTIONS[event](world, driver)
     # At once, before a result in flight comes back: it must not be taken for the newcomer's.

@@ -5,7 +5,7 @@ Raised errors reach an HTTP client as status 400 with the parameter's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -61,6 +61,20 @@ def validate_bad_words(params: Any) -> None:
             "can be ruled out.",
             parameter="bad_words",
         )
+
+
+def refuse_misplaced(fields: Iterable[str]) -> None:
+    """Refuse our options among the fields of an HTTP request that vLLM does not know.
+
+    Raises:
+        VLLMValidationError: names the field and where it belongs.
+    """
+    for name in fields:
+        if name.startswith("diffusion_"):
+            raise VLLMValidationError(
+                f'{name} belongs into vllm_xargs: {{"vllm_xargs": {{"{name}": ...}}}}.',
+                parameter=name,
+            )
 
 
 def validate_sampling_params(params: Any, served: Served) -> None:

@@ -162,9 +162,9 @@ class DiffusionSampler:
 
         Hidden states show what a greedy choice hides, probabilities what the head adds.
         """
-        # Zero times what is not finite is NaN, and no sum of zeros overflows.
-        trace = (hidden_states * 0).sum(-1).view(rows.statistics.probability.shape)
-        sound = (trace + rows.statistics.probability).isfinite().all(-1)
+        # A sum in float32 is finite where all its terms are; zero times what is not, is NaN.
+        trace = hidden_states.sum(-1, dtype=torch.float32).view(rows.statistics.probability.shape)
+        sound = (trace * 0 + rows.statistics.probability).isfinite().all(-1)
         state = self.slots
         state.spoiled.index_copy_(0, slot, ~sound)
         # Not waited for: it is read when the request is gone, steps later.

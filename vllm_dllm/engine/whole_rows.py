@@ -91,7 +91,8 @@ class WholeRows:
         if needs.min_tokens and needs.ends:
             put_out = self.slots.start[slot] + self.slots.position - needs.prompt_length  # [L]
             too_early = (put_out < needs.min_tokens)[:, None]
-            ends = ids(needs.ends)
+            # A tokenizer may end with an id that the head does not have.
+            ends = ids([end for end in needs.ends if end < self.vocabulary])
             rows.index_copy_(1, ends, rows[:, ends].masked_fill(too_early, -torch.inf))
         if needs.banned:
             rows.index_fill_(1, ids(needs.banned), -torch.inf)

@@ -6,6 +6,8 @@ workers), while the model class is imported only where it is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -76,6 +78,80 @@ def _derived(value: int, formula: str) -> int:
     return value
 
 
+def check_together(config: LLaDA2MoeConfig) -> None:
+    """Raise `SettingsError` for fields that contradict each other, with the names of all."""
+    for holds, sentence in chain(_attention_rules(config), _expert_rules(config)):
+        if not holds:
+            raise SettingsError(f"config.json: {sentence}")
+
+
+def fill_in(config: Any) -> None:
+    """What is null and follows from the rest."""
+    heads, factor = config.num_attention_heads, config.partial_rotary_factor
+    if config.head_dim is None:
+        config.head_dim = _derived(
+            0 if config.hidden_size % heads else config.hidden_size // heads,
+            f"head_dim = hidden_size={config.hidden_size} / num_attention_heads={heads}",
+        )
+    if config.rotary_dim is None:
+        config.rotary_dim = _derived(
+            int(config.head_dim * factor),
+            f"rotary_dim = head_dim={config.head_dim} * partial_rotary_factor={factor}",
+        )
+    if config.n_group is None and config.topk_group is None:
+        # The same experts as with one group, which every platform's router takes.
+        config.n_group = config.topk_group = 1
+
+
+def _attention_rules(c: Any) -> Iterator[tuple[bool, str]]:
+    yield (
+        c.num_attention_heads % c.num_key_value_heads == 0,
+        f"num_attention_heads={c.num_attention_heads} must be a multiple of "
+        f"num_key_value_heads={c.num_key_value_heads}",
+    )
+    part = f"head_dim={c.head_dim} * partial_rotary_factor={c.partial_rotary_factor}"
+    yield (
+        c.rotary_dim % 2 == 0 and c.rotary_dim <= c.head_dim,
+        f"rotary_dim={c.rotary_dim} ({part}) must be even and at most head_dim",
+    )
+    yield (
+        abs(c.rotary_dim - c.head_dim * c.partial_rotary_factor) < 1,
+        f"rotary_dim={c.rotary_dim} contradicts {part}; give one, or both alike",
+    )
+    ends = getattr(c, "eos_token_id", None)
+    each = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    yield (
+        # Else the first request with `min_tokens` would index behind the logits.
+        all(isinstance(end, int) and 0 <= end < c.vocab_size for end in each),
+        f"eos_token_id={shown(ends)} must be in [0, vocab_size={c.vocab_size})",
+    )
+
+
+def _expert_rules(c: Any) -> Iterator[tuple[bool, str]]:
+    groups, chosen = c.n_group, c.topk_group
+    yield (
+        None not in (groups, chosen),
+        f"n_group={groups} and topk_group={chosen}: give both or neither",
+    )
+    size, biased = c.num_experts // groups, c.moe_router_enable_expert_bias
+    yield (
+        c.num_experts % groups == 0 and (size >= 2 or not biased),
+        f"num_experts={c.num_experts} must be a multiple of n_group={groups}, and at least twice "
+        "that: a group is judged by its two best",
+    )
+    yield chosen <= groups, f"topk_group={chosen} must be at most n_group={groups}"
+    yield (
+        c.num_experts_per_tok <= chosen * size,
+        f"num_experts_per_tok={c.num_experts_per_tok} must be at most {chosen * size}, which is "
+        f"topk_group={chosen} groups of num_experts={c.num_experts} / n_group={groups}",
+    )
+    yield (
+        c.score_function is None or (c.score_function == "sigmoid") == biased,
+        f"score_function={c.score_function} contradicts moe_router_enable_expert_bias={biased}: "
+        "sigmoid has a bias, softmax none",
+    )
+
+
 class LLaDA2MoeConfig(PretrainedConfig):
     """``model_type: llada2_moe``, with the defaults that real checkpoints leave out.
 
@@ -86,7 +162,7 @@ class LLaDA2MoeConfig(PretrainedConfig):
     ``--hf-overrides``.
 
     Raises:
-        SettingsError: a field is out of range; names it.
+        SettingsError: a field is out of range or contradicts another; names it.
     """
 
     model_type = "llada2_moe"
@@ -100,12 +176,9 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.intermediate_size = kwargs.pop("intermediate_size", 5120)
         self.num_hidden_layers = kwargs.pop("num_hidden_layers", 20)
         self.num_attention_heads = kwargs.pop("num_attention_heads", 16)
-        self.num_key_value_heads = kwargs.pop("num_key_value_heads", 4)
         heads = self.num_attention_heads
-        self.head_dim = kwargs.pop("head_dim", None) or _derived(
-            self.hidden_size // heads,
-            f"head_dim = hidden_size={self.hidden_size} / num_attention_heads={heads}",
-        )
+        self.num_key_value_heads = kwargs.pop("num_key_value_heads", min(4, heads))
+        self.head_dim = kwargs.pop("head_dim", None)
         self.hidden_act = kwargs.pop("hidden_act", "silu")
         self.rms_norm_eps = kwargs.pop("rms_norm_eps", 1e-6)
         self.max_position_embeddings = kwargs.pop("max_position_embeddings", 32768)
@@ -123,7 +196,15 @@ class LLaDA2MoeConfig(PretrainedConfig):
             )
         self.canvas_length = self.block_length or canvas_length or DEFAULT_BLOCK_LENGTH
         kwargs.setdefault("tie_word_embeddings", False)
+        fill_in(self)
         super().__init__(**kwargs)
+        check_together(self)
+
+    def update(self, config_dict: dict[str, Any]) -> None:
+        """What ``--hf-overrides`` says; looked at together once all of it is set."""
+        super().update(config_dict)
+        fill_in(self)
+        check_together(self)
 
     def __setattr__(self, key: str, value: Any) -> None:
         check_field(key, value)
@@ -135,12 +216,10 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.use_bias = kwargs.pop("use_bias", False)
         self.use_qkv_bias = kwargs.pop("use_qkv_bias", False)
         self.rope_theta = kwargs.pop("rope_theta", 600000.0)
-        self.partial_rotary_factor = kwargs.pop("partial_rotary_factor", 0.5)
-        factor = self.partial_rotary_factor
-        self.rotary_dim = kwargs.pop("rotary_dim", None) or _derived(
-            int(self.head_dim * factor),
-            f"rotary_dim = head_dim={self.head_dim} * partial_rotary_factor={factor}",
-        )
+        rotary = self.rotary_dim = kwargs.pop("rotary_dim", None)
+        dim = self.head_dim or max(1, self.hidden_size // self.num_attention_heads)
+        implied = 0.5 if rotary is None else min(1.0, rotary / dim)
+        self.partial_rotary_factor = kwargs.pop("partial_rotary_factor", implied)
 
     def _init_experts(self, kwargs: dict[str, Any]) -> None:
         self.num_experts = kwargs.pop("num_experts", 256)

@@ -1,0 +1,121 @@
+"""Result files into Markdown tables, plots, and the tables of the README.
+
+    .venv/bin/python benchmarks/report.py            # print tables, draw plots, refresh the README
+    .venv/bin/python benchmarks/report.py --check    # write nothing; 1 where the README is stale
+
+In the README a table stands between `<!-- benchmark: NAME -->` and `<!-- /benchmark -->`, each on
+a line of its own; what is between them is replaced. NAMEs are the keys of `TABLES` in
+`benchmarks/tables.py`. A file that cannot be used is refused by name and the rest goes on; the
+exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.tables import TABLES, Record, RefusedError, section  # noqa: E402
+
+BEGIN = re.compile(r"^<!-- benchmark: (.*?) -->$", re.MULTILINE)
+END = re.compile(r"^<!-- /benchmark -->$", re.MULTILINE)
+
+
+def read_all(results: Path) -> tuple[dict[str, Record], list[str]]:
+    """Records by the file's stem, and why the other files are refused."""
+    records, refused = {}, []
+    for path in sorted(results.glob("*.json")):
+        try:
+            records[path.stem] = Record.read(path)
+        except RefusedError as error:
+            refused.append(str(error))
+    return records, refused
+
+
+def refreshed(text: str, sections: Mapping[str, str]) -> str:
+    """A README with the sections it asks for.
+
+    Raises:
+        RefusedError: a marker without its end or with a name that has no section.
+    """
+    parts, place = [], 0
+    while begin := BEGIN.search(text, place):
+        name = begin[1]
+        end, following = END.search(text, begin.end()), BEGIN.search(text, begin.end())
+        if end is None or (following and following.start() < end.start()):
+            raise RefusedError(f"<!-- benchmark: {name} --> has no <!-- /benchmark -->")
+        if name not in sections:
+            known = ", ".join(sections) or "none"
+            raise RefusedError(f"<!-- benchmark: {name} --> has no results; there are: {known}")
+        parts += [text[place : begin.end()], f"\n{sections[name]}\n", end[0]]
+        place = end.end()
+    return "".join([*parts, text[place:]])
+
+
+def stale(text: str, sections: Mapping[str, str]) -> list[str]:
+    """Names of a README's tables that are not what the results say."""
+    fresh = refreshed(text, sections)
+    return [
+        name[1]
+        for name, other in zip(BEGIN.finditer(text), BEGIN.finditer(fresh), strict=True)
+        if text[name.end() : END.search(text, name.end()).start()]
+        != fresh[other.end() : END.search(fresh, other.end()).start()]
+    ]
+
+
+def all_sections(records: Mapping[str, Record]) -> tuple[dict[str, str], list[str]]:
+    """The text of each table whose files are there, and why others are refused."""
+    found, refused = {}, []
+    for name, table in TABLES.items():
+        if any(stem in records for stem in table.files):
+            try:
+                found[name] = section(name, records)
+            except RefusedError as error:
+                refused.append(str(error))
+    return found, refused
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "img", help="for the plots")
+    parser.add_argument("--check", action="store_true", help="write nothing, find stale tables")
+    args = parser.parse_args(argv)
+    records, refused = read_all(args.results)
+    sections, more = all_sections(records)
+    refused += more
+    text = args.readme.read_text(encoding="utf-8")
+    try:
+        if args.check:
+            refused += [
+                f"{args.readme.name}: the table {name} is not what the results say; run "
+                "benchmarks/report.py"
+                for name in stale(text, sections)
+            ]
+        else:
+            for name, body in sections.items():
+                print(f"{name}\n\n{body}\n")
+            fresh = refreshed(text, sections)
+            if fresh != text:
+                args.readme.write_text(fresh, encoding="utf-8")
+    except RefusedError as error:
+        refused.append(f"{args.readme.name}: {error}")
+    if not args.check:
+        from benchmarks.plots import draw_all
+
+        drawn, more = draw_all(records, args.images)
+        refused += more
+        print("\n".join(str(path) for path in drawn))
+    for line in refused:
+        print(f"report: {line}", file=sys.stderr)
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""``vllm bench serve`` against ``vllm serve``: latency and throughput at several concurrencies.
+
+    .venv/bin/python benchmarks/serve.py --concurrency 1 4 16 64 --json out.json
+    .venv/bin/python benchmarks/serve.py --systems llada2 causal
+
+Each system is a real server on loopback that vLLM's own benchmark drives, one after another:
+
+    llada2        this package, tiny-llada2
+    causal        vLLM's autoregressive serving of the same weights: what a user would pick instead
+    gemma         this package, tiny-diffusiongemma
+    gemma-native  vLLM's own class for it
+
+The prompts are held-out problems of `examples/tiny/tasks.py`, 64 tokens are put out for each. All
+systems do the same number of tokens; the causal one puts out nonsense, because its weights were
+trained to see both ways, and is there for its speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import write  # noqa: E402
+from examples.tiny.tasks import problems  # noqa: E402
+from tests.e2e.server import Server  # noqa: E402
+
+TINY = ROOT / "examples" / "tiny" / "checkpoints"
+OUTPUT = 64  # tokens
+# Names in the benchmark's result file -> how they are printed.
+FIGURES = {
+    "output_throughput": "tokens/s",
+    "median_ttft_ms": "first tokens, median ms",
+    "mean_tpot_ms": "per token, mean ms",
+    "median_e2el_ms": "request, median ms",
+    "p99_e2el_ms": "request, 99th percentile ms",
+    "diffusion_steps_per_canvas": "steps per canvas",
+    "diffusion_committed_per_step": "tokens per step",
+}
+
+
+@dataclass(frozen=True)
+class System:
+    """What is served: the checkpoint, and the server's flags and environment beside it."""
+
+    model: Path
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+NO_IMAGES = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
+CAUSAL = ("--hf-overrides", '{"architectures": ["BailingMoeV2ForCausalLM"]}')
+SYSTEMS = {
+    "llada2": System(TINY / "tiny-llada2"),
+    "causal": System(TINY / "tiny-llada2", CAUSAL),
+    "gemma": System(TINY / "tiny-diffusiongemma", NO_IMAGES),
+    "gemma-native": System(TINY / "tiny-diffusiongemma", NO_IMAGES, {"VLLM_DLLM_NATIVE": "1"}),
+}
+
+
+def bench(server: Server, system: System, concurrency: int, prompts: Path) -> dict[str, Any]:
+    """One run of ``vllm bench serve`` over all prompts; its result file as a mapping."""
+    vllm, scratch = str(Path(sys.executable).with_name("vllm")), prompts.parent
+    command = [
+        *(vllm, "bench", "serve", "--backend", "openai", "--base-url", server.url),
+        *("--endpoint", "/v1/completions", "--model", "m", "--tokenizer", str(system.model)),
+        *("--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template"),
+        *("--custom-output-len", str(OUTPUT), "--num-prompts", str(lines_of(prompts))),
+        *("--max-concurrency", str(concurrency), "--ignore-eos", "--disable-shuffle"),
+        *("--num-warmups", str(min(concurrency, 4)), "--disable-tqdm", "--seed", "0"),
+        *("--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "99"),
+        *("--save-result", "--result-dir", str(scratch), "--result-filename", "result.json"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    if done.returncode:
+        raise RuntimeError(f"vllm bench serve failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    result = json.loads((scratch / "result.json").read_text())
+    if result["completed"] != lines_of(prompts) or result["failed"]:
+        raise RuntimeError(f"{result['failed']} of {lines_of(prompts)} requests failed")
+    return {key: result.get(key) for key in FIGURES}
+
+
+def lines_of(file: Path) -> int:
+    return len(file.read_text().splitlines())
+
+
+def write_prompts(file: Path, count: int) -> None:
+    """Held-out problems in the form that ``vllm bench serve`` reads."""
+    asked = [{"prompt": p.prompt} for p in problems(count, seed=0, held_out=True)]
+    file.write_text("".join(json.dumps(one) + "\n" for one in asked))
+
+
+def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """A system's figures by concurrency; the server is started and stopped here."""
+    system = SYSTEMS[name]
+    found = {}
+    flags = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 28), *system.flags)
+    with Server(
+        system.model, *flags, log=scratch / "log", env=system.env, start_seconds=300
+    ) as server:
+        for concurrency in args.concurrency:
+            prompts = scratch / "prompts.jsonl"
+            write_prompts(prompts, max(args.least, args.rounds * concurrency))
+            found[str(concurrency)] = bench(server, system, concurrency, prompts)
+            speed = found[str(concurrency)]["output_throughput"]
+            print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr, flush=True)
+    return found
+
+
+def show(results: dict[str, Any]) -> None:
+    """A table for each figure that any system has."""
+    for key, title in FIGURES.items():
+        print(title)
+        for name, by_concurrency in results.items():
+            values = [(n, r[key]) for n, r in by_concurrency.items()]
+            cells = "".join(f"{'-' if v is None else f'{v:.2f}':>12} @{n}" for n, v in values)
+            print(f"  {name:14}{cells}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--least", type=int, default=24, help="requests of a run, at least")
+    parser.add_argument("--rounds", type=int, default=3, help="requests for each at a time")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        results = {system: measure(system, args, Path(name)) for system in args.systems}
+    show(results)
+    write(args.json, "serve", results)
+
+
+if __name__ == "__main__":
+    main()

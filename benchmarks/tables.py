@@ -1,0 +1,232 @@
+"""What a result file says, and as which Markdown table: one function for each table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
+KINDS = ("accuracy", "fdfo", "gemma", "head_memory", "prefill", "serve", "step_time")
+# Benchmarks of before -> what took their place.
+REPLACED = {"serving": "benchmarks/serve.py"}
+MEGABYTE = 1 << 20
+
+
+class RefusedError(ValueError):
+    """A result file, a table or a marker that cannot be used; says which and why."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One result file, as `benchmarks.common.write` leaves it.
+
+    Attributes:
+        name: of the file.
+        kind: of benchmark, one of `KINDS`.
+        fields: everything beside the results: command, commit, versions, machine.
+        results: the benchmark's own.
+    """
+
+    name: str
+    kind: str
+    fields: Mapping[str, Any]
+    results: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """The record in a file.
+
+        Raises:
+            RefusedError: no JSON, fields missing, or no benchmark of ours.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RefusedError(f"{path.name}: not JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise RefusedError(f"{path.name}: not a JSON object")
+        missing = [field for field in REQUIRED if field not in content]
+        if missing:
+            raise RefusedError(
+                f"{path.name}: has no {', '.join(missing)}; older than benchmarks/common.py, or "
+                "not written by it: run its benchmark again"
+            )
+        # Beside its name a benchmark may say how it was run: "accuracy, offline, 700 problems".
+        kind = str(content["benchmark"]).split(",")[0]
+        if kind in REPLACED:
+            raise RefusedError(f"{path.name}: old, of {kind!r}; run {REPLACED[kind]} in its place")
+        if kind not in KINDS:
+            raise RefusedError(
+                f"{path.name}: unknown benchmark {kind!r}; known: {', '.join(KINDS)}"
+            )
+        return cls(path.name, kind, content, content["results"])
+
+    def source(self) -> str:
+        """File, code and machine, in a sentence without a verb. The command is in the file."""
+        machine, versions = self.fields["machine"], self.fields["versions"]
+        changed = " with uncommitted changes" if self.fields["modified"] else ""
+        load = machine.get("load_average")
+        busy = f", load average {load[0]:.1f}" if load else ""
+        return (
+            f"`benchmarks/results/{self.name}`: commit {self.fields['commit'][:7]}{changed}; "
+            f"{machine['cpu']}, {machine['cores']} cores{busy}; "
+            f"vLLM {versions['vllm']}, torch {versions['torch']}"
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a table is made.
+
+    Attributes:
+        kind: of benchmark that its files must hold.
+        files: stems of the files; all of them are needed.
+        rows: of their results: the header, then the rows.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+    rows: Callable[..., Iterable[Sequence[str]]]
+
+
+def section(name: str, records: Mapping[str, Record]) -> str:
+    """A table and where it comes from, as Markdown.
+
+    Raises:
+        RefusedError: a file is absent, of another benchmark, or its results are laid out otherwise.
+    """
+    table = TABLES[name]
+    absent = [f"{stem}.json" for stem in table.files if stem not in records]
+    if absent:
+        raise RefusedError(f"table {name}: {', '.join(absent)} is absent or refused")
+    used = [records[stem] for stem in table.files]
+    names = ", ".join(record.name for record in used)
+    for record in used:
+        if record.kind != table.kind:
+            raise RefusedError(f"{record.name}: is of {record.kind}, table {name} of {table.kind}")
+    try:
+        lines = list(markdown(table.rows(*(record.results for record in used))))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RefusedError(
+            f"{names}: not the layout of today's {table.kind} ({type(error).__name__}: {error}); "
+            "run the benchmark again"
+        ) from error
+    return "\n".join([*lines, "", *(f"({record.source()})" for record in used)])
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    """The lines of a table; the first row is its header."""
+    for number, row in enumerate(rows):
+        yield "|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|"
+        if number == 0:
+            yield "|" + "---|" * len(row)
+
+
+def step_time(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    parts = ("schedule", "prepare", "forward", "head", "decoding", "rest", "total")
+    yield ["requests", *parts, "outside the forward"]
+    for requests, found in results.items():
+        outside = found["total"] - found["forward"]
+        yield [requests, *(f"{found[part]:.2f}" for part in parts), f"{outside:.2f}"]
+
+
+def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    columns = {
+        "output_throughput": ("tokens/s", ".0f"),
+        "median_ttft_ms": ("first tokens, median ms", ".0f"),
+        "mean_tpot_ms": ("per token, mean ms", ".2f"),
+        "median_e2el_ms": ("request, median ms", ".0f"),
+        "p99_e2el_ms": ("request, 99th percentile ms", ".0f"),
+        "diffusion_steps_per_canvas": ("steps per canvas", ".2f"),
+        "diffusion_committed_per_step": ("tokens per step", ".2f"),
+    }
+    yield ["system", "concurrency", *(title for title, _ in columns.values())]
+    for system, by_concurrency in results.items():
+        for concurrency, found in by_concurrency.items():
+            values = ((found[key], form) for key, (_, form) in columns.items())
+            cells = ("-" if value is None else format(value, form) for value, form in values)
+            yield [system, concurrency, *cells]
+
+
+def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    # Settings of one and the same option: its name heads the column, its values are the rows.
+    options = {setting.rpartition("=")[0] for setting in results}
+    same = options.pop() if len(options) == 1 else ""
+    title = same.removeprefix("diffusion_") or "setting"
+    yield [title, "exact match", "95 % interval", "steps per block", "seconds"]
+    for setting, found in results.items():
+        match = found["exact_match"]["all"]
+        low, high = (100 * bound for bound in match["interval"])
+        yield [
+            setting.removeprefix(f"{same}="),
+            f"{100 * match['right'] / match['of']:.1f} %",
+            f"{low:.1f} - {high:.1f}",
+            f"{found['steps_per_block']:.2f}",
+            f"{found['seconds']:.1f}",
+        ]
+
+
+def gemma(tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    kinds = {"vllm-dllm": "vllm-dllm", "native": "vLLM's class", "transformers": "transformers"}
+    yield ["requests", *kinds.values(), "", *kinds.values()]
+    for load in tiny["vllm-dllm"]:
+        sides = (
+            [f"{side[kind][load]['tokens_per_s']:.0f}" for kind in kinds] for side in (tiny, wide)
+        )
+        left, right = sides
+        name = load.removesuffix(" equal").replace(" mixed", ", mixed lengths and steps")
+        yield [name, *left, "", *right]
+
+
+def head_memory(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["class", "requests", "MB of its own", "MB a request", "seconds a step"]
+    for name, found in results.items():
+        yield [
+            name,
+            f"{found['requests']}",
+            f"{found['bytes'] / MEGABYTE:,.0f}",
+            f"{found['per_request'] / MEGABYTE:,.1f}",
+            f"{found['s']:.1f}",
+        ]
+
+
+def fdfo(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("requests at a time", "`sync` tokens/s", "`fdfo` tokens/s", "gain"),
+        *("passes wasted by `sync`", "median latency", "99th percentile"),
+    ]
+    for requests, modes in results.items():
+        sync, ours = modes["sync"], modes["fdfo"]
+        wasted = sync["request_steps"] - ours["request_steps"]
+        yield [
+            requests,
+            *(f"{mode['tokens_per_second']:.0f}" for mode in (sync, ours)),
+            f"{ours['tokens_per_second'] / sync['tokens_per_second']:.2f}x",
+            f"{wasted:.0f} of {sync['request_steps']:.0f}",
+            *(f"{sync[key]:.3f} / {ours[key]:.3f} s" for key in ("p50_s", "p99_s")),
+        ]
+
+
+def prefill(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    ways = results["ways"]
+    yield ["prompt tokens", *(f"{way}, ms" for way in ways), "gain", "median gain of the rounds"]
+    for length, gain in results["gain"].items():
+        times = (f"{found[length]['min_ms']:.1f}" for found in ways.values())
+        yield [length, *times, f"{gain:.1f}x", f"{results['gain_median'][length]:.1f}x"]
+    fits = results["fits"].values()
+    yield ["exponent", *(f"{fit['exponent']:.2f}" if fit else "-" for fit in fits), "", ""]
+
+
+TABLES: dict[str, Table] = {
+    "step_time": Table("step_time", ("step_time",), step_time),
+    "serve": Table("serve", ("serve",), serve),
+    "accuracy_llada2": Table("accuracy", ("accuracy_llada2",), accuracy),
+    "accuracy_gemma": Table("accuracy", ("accuracy_gemma",), accuracy),
+    "gemma": Table("gemma", ("gemma", "gemma_32k"), gemma),
+    "head_memory": Table("head_memory", ("head_memory",), head_memory),
+    "fdfo": Table("fdfo", ("fdfo",), fdfo),
+    "prefill": Table("prefill", ("prefill",), prefill),
+}

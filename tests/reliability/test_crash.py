@@ -1,0 +1,280 @@
+"""An engine process that is killed, and checkpoints that are damaged or vanish.
+
+Whoever waits is told at once, nothing is left over, and the log names what to mend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.server import Server
+from tests.engine.harness import engine, greedy
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+LLADA2, GEMMA = "tiny-llada2", "tiny-diffusiongemma"
+NO_IMAGES = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+# Every canvas takes some 40 steps, and a request many canvases.
+SLOW = {
+    LLADA2: {"diffusion_threshold": 2.0},
+    GEMMA: {"diffusion_max_steps": 40, "diffusion_stability_threshold": 1000},
+}
+SEATS = 4
+AT_ONCE = 10  # seconds; it takes a tenth of one
+PROMPT = "sort 61 35 88 14"
+
+
+def server_of(model: Path, log: Path) -> Server:
+    flags = ["--max-num-seqs", str(SEATS)]
+    if model.name.startswith(GEMMA):
+        flags += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES["limit_mm_per_prompt"])]
+    return Server(model, *flags, log=log)
+
+
+def until(reached: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := reached()):
+        assert time.monotonic() < deadline, f"not reached in {seconds} s"
+        time.sleep(0.02)
+    return found
+
+
+def engine_process(server: Server) -> int | None:
+    """The id of the server's child that holds the model."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # processes end while we look
+            _, name, rest = entry.joinpath("stat").read_text().replace("(", ")").split(")")
+            if int(rest.split()[1]) == server.process.pid and "EngineCor" in name:
+                return int(entry.name)
+    return None
+
+
+def assert_nothing_left(server: Server) -> None:
+    """No process of the server's group, which is all that it started."""
+
+    def gone() -> bool:
+        try:
+            os.killpg(server.process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    until(gone, AT_ONCE)
+
+
+# ---- a killed engine process
+
+
+def ask(server: Server, path: str, stream: bool, begun: threading.Event) -> tuple[str, float]:
+    """How a long request ended, and when. `begun` is set by the first event of a stream."""
+    slow = SLOW[Path(server.command[2]).name]
+    body: dict[str, Any] = {"model": "m", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+    body |= {"vllm_xargs": slow, "temperature": 0}
+    chat = {"messages": [{"role": "user", "content": PROMPT}]}
+    body |= chat if "chat" in path else {"prompt": PROMPT}
+    ended = "complete"
+    try:
+        with httpx.stream("POST", server.url + path, json=body, timeout=120) as response:
+            for line in response.iter_lines():
+                if line.startswith('data: {"error"'):
+                    ended = "error event"
+                elif stream and '"choices"' in line:
+                    begun.set()
+        if response.status_code != 200:
+            ended = str(response.status_code)
+    except httpx.TransportError:
+        ended = "closed"
+    return ended, time.monotonic()
+
+
+def begin(server: Server, pool: ThreadPoolExecutor) -> list[Future[tuple[str, float]]]:
+    """Requests on every seat, in their second canvas or later, and two that wait for a seat."""
+    begun = [threading.Event() for _ in range(SEATS + 2)]
+    ways = [(p, s) for s in (True, False) for p in ("/v1/completions", "/v1/chat/completions")]
+    ways += [("/v1/completions", True), ("/v1/completions", False)]
+    asked = []
+    for n, (path, stream) in enumerate(ways):
+        if n == SEATS:
+            until(lambda: server.metric("vllm:num_requests_running") == SEATS)
+            assert begun[0].wait(60)
+            assert begun[1].wait(60)
+        asked.append(pool.submit(ask, server, path, stream, begun[n]))
+    until(lambda: server.metric("vllm:num_requests_waiting") == 2)
+    assert not any(future.done() for future in asked)
+    return asked
+
+
+def newcomer(server: Server) -> tuple[str, str]:
+    """What a new request and a health check hear."""
+    heard = []
+    for method, path in (("POST", "/v1/completions"), ("GET", "/health")):
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": 4} if method == "POST" else None
+        try:
+            answer = httpx.request(method, server.url + path, json=body, timeout=AT_ONCE)
+            heard.append(str(answer.status_code))
+        except httpx.NetworkError:  # not a timeout, which would be a hang
+            heard.append("refused")
+        except httpx.RemoteProtocolError:
+            heard.append("refused")  # closed while it was sent
+    return heard[0], heard[1]
+
+
+@pytest.mark.parametrize("model", [LLADA2, GEMMA])
+def test_a_killed_engine(model: str, tmp_path: Path) -> None:
+    """Catches a client that waits forever, a truncated answer that looks whole, a server that
+    stays up without an engine, processes that survive it, a restart that answers differently."""
+    server = server_of(CHECKPOINTS / model, tmp_path / "log")
+    with server, ThreadPoolExecutor(SEATS + 2) as pool:
+        before = server.complete(PROMPT, 40, temperature=0, seed=7)
+        asked = begin(server, pool)
+        core = engine_process(server)
+        assert core is not None
+        killed = time.monotonic()
+        os.kill(core, signal.SIGKILL)
+        while server.process.poll() is None:
+            request, health = newcomer(server)
+            assert request in ("500", "503", "refused")
+            assert health in ("503", "refused") or time.monotonic() < killed + 1
+            assert time.monotonic() < killed + 30
+        for future in asked:
+            ended, when = future.result()
+            assert ended in ("error event", "closed", "500"), ended
+            assert when < killed + AT_ONCE
+        # So says vLLM 0.32: who supervises it must restart it whatever its exit status is.
+        assert server.process.returncode == 0
+        assert newcomer(server) == ("refused", "refused")
+        assert_nothing_left(server)
+    with server:  # the same command, port included
+        assert server.complete(PROMPT, 40, temperature=0, seed=7) == before
+
+
+# ---- checkpoints on disk
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+INDEX = "model.safetensors.index.json"
+
+
+def sharded(model: str, target: Path) -> Path:
+    """A copy whose tensors lie in two files, as those of large models do."""
+    shutil.copytree(CHECKPOINTS / model, target)
+    tensors = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    names, weight_map = sorted(tensors), {}
+    half = len(names) // 2
+    for shard, part in zip(SHARDS, (names[:half], names[half:]), strict=True):
+        save_file({name: tensors[name] for name in part}, target / shard, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, shard)
+    (target / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return target
+
+
+def cut(file: Path, keep: float) -> None:
+    """Keep so many bytes, or such a share; negative: leave so many out at the end."""
+    content = file.read_bytes()
+    size = int(len(content) * keep) if isinstance(keep, float) else keep
+    file.write_bytes(content[:size])
+
+
+# Inside a shard's length, header and tensors, the last byte; half of a text, and nothing.
+CUTS: list[tuple[str, float]] = [
+    *((SHARDS[1], keep) for keep in (0, 7, 300, 0.5, -1)),
+    *((INDEX, keep) for keep in (0, 0.5)),
+    *(("config.json", keep) for keep in (0, 0.5)),
+    *(("tokenizer.json", keep) for keep in (0, 0.5, -3)),
+    *(("tokenizer_config.json", keep) for keep in (0, 0.5)),
+]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("model", "file", "keep"),
+    [(model, *case) for model in (LLADA2, GEMMA) for case in CUTS]
+    + [(GEMMA, "processor_config.json", 0.5)],
+)
+def test_a_file_that_is_cut_off(model: str, file: str, keep: float, tmp_path: Path) -> None:
+    """The message says which of the many files to fetch again, and where it lies."""
+    broken = sharded(model, tmp_path / model)
+    cut(broken / file, keep)
+    with pytest.raises(Exception, match=file) as caught:  # noqa: SIM117
+        with engine(broken, 32, **(NO_IMAGES if model == GEMMA else {})):
+            pass
+    assert str(broken) in str(caught.value)
+
+
+@pytest.mark.engine
+def test_shards_that_are_whole(tmp_path: Path) -> None:
+    """Else the test above would refuse what nobody cut."""
+    answers = []
+    for path in (CHECKPOINTS / LLADA2, sharded(LLADA2, tmp_path / LLADA2)):
+        with engine(path, 32) as running:
+            answers.append(running.generate([[5, 6, 7]], [greedy(20, ignore_eos=True)]))
+    assert answers[0] == answers[1]
+
+
+def exits(server: Server, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
+    """The log of a server that ends by itself before it is up."""
+    with server.log.open("w") as sink:
+        server.process = subprocess.Popen(
+            server.command,
+            stdout=sink,
+            stderr=sink,
+            env=server.environment,
+            start_new_session=True,
+        )
+    try:
+        meanwhile()
+        assert server.process.wait(300) > 0
+        assert_nothing_left(server)
+    finally:
+        server.stop()
+    return server.log.read_text().splitlines()
+
+
+SERVED: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "missing-shard": (LLADA2, lambda path: (path / SHARDS[1]).unlink(), SHARDS[1]),
+    "cut-shard": (LLADA2, lambda path: cut(path / SHARDS[1], 0.5), SHARDS[1]),
+    "cut-tokenizer": (GEMMA, lambda path: cut(path / "tokenizer.json", 0.5), "tokenizer.json"),
+    "no-directory": (LLADA2, shutil.rmtree, "Repo id must be"),
+}
+
+
+@pytest.mark.parametrize("fault", SERVED)
+def test_the_message_arrives(fault: str, tmp_path: Path) -> None:
+    """In the log of `vllm serve`, from whichever of its processes; and it ends, with a failure."""
+    model, damage, word = SERVED[fault]
+    broken = sharded(model, tmp_path / model)
+    damage(broken)
+    lines = exits(server_of(broken, tmp_path / "log"))
+    assert any("Error" in line and word in line and str(broken) in line for line in lines)
+
+
+def test_a_directory_that_vanishes_while_it_is_loaded(tmp_path: Path) -> None:
+    """Between the API server's reading of config.json and the engine's of the tensors."""
+    path = sharded(LLADA2, tmp_path / LLADA2)
+    server = server_of(path, tmp_path / "log")
+
+    def vanish() -> None:
+        core = until(lambda: engine_process(server), 300)
+        os.kill(core, signal.SIGSTOP)
+        assert "Loading weights took" not in server.log.read_text(), "too late"
+        path.rename(tmp_path / "elsewhere")
+        os.kill(core, signal.SIGCONT)
+
+    assert any("Error" in line and str(path) in line for line in exits(server, vanish))
