@@ -31,14 +31,17 @@ bench-ops: ## time the kernels on a GPU (PYTHON=...: one that has torch and trit
 	@$(PYTHON) benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
 	@$(PYTHON) benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
 
-bench: setup ## time a denoise step and serving, measure accuracy, compare classes and execution modes
+# Each script has more to give than this short form: see its --help.
+bench: setup ## time a step, prefill and serving, against every peer; tables and plots
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
-	@$(bin)/python benchmarks/serving.py --json benchmarks/results/serving.json
+	@$(bin)/python benchmarks/prefill.py --lengths 128 512 2048 --json benchmarks/results/prefill.json
+	@$(bin)/python benchmarks/serve.py --concurrency 1 16 --json benchmarks/results/serve.json
+	@$(bin)/python benchmarks/gemma.py --json benchmarks/results/gemma.json
+	@$(bin)/python benchmarks/fdfo.py --json benchmarks/results/fdfo.json
 	@$(bin)/python benchmarks/accuracy.py examples/tiny/checkpoints/tiny-llada2 --per-task 100 \
 	  --setting diffusion_threshold=0.9 --setting diffusion_threshold=1.01 \
 	  --json benchmarks/results/accuracy_llada2.json
-	@$(bin)/python benchmarks/gemma.py --json benchmarks/results/gemma.json
-	@$(bin)/python benchmarks/fdfo.py --json benchmarks/results/fdfo.json
+	@$(bin)/python benchmarks/report.py
 
 lint: setup ## ruff and mypy
 	@$(bin)/ruff check .

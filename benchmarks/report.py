@@ -1,9 +1,9 @@
-"""Result files into Markdown tables, plots, and the tables of the README.
+"""Result files into Markdown tables, plots, and the tables of the documents.
 
-    .venv/bin/python benchmarks/report.py            # print tables, draw plots, refresh the README
-    .venv/bin/python benchmarks/report.py --check    # write nothing; 1 where the README is stale
+    .venv/bin/python benchmarks/report.py            # print tables, draw plots, refresh documents
+    .venv/bin/python benchmarks/report.py --check    # write nothing; 1 where a document is stale
 
-In the README a table stands between `<!-- benchmark: NAME -->` and `<!-- /benchmark -->`, each on
+In a document a table stands between `<!-- benchmark: NAME -->` and `<!-- /benchmark -->`, each on
 a line of its own; what is between them is replaced. NAMEs are the keys of `TABLES` in
 `benchmarks/tables.py`. A file that cannot be used is refused by name and the rest goes on; the
 exit code is then 1.
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.tables import TABLES, Record, RefusedError, section  # noqa: E402
 
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "performance.md"]
 BEGIN = re.compile(r"^<!-- benchmark: (.*?) -->$", re.MULTILINE)
 END = re.compile(r"^<!-- /benchmark -->$", re.MULTILINE)
 
@@ -38,7 +39,7 @@ def read_all(results: Path) -> tuple[dict[str, Record], list[str]]:
 
 
 def refreshed(text: str, sections: Mapping[str, str]) -> str:
-    """A README with the sections it asks for.
+    """A document with the sections it asks for.
 
     Raises:
         RefusedError: a marker without its end or with a name that has no section.
@@ -58,7 +59,7 @@ def refreshed(text: str, sections: Mapping[str, str]) -> str:
 
 
 def stale(text: str, sections: Mapping[str, str]) -> list[str]:
-    """Names of a README's tables that are not what the results say."""
+    """Names of a document's tables that are not what the results say."""
     fresh = refreshed(text, sections)
     return [
         name[1]
@@ -80,35 +81,41 @@ def all_sections(records: Mapping[str, Record]) -> tuple[dict[str, str], list[st
     return found, refused
 
 
+def see_to(document: Path, sections: Mapping[str, str], check: bool) -> list[str]:
+    """Refresh a document's tables, or only look at them; what is wrong with it."""
+    text = document.read_text(encoding="utf-8")
+    try:
+        if check:
+            return [
+                f"{document.name}: the table {name} is not what the results say; run "
+                "benchmarks/report.py"
+                for name in stale(text, sections)
+            ]
+        fresh = refreshed(text, sections)
+    except RefusedError as error:
+        return [f"{document.name}: {error}"]
+    if fresh != text:
+        document.write_text(fresh, encoding="utf-8")
+    return []
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--documents", type=Path, nargs="+", default=DOCUMENTS)
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "img", help="for the plots")
     parser.add_argument("--check", action="store_true", help="write nothing, find stale tables")
     args = parser.parse_args(argv)
     records, refused = read_all(args.results)
     sections, more = all_sections(records)
     refused += more
-    text = args.readme.read_text(encoding="utf-8")
-    try:
-        if args.check:
-            refused += [
-                f"{args.readme.name}: the table {name} is not what the results say; run "
-                "benchmarks/report.py"
-                for name in stale(text, sections)
-            ]
-        else:
-            for name, body in sections.items():
-                print(f"{name}\n\n{body}\n")
-            fresh = refreshed(text, sections)
-            if fresh != text:
-                args.readme.write_text(fresh, encoding="utf-8")
-    except RefusedError as error:
-        refused.append(f"{args.readme.name}: {error}")
+    for document in args.documents:
+        refused += see_to(document, sections, args.check)
     if not args.check:
         from benchmarks.plots import draw_all
 
+        for name, body in sections.items():
+            print(f"{name}\n\n{body}\n")
         drawn, more = draw_all(records, args.images)
         refused += more
         print("\n".join(str(path) for path in drawn))

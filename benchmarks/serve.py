@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import write  # noqa: E402
-from examples.tiny.tasks import problems  # noqa: E402
+from examples.tiny.tasks import TASKS, problems  # noqa: E402
 from tests.e2e.server import Server  # noqa: E402
 
 TINY = ROOT / "examples" / "tiny" / "checkpoints"
@@ -57,7 +58,8 @@ class System:
 
 
 NO_IMAGES = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
-CAUSAL = ("--hf-overrides", '{"architectures": ["BailingMoeV2ForCausalLM"]}')
+AS_CAUSAL = '{"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": null}'
+CAUSAL = ("--hf-overrides", AS_CAUSAL)
 SYSTEMS = {
     "llada2": System(TINY / "tiny-llada2"),
     "causal": System(TINY / "tiny-llada2", CAUSAL),
@@ -94,8 +96,9 @@ def lines_of(file: Path) -> int:
 
 def write_prompts(file: Path, count: int) -> None:
     """Held-out problems in the form that ``vllm bench serve`` reads."""
-    asked = [{"prompt": p.prompt} for p in problems(count, seed=0, held_out=True)]
-    file.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    streams = [problems(task, seed=0, test=True) for task in TASKS]
+    asked = islice((problem for row in zip(*streams, strict=False) for problem in row), count)
+    file.write_text("".join(json.dumps({"prompt": one.prompt}) + "\n" for one in asked))
 
 
 def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
-KINDS = ("accuracy", "fdfo", "gemma", "head_memory", "prefill", "serve", "step_time")
+KINDS = (
+    *("accuracy", "fdfo", "floor", "gemma", "head_memory", "levers", "prefill", "serve"),
+    "step_time",
+)
 # Benchmarks of before -> what took their place.
 REPLACED = {"serving": "benchmarks/serve.py"}
 MEGABYTE = 1 << 20
@@ -220,6 +223,22 @@ def prefill(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["exponent", *(f"{fit['exponent']:.2f}" if fit else "-" for fit in fits), "", ""]
 
 
+def levers(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["levers", "passes a request", "tokens a pass", "passes that the lever saves"]
+    for name, found in results.items():
+        passes, tokens = found["passes_per_request"], found["tokens_per_pass"]
+        saved = f"{100 * found['saved']:.0f} %" if found["saved"] else ""
+        yield [name, f"{passes:.2f}", f"{tokens:.2f}", saved]
+
+
+def floor(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["model", "requests", "weights GB", "cache GB", "TFLOP", "floor ms", "bound by"]
+    for model, by_requests in results.items():
+        for requests, found in by_requests.items():
+            amounts = (found[key] for key in ("weights_gb", "cache_gb", "tflop", "floor_ms"))
+            yield [model, requests, *(f"{amount:.2f}" for amount in amounts), found["bound"]]
+
+
 TABLES: dict[str, Table] = {
     "step_time": Table("step_time", ("step_time",), step_time),
     "serve": Table("serve", ("serve",), serve),
@@ -229,4 +248,6 @@ TABLES: dict[str, Table] = {
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
+    "levers": Table("levers", ("levers",), levers),
+    "floor": Table("floor", ("floor",), floor),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from benchmarks import prefill, report
+from benchmarks.floor import LLADA2_MINI, Attention, Geometry, floor
 from benchmarks.plots import PLOTS, draw_all
 from benchmarks.tables import KINDS, TABLES, Record, RefusedError, section
+from vllm_dllm.models.llada2 import tensor_shapes
+from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 MODES = {
@@ -46,7 +50,14 @@ def results(tmp_path: Path) -> Path:
 def run(results: Path, tmp_path: Path) -> Callable[..., int]:
     """`report.py` on this test's own files."""
     (tmp_path / "README.md").write_text(README)
-    places = ("--results", results, "--readme", tmp_path / "README.md", "--images", tmp_path / "i")
+    places = (
+        "--results",
+        results,
+        "--documents",
+        tmp_path / "README.md",
+        "--images",
+        tmp_path / "i",
+    )
     return lambda *more: report.main([*map(str, places), *more])
 
 
@@ -251,3 +262,27 @@ def test_prefill_in_short(tmp_path: Path) -> None:
     assert record.fields["machine"]["load_average"]
     assert "| 128 |" in section("prefill", {"prefill": record})
     assert set(record.results["gain"]) == {"64", "128"}
+
+
+def test_the_floor_counts_every_weight_of_a_checkpoint() -> None:
+    """With many tokens every expert is read: all of the file but the embedding's rows."""
+    config = LLaDA2MoeConfig(num_hidden_layers=20, hidden_size=2048, num_attention_heads=16)
+    shapes = tensor_shapes(config)
+    small = {name for name, shape in shapes.items() if len(shape) == 1}  # norms and biases
+    stored = sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if name not in small and "word_embeddings" not in name
+    )
+    assert floor(LLADA2_MINI, requests=64, context=0).weight_bytes == pytest.approx(2 * stored)
+
+
+def test_the_floor_of_one_request_by_hand() -> None:
+    """One layer, one head, two experts of which each token takes both."""
+    one = Attention(layers=1, heads=1, kv_heads=1, dim=4)
+    model = Geometry(2, 8, 16, (one,), {}, experts=2, chosen=2, width=3, moe_layers=1)
+    weights = 4 * 8 * 4 + 8 * 2 + 8 * 16 + 2 * 3 * 8 * 3  # attention, router, head, experts
+    cost = floor(model, requests=1, context=6)
+    assert cost.weight_bytes == 2 * weights
+    assert cost.cache_bytes == 2 * 2 * 8 * 4  # keys and values of 6 + 2 positions
+    assert cost.operations == 2 * 2 * weights + 2 * 2 * 2 * 8 * 4

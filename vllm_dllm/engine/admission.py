@@ -27,7 +27,7 @@ _UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
         "prompt_logprobs",
         lambda params: params.prompt_logprobs is not None,
         "a prompt token is read together with those behind it, so it has no probability given "
-        "those before it",
+        "those before it (in a chat, echo asks for it, too)",
     ),
     (
         "prompt_logprob_token_ids",

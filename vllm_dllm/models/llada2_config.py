@@ -96,11 +96,18 @@ def fill_in(config: Any) -> None:
     if config.rotary_dim is None:
         config.rotary_dim = _derived(
             int(config.head_dim * factor),
-            f"rotary_dim = head_dim={config.head_dim} * partial_rotary_factor={factor}",
+            f"rotary_dim = {_head_dim(config)} * partial_rotary_factor={factor}",
         )
     if config.n_group is None and config.topk_group is None:
         # The same experts as with one group, which every platform's router takes.
         config.n_group = config.topk_group = 1
+
+
+def _head_dim(c: Any) -> str:
+    """The value, and where it comes from unless it was stated otherwise."""
+    derived = c.head_dim * c.num_attention_heads == c.hidden_size
+    heads = f" (hidden_size={c.hidden_size} / num_attention_heads={c.num_attention_heads})"
+    return f"head_dim={c.head_dim}{heads if derived else ''}"
 
 
 def _attention_rules(c: Any) -> Iterator[tuple[bool, str]]:
@@ -109,7 +116,7 @@ def _attention_rules(c: Any) -> Iterator[tuple[bool, str]]:
         f"num_attention_heads={c.num_attention_heads} must be a multiple of "
         f"num_key_value_heads={c.num_key_value_heads}",
     )
-    part = f"head_dim={c.head_dim} * partial_rotary_factor={c.partial_rotary_factor}"
+    part = f"{_head_dim(c)} * partial_rotary_factor={c.partial_rotary_factor}"
     yield (
         c.rotary_dim % 2 == 0 and c.rotary_dim <= c.head_dim,
         f"rotary_dim={c.rotary_dim} ({part}) must be even and at most head_dim",
