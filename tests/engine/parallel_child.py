@@ -1,4 +1,5 @@
-"""The answers of an engine with several ranks, and how often it preempted, as JSON.
+"""The answers of an engine with several ranks, as JSON; then how often it preempted, and how often
+each rank asked for whole rows of logits.
 
 python -m tests.engine.parallel_child MODEL '[{"temperature": 0}]' '{"tensor_parallel_size": 2}'
 """
@@ -7,16 +8,43 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
+
+from vllm_dllm.engine.statistics import MaskedStatistics
+
+
+def watch(worker: Any) -> None:
+    """Count how often a rank asks for whole rows of logits."""
+    statistics = getattr(worker.model_runner.sampler, "statistics", None)
+    if not isinstance(statistics, MaskedStatistics):
+        return  # another family, or an earlier pipeline stage
+    whole, statistics.calls = statistics.head, 0
+
+    def counted(hidden: Any) -> Any:
+        statistics.calls += 1
+        return whole(hidden)
+
+    statistics.head = counted
+
+
+def whole_rows(worker: Any) -> int | None:
+    """What `watch` has counted on a rank, None where it watches nothing."""
+    return getattr(getattr(worker.model_runner.sampler, "statistics", None), "calls", None)
+
 
 if __name__ == "__main__":
+    import cloudpickle
     from vllm import LLM
 
     from tests.engine.harness import settings
     from tests.engine.test_ranks import answers
 
+    # Workers do not have this module, which is the child's `__main__`.
+    cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     llm = LLM(
         model=sys.argv[1], disable_log_stats=False, **(settings(32) | json.loads(sys.argv[3]))
     )
+    llm.collective_rpc(watch)
     print(json.dumps(answers(llm, json.loads(sys.argv[2]))), flush=True)
     preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
-    print(json.dumps([preempted]), flush=True)
+    print(json.dumps([preempted, llm.collective_rpc(whole_rows)]), flush=True)

@@ -25,6 +25,8 @@ SAMPLED = {"temperature": 1.0, "seed": 3}
 # A model family and what its two ranks are asked.
 TENSOR: dict[str, list[dict[str, Any]]] = {
     "llada2": [GREEDY],
+    "llada2, sampled": [GREEDY, SAMPLED, {"temperature": 0.5, "seed": 9}],
+    "llada2, whole rows": [SAMPLED, SAMPLED | {"top_k": 3}, GREEDY | {"logprobs": 1}],
     "gemma": [  # the seed also draws the first canvas
         {"temperature": 0, "seed": 1},
         SAMPLED,
@@ -68,10 +70,15 @@ def test_tensor_parallel(name: str, tmp_path: Path) -> None:
     else:
         random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
     options = {"tensor_parallel_size": 2}
-    two, _ = answers_of_child("parallel_child", tmp_path, TENSOR[name], options)
+    two, (_, whole_rows) = answers_of_child("parallel_child", tmp_path, TENSOR[name], options)
     with engine(tmp_path, 32) as running:
         one = answers(running.llm, TENSOR[name])
     assert two == one
+    # Statistics cross the ranks, not logits.
+    if name in ("llada2", "llada2, sampled"):
+        assert whole_rows == [0, 0]
+    if name == "llada2, whole rows":
+        assert min(whole_rows) > 0
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +94,6 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[in
 def test_pipeline_parallel(name: str, staged: tuple[Path, list[list[int]]]) -> None:
     model, one = staged
     options = {"pipeline_parallel_size": 2} | STAGES[name]
-    two, preemptions = answers_of_child("parallel_child", model, STAGED, options)
+    two, (preemptions, _) = answers_of_child("parallel_child", model, STAGED, options)
     assert two == one
-    assert (preemptions[0][0] > 0) == ("preempted" in name)
+    assert (preemptions[0] > 0) == ("preempted" in name)

@@ -23,7 +23,13 @@ from vllm_dllm.engine.decoder import Policy
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
-from vllm_dllm.engine.statistics import MaskedStatistics, Statistics, TiledStatistics
+from vllm_dllm.engine.statistics import (
+    MaskedKernels,
+    MaskedStatistics,
+    ShardKernels,
+    Statistics,
+    TiledStatistics,
+)
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.masks import Window
 from vllm_dllm.ranges import SettingsError
@@ -158,11 +164,15 @@ def _llada2(vllm_config: VllmConfig, served: Served) -> Family:
 
     def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
         whole = WholeRows(slots, vocabulary, model_config.logprobs_mode)
-        kernels = None
-        if served.settings.kernels == "triton":
+        kernels: MaskedKernels | None = None
+        if not model.has_head:
+            pass  # an earlier pipeline stage
+        elif served.settings.kernels == "triton":
             from vllm_dllm.engine.triton_statistics import TritonKernels
 
             kernels = TritonKernels(model.tiled_head())
+        elif vllm_config.parallel_config.tensor_parallel_size > 1 and model.has_plain_head:
+            kernels = ShardKernels(model.tiled_head())
         return MaskedStatistics(model.head, whole, vocabulary, kernels), whole
 
     def attention(slots: SlotState, ruled: bool) -> AttentionRule:

@@ -17,8 +17,9 @@ import torch
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.noise import Stream, more_keys, row_keys, uniform_tokens
-from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_samples
+from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_drawn, with_samples
 from vllm_dllm.ops.sampled_stats import SampledStatistics, draw
+from vllm_dllm.ops.shard_stats import sharded_statistics, without
 from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
 
 # Bytes of float32 temporaries that a step may hold between hidden states and statistics.
@@ -82,6 +83,14 @@ def step_keys(state: SlotState, slots: torch.Tensor) -> tuple[torch.Tensor, torc
     return keys, more_keys(keys[:, None], state.position, Stream.CANDIDATE)
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What rows draw with: temperature float32 ``[rows]`` (0 is greedy), keys int64 ``[rows]``."""
+
+    temperature: torch.Tensor
+    keys: torch.Tensor
+
+
 class MaskedKernels(Protocol):
     """How the statistics of a masked model are computed."""
 
@@ -93,16 +102,54 @@ class MaskedKernels(Protocol):
         """The same of hidden states ``[rows, hidden]``; None where only logits will do."""
         ...
 
+    def drawn(
+        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
+    ) -> RowStatistics | None:
+        """The same with samples in place of the likeliest tokens, see `with_samples`."""
+        ...
 
-class PlainKernels:
+
+class OfLogits:
+    """Kernels that draw from logits only."""
+
+    def drawn(
+        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
+    ) -> RowStatistics | None:
+        """See `MaskedKernels`."""
+        return None
+
+
+class PlainKernels(OfLogits):
     """PyTorch's operators."""
 
     def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """See `MaskedKernels`."""
         return row_statistics(logits, forbidden, entropy)
 
-    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> None:
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
         """See `MaskedKernels`."""
+        return None
+
+
+class ShardKernels(PlainKernels):
+    """The same for a head that is spread over ranks: statistics cross them instead of logits."""
+
+    def __init__(self, head: Head) -> None:
+        self.tiles = head
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """See `MaskedKernels`."""
+        return sharded_statistics(hidden, self.tiles, forbidden, entropy, HEAD_BYTES)
+
+    def drawn(
+        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
+    ) -> RowStatistics:
+        """See `MaskedKernels`. A second pass over the head is less than its logits on the wire."""
+        greedy = self.head(hidden, forbidden, entropy)
+        head = without(self.tiles, forbidden)
+        found, _ = tiled_statistics(hidden, head, draws.temperature, draws.keys, TILE_BYTES)
+        weight = found.sample_probability / found.probability
+        return with_drawn(greedy, weight, draws.temperature > 0, found.sample)
 
 
 class MaskedStatistics:
@@ -132,8 +179,8 @@ class MaskedStatistics:
 
     def __call__(self, hidden: torch.Tensor, wanted: Wanted) -> Rows:
         """See `Statistics`."""
-        if self._is_plain(wanted):
-            found = self.kernels.head(hidden, self.mask_token, wanted.entropy)
+        if not self._needs_rows(wanted):
+            found = self._of_hidden(hidden, wanted)
             if found is not None:
                 return Rows(found.view(-1, self.length))
         parts, asked = [], []
@@ -154,11 +201,19 @@ class MaskedStatistics:
             return Rows(statistics)
         return Rows(statistics, asked=torch.cat(asked).view(*statistics.token.shape, -1))
 
-    def _is_plain(self, wanted: Wanted) -> bool:
-        """Whether all requests of the batch are greedy and none needs a row of logits."""
-        nothing = wanted.adjust is None and wanted.ask is None
-        asked = self.slots.samples[wanted.on_host].any() or self.whole.asked(wanted.on_host)
-        return nothing and not asked
+    def _needs_rows(self, wanted: Wanted) -> bool:
+        """Whether a request of the batch needs a row of logits for more than a choice or a draw."""
+        needed = wanted.adjust is not None or wanted.ask is not None
+        return needed or bool(self.whole.asked(wanted.on_host))
+
+    def _of_hidden(self, hidden: torch.Tensor, wanted: Wanted) -> RowStatistics | None:
+        """Without logits, if the kernels can."""
+        if not self.slots.samples[wanted.on_host].any():
+            return self.kernels.head(hidden, self.mask_token, wanted.entropy)
+        _, candidates = step_keys(self.slots, wanted.slots)
+        temperature = wanted.temperature.repeat_interleave(self.length)
+        draws = Draws(temperature, candidates.flatten())
+        return self.kernels.drawn(hidden, self.mask_token, draws, wanted.entropy)
 
     def _statistics(self, logits: torch.Tensor, wanted: Wanted, some: slice) -> RowStatistics:
         """Of some canvases' logits ``[n * L, vocabulary]``, which are overwritten."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vllm_dllm.engine.statistics import OfLogits
 from vllm_dllm.ops.fold_triton import MeasuredStatistics, measured
 from vllm_dllm.ops.head_stats_triton import head_statistics
 from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
@@ -11,7 +12,7 @@ from vllm_dllm.ops.row_stats_triton import measured_statistics
 from vllm_dllm.ops.tiled_stats import Head
 
 
-class TritonKernels:
+class TritonKernels(OfLogits):
     """Of a masked model: one pass over logits, or over the head without any."""
 
     def __init__(self, head: Head) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_dllm.models.checkpoint import verified
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
-from vllm_dllm.models.tiled_head import tiled_head
+from vllm_dllm.models.tiled_head import is_plain, tiled_head
 from vllm_dllm.ops.tiled_stats import Head
 
 if TYPE_CHECKING:
@@ -73,6 +74,16 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
         workers dies on them (SIGFPE).
         """
         return self.logits_processor(self.lm_head, hidden_states)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head is here, and not in a later pipeline stage."""
+        return not isinstance(self.lm_head, PPMissingLayer)
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether it is here, and a matrix that `tiled_head` can take."""
+        return self.has_head and is_plain(self.lm_head)
 
     def tiled_head(self) -> Head:
         """The same head for what computes no logits; see `models.tiled_head`."""

@@ -33,7 +33,7 @@ def tiled_head(
     Raises:
         ValueError: the head is quantized, so that its weight is no plain matrix.
     """
-    if not isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod):
+    if not is_plain(lm_head):
         raise ValueError(
             "a quantized lm_head cannot be computed by tiles; leave lm_head out of the "
             "quantization, or set dllm.kernels=torch (LLaDA2), VLLM_DLLM_NATIVE=1 (DiffusionGemma)"
@@ -54,6 +54,11 @@ def tiled_head(
         weight=weight,
         soft_cap=soft_cap,
     )
+
+
+def is_plain(lm_head: Any) -> bool:
+    """Whether vLLM's head is a matrix that was not quantized."""
+    return isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod)
 
 
 def logits_of(

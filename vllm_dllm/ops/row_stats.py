@@ -94,9 +94,15 @@ def with_samples(
         temperature: float32 ``[rows]``; rows at 0 stay as they are.
         drawn: int64 ``[rows]``.
     """
-    sampled = temperature > 0
     weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
-    sure = torch.minimum(greedy.probability, weight[:, 0].float())
+    return with_drawn(greedy, weight[:, 0].float(), temperature > 0, drawn)
+
+
+def with_drawn(
+    greedy: RowStatistics, weight: torch.Tensor, sampled: torch.Tensor, drawn: torch.Tensor
+) -> RowStatistics:
+    """The same, given the drawn tokens' weights relative to the argmax, float32 ``[rows]``."""
+    sure = torch.minimum(greedy.probability, weight)
     return replace(
         greedy,
         token=torch.where(sampled, drawn, greedy.token),

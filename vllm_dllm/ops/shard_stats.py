@@ -1,0 +1,92 @@
+"""The statistics of `row_stats` over a head that is spread over ranks: results meet, not logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
+from vllm_dllm.ops.tiled_stats import FAR, Found, Head
+
+# Float32 values of a rank's share of the logits that are alive together.
+COPIES = 3
+
+
+def sharded_statistics(
+    hidden: torch.Tensor, head: Head, forbidden: int, entropy: bool, budget: int
+) -> RowStatistics:
+    """What `row_statistics` computes from whole rows of logits.
+
+    Args:
+        hidden: ``[rows, hidden]``, the same on all ranks.
+        head: with a `shard`.
+        forbidden: token id that takes part in the sums and is never chosen.
+        entropy: also compute entropies (`EntropyStatistics`).
+        budget: bytes that temporaries may take.
+
+    Returns:
+        Statistics of shape ``[rows]``, the same on all ranks.
+    """
+    assert head.shard is not None
+    # By the width with padding: all ranks must meet equally often.
+    rows = max(1, budget // (4 * COPIES * head.shard.width))
+    parts = [_met(part, head, forbidden, entropy) for part in hidden.split(rows)]
+    return type(parts[0]).join(parts)
+
+
+def without(head: Head, forbidden: int) -> Head:
+    """The same head with a token that is never chosen nor drawn."""
+
+    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        found = head.logits(hidden, first, end)
+        if first <= forbidden < end:
+            found[:, forbidden - first] = -torch.inf
+        return found
+
+    return replace(head, logits=logits)
+
+
+def _met(hidden: torch.Tensor, head: Head, forbidden: int, entropy: bool) -> RowStatistics:
+    assert head.shard is not None
+    found = _share(hidden, head, forbidden).met(head.shard)
+    probability = torch.exp(found.best - found.origin) / found.sum
+    if not entropy:
+        return RowStatistics(found.token, probability)
+    return EntropyStatistics(found.token, probability, found.sum.log() - found.weighted / found.sum)
+
+
+def _share(hidden: torch.Tensor, head: Head, forbidden: int) -> Found:
+    """What this rank finds among its own ids. Nothing is drawn."""
+    own = head.ids
+    if not len(own):
+        return _nothing(hidden)
+    logits = head.logits(hidden, own.start, own.stop)  # [rows, ids]
+    origin = logits.amax(-1)
+    base = torch.where(origin == -torch.inf, 0.0, origin)
+    distance = (logits - base[:, None]).clamp_min_(FAR)
+    weight = distance.exp()
+    if forbidden in own:
+        logits[:, forbidden - own.start] = -torch.inf
+    best, at = logits.max(-1)
+    token = at + own.start
+    return Found(
+        best=best,
+        token=token,
+        origin=origin,
+        drawn=best,
+        sample=token,
+        scaled=best,
+        sum=weight.sum(-1),
+        weighted=torch.linalg.vecdot(weight, distance),
+        soft=logits.new_empty((len(logits), 0)),
+    )
+
+
+def _nothing(hidden: torch.Tensor) -> Found:
+    """Of a rank that has only padding."""
+    rows = len(hidden)
+    none = torch.full((rows,), -torch.inf, device=hidden.device)
+    zero = torch.zeros(rows, device=hidden.device)
+    token = torch.zeros(rows, dtype=torch.int64, device=hidden.device)
+    return Found(none, token, none, none, token, none, zero, zero, zero.new_empty((rows, 0)))
