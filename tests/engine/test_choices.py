@@ -110,5 +110,7 @@ def test_refused(server: Served, options: dict[str, Any], message: str) -> None:
 
 def test_the_falling_schedule() -> None:
     uniform = Served("uniform", "EntropyBound", DllmSettings(parameters={"t_min": 0.9}))
-    with pytest.raises(SettingsError, match=r"t_max must be above t_min=0\.9"):
+    with pytest.raises(SettingsError, match=r"t_max must be above dllm\.t_min=0\.9"):
         uniform.choose()
+    with pytest.raises(SettingsError, match=r"^diffusion_t_max must be above dllm\.t_min=0\.9"):
+        uniform.choose(RequestOptions(parameters={"t_max": 0.85}))

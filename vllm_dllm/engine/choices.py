@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,7 +123,10 @@ class Served:
             given = _checked(algorithm, source, layer, strict)
             values |= given
             sources |= dict.fromkeys(given, source)
-        settings = algorithm.config(**values)
+        try:
+            settings = algorithm.config(**values)
+        except SettingsError as error:  # values that do not fit together
+            raise SettingsError(_with_sources(str(error), sources)) from error
         base = self.max_steps or int(self.checkpoint.get(MAX_STEPS_FIELD, 0))
         sources["algorithm"] = (
             REQUEST if by_request else SERVER if self.settings.algorithm else DEFAULT
@@ -142,6 +146,16 @@ class Served:
             # The schedule has come to its end by then; more steps would all be its last one.
             steps = min(steps, base)
         return Choice(algorithm, settings, steps, base, sources)
+
+
+def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
+    """The sentence with each setting called as where it was given."""
+    names = "|".join(map(re.escape, sources))
+
+    def called(name: re.Match[str]) -> str:
+        return PREFIXES.get(sources[name[0]], "") + name[0]
+
+    return re.sub(rf"\b({names})\b", called, sentence)
 
 
 def _checked(
