@@ -16,8 +16,9 @@ demo: setup ## serve a small LLaDA2 checkpoint and chat with it
 	@$(bin)/python examples/demo.py
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
+# Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
 test: setup ## all tests
-	@$(bin)/python -m pytest -n 2 --dist loadfile
+	@$(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"

@@ -83,7 +83,10 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"additional_config": {"dllm": {"threshold": -1}}}, ("dllm.threshold", "at least 0")),
         ({"additional_config": {"dllm": {"algorithm": "LowConf"}}}, ("LowConf", "LowConfidence")),
         ({"additional_config": {"dllm": {"config": "/nowhere.yaml"}}}, ("dllm.config", "nowhere")),
-        ({"decode_context_parallel_size": 2}, ("context parallelism", "tensor-parallel-size")),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+            ("context parallelism", "tensor-parallel-size"),
+        ),
         ({"scheduler_cls": "a.b.C"}, ("scheduler-cls", "remove")),
         # This platform would ignore the first, and has no Triton for our kernel.
         ({"attention_config": {"backend": "TRITON_ATTN"}}, ("TRITON_ATTN", "CPU_ATTN only")),

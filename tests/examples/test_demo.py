@@ -51,12 +51,13 @@ def test_prints_an_answer_and_a_summary() -> None:
 def test_ctrl_c_leaves_nothing_running() -> None:
     os.environ["DEMO_PARENT"] = str(os.getpid())
     try:
-        process = run_demo()
+        # So many that it is still at it when the signal comes, however late that is.
+        process = run_demo(*("--prompt", "copy abc") * 2000)
         deadline = time.monotonic() + 60
         # The test process itself carries no mark: its environment was read when it started.
         while len(servers(os.getpid())) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        time.sleep(2)  # well before the server is ready: the demo itself takes a second
+        time.sleep(2)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output
