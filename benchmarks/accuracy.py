@@ -18,7 +18,6 @@ import concurrent.futures
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,13 +27,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from benchmarks.common import quiet_engines, write  # noqa: E402
+
+quiet_engines()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.common import write  # noqa: E402
 from examples.demo import ServerError, post, read_counter, serve  # noqa: E402
 from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
 

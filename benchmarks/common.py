@@ -13,6 +13,24 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+TINY = ROOT / "examples" / "tiny" / "checkpoints"
+# Flags of ``vllm serve`` for DiffusionGemma without its vision tower's budget.
+TEXT_ONLY = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
+
+
+def quiet_engines() -> None:
+    """One thread, warnings only, no hub, unless the caller said otherwise. Before vLLM's import."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def engines_in_this_process() -> None:
+    """The same, with the engine's core and its worker where they can be stepped and looked into."""
+    quiet_engines()
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
+    )
 
 
 def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ passes of a canvas; what `sync` has more of is waste: passes over finished canva
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -22,17 +21,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
+
+quiet_engines()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.accuracy import interval  # noqa: E402
-from benchmarks.common import write  # noqa: E402
 from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
 
-MODEL = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+MODEL = TINY / "tiny-llada2"
 MODES = ("sync", "fdfo")
 STEPS = "vllm:diffusion_num_denoising_steps"
 MAX_TOKENS = 64

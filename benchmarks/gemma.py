@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -25,15 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
-)
 
-from benchmarks.common import child, write  # noqa: E402
+from benchmarks.common import TINY, child, engines_in_this_process, write  # noqa: E402
 
-TINY = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-diffusiongemma"
+engines_in_this_process()  # before torch and vLLM are imported
+
+
+MODEL = TINY / "tiny-diffusiongemma"
 CANVAS, STEPS, PROMPT, REPEATS = 32, 8, 40, 3
 KINDS = ("vllm-dllm", "native", "transformers")
 
@@ -143,7 +140,7 @@ def through_transformers(model: Path) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument(
         "--vocabulary", type=int, help="random weights with so many ids, in place of --model"
     )

@@ -10,7 +10,6 @@ whether the answers are those with everything on; it stops if they are not.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,17 +17,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
-)
 
-from benchmarks.common import write  # noqa: E402
+from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
+
+engines_in_this_process()  # before torch and vLLM are imported
+
 from examples.tiny.tasks import held_out_set  # noqa: E402
 from tests.engine.harness import engine  # noqa: E402
 
-MODEL = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+MODEL = TINY / "tiny-llada2"
 # Lever -> the setting that switches it off.
 LEVERS: dict[str, dict[str, Any]] = {
     "all on": {},

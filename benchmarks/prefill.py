@@ -35,9 +35,9 @@ sys.path.insert(0, str(ROOT))
 
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.common import write  # noqa: E402
+from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
 
-MODEL = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+MODEL = TINY / "tiny-llada2"
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
 WHOLE, BLOCKS, FIXED = "whole", "block by block", "fixed context"
 # Of a log-probability; another way of cutting sums in another order, in float32.
@@ -233,11 +233,7 @@ def fit(ms: Mapping[str, float]) -> dict[str, Any] | None:
 
 def start(model: Path, lengths: Sequence[int], middle: int) -> Any:
     """The engine: one request, a step and a context that hold the longest prompt there is."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
-    )
+    engines_in_this_process()
     from vllm import LLM
 
     longest = middle + max(lengths) + ROOM

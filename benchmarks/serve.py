@@ -30,11 +30,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import write  # noqa: E402
+from benchmarks.common import TEXT_ONLY, TINY, write  # noqa: E402
 from examples.tiny.tasks import TASKS, problems  # noqa: E402
 from tests.e2e.server import Server  # noqa: E402
 
-TINY = ROOT / "examples" / "tiny" / "checkpoints"
 OUTPUT = 64  # tokens
 # Names in the benchmark's result file -> how they are printed.
 FIGURES = {
@@ -57,14 +56,13 @@ class System:
     env: dict[str, str] = field(default_factory=dict)
 
 
-NO_IMAGES = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
 AS_CAUSAL = '{"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": null}'
 CAUSAL = ("--hf-overrides", AS_CAUSAL)
 SYSTEMS = {
     "llada2": System(TINY / "tiny-llada2"),
     "causal": System(TINY / "tiny-llada2", CAUSAL),
-    "gemma": System(TINY / "tiny-diffusiongemma", NO_IMAGES),
-    "gemma-native": System(TINY / "tiny-diffusiongemma", NO_IMAGES, {"VLLM_DLLM_NATIVE": "1"}),
+    "gemma": System(TINY / "tiny-diffusiongemma", TEXT_ONLY),
+    "gemma-native": System(TINY / "tiny-diffusiongemma", TEXT_ONLY, {"VLLM_DLLM_NATIVE": "1"}),
 }
 
 

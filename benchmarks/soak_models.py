@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import TEXT_ONLY, TINY
 from benchmarks.soak_rules import MEGABYTE
 
-TINY = Path(__file__).resolve().parent.parent / "examples" / "tiny" / "checkpoints"
 SEATS = 40
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens /reset_prefix_cache
@@ -53,7 +53,6 @@ class Model:
         return SLOW[self.corruption]
 
 
-TEXT_ONLY = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
 MODELS = {
     "llada2": Model(TINY / "tiny-llada2", "mask", 12 * MEGABYTE),
     "gemma": Model(TINY / "tiny-diffusiongemma", "uniform", 9 * MEGABYTE, TEXT_ONLY),

@@ -10,7 +10,6 @@ milliseconds and writes them as JSON with ``--json``.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -21,16 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
-)
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.common import write
-from examples.tiny.make_twin import make_twin
+from benchmarks.common import engines_in_this_process, write
+
+engines_in_this_process()  # before torch and vLLM are imported
+
+from examples.tiny.make_twin import make_twin  # noqa: E402
 
 # Part -> what it covers. A part's own time excludes parts nested in it.
 PARTS = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from vllm_dllm.engine.statistics import OfLogits
-from vllm_dllm.ops.fold_triton import MeasuredStatistics, measured
+from vllm_dllm.ops.fold_triton import measured
 from vllm_dllm.ops.head_stats_triton import head_statistics
-from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
+from vllm_dllm.ops.row_stats import RowStatistics
 from vllm_dllm.ops.row_stats_triton import measured_statistics
+from vllm_dllm.ops.sampled_stats import wanted_of
 from vllm_dllm.ops.tiled_stats import Head
 
 
@@ -24,17 +25,11 @@ class TritonKernels(OfLogits):
 
     def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """See `MaskedKernels`."""
-        return _wanted(measured_statistics(logits, forbidden=forbidden), entropy)
+        return wanted_of(measured_statistics(logits, forbidden=forbidden), entropy)
 
     def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """See `MaskedKernels`."""
         found = head_statistics(hidden, self.tiles, forbidden=forbidden)
         if self.tiles.shard is not None:
             found = found.met(self.tiles.shard)
-        return _wanted(measured(found, self.greedy), entropy)
-
-
-def _wanted(found: MeasuredStatistics, entropy: bool) -> RowStatistics:
-    if entropy:
-        return EntropyStatistics(found.token, found.probability, found.entropy)
-    return RowStatistics(found.token, found.probability)
+        return wanted_of(measured(found, self.greedy), entropy)

@@ -158,7 +158,11 @@ def attention_kernel(
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEARCH: tl.constexpr,
     SPLIT: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries of one request and KV head, and one split of its keys."""
+    """A tile of queries of one request and KV head, and one split of its keys.
+
+    Longer than a function should be: addresses are made once here and used to the end, and any part
+    of it would take most of them as arguments. What stands for itself is in functions of its own.
+    """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     # The last tiles of a causal query see the most keys; started last, they would be waited for.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from vllm_dllm.ops.noise import gumbel
-from vllm_dllm.ops.row_stats import RowStatistics
+from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
 
 GROUP = 64
 # Groups draw from the same keys as ids do, behind any id.
@@ -42,6 +42,13 @@ class SampledStatistics(RowStatistics):
 
 
 FIELDS = tuple(f.name for f in fields(SampledStatistics))
+
+
+def wanted_of(found: SampledStatistics, entropy: bool) -> RowStatistics:
+    """What a greedy algorithm reads of them: with entropies, or without."""
+    if entropy:
+        return EntropyStatistics(found.token, found.probability, found.entropy)
+    return RowStatistics(found.token, found.probability)
 
 
 def sampled_statistics(

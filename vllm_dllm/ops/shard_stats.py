@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
+from vllm_dllm.ops.row_stats import RowStatistics
+from vllm_dllm.ops.sampled_stats import wanted_of
 from vllm_dllm.ops.tiled_stats import FAR, Found, Head
 
 # Float32 values of a rank's share of the logits that are alive together.
@@ -50,10 +51,9 @@ def without(head: Head, forbidden: int) -> Head:
 def _met(hidden: torch.Tensor, head: Head, forbidden: int, entropy: bool) -> RowStatistics:
     assert head.shard is not None
     found = _share(hidden, head, forbidden).met(head.shard)
-    probability = torch.exp(found.best - found.origin) / found.sum
-    if not entropy:
-        return RowStatistics(found.token, probability)
-    return EntropyStatistics(found.token, probability, found.sum.log() - found.weighted / found.sum)
+    # Probabilities are the model's own, at temperature 1: no row counts as greedy.
+    never = torch.zeros_like(found.token, dtype=torch.bool)
+    return wanted_of(found.statistics(never), entropy)
 
 
 def _share(hidden: torch.Tensor, head: Head, forbidden: int) -> Found:
