@@ -31,7 +31,8 @@ LEVERS: dict[str, dict[str, Any]] = {
     "all on": {},
     "eos_early_stop off": {"eos_early_stop": False},
     "skip_last_commit off": {"skip_last_commit": False},
-    "both off": {"eos_early_stop": False, "skip_last_commit": False},
+    "fused_commit off": {"fused_commit": False},
+    "all off": {"eos_early_stop": False, "skip_last_commit": False, "fused_commit": False},
     "execution sync": {"execution": "sync"},
 }
 

@@ -10,8 +10,8 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "fdfo", "floor", "gemma", "head_memory", "levers", "prefill", "serve"),
-    "step_time",
+    *("accuracy", "fdfo", "floor", "gemma", "growth", "head_memory", "levers", "llada2"),
+    *("prefill", "serve", "step_time"),
 )
 # Benchmarks of before -> what took their place.
 REPLACED = {"serving": "benchmarks/serve.py"}
@@ -184,6 +184,28 @@ def gemma(tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> Iterable[Sequence
         yield [name, *left, "", *right]
 
 
+def llada2(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    loops = {"cached": "loop with a KV cache", "recomputing": "loop without"}
+    yield ["requests at a time", "vllm-dllm", *loops.values(), *(f"to {n}" for n in loops.values())]
+    for at_once, found in results.items():
+        ours = found["vllm-dllm"]
+        speeds = (f"{found[kind]:.0f}" for kind in ("vllm-dllm", *loops))
+        yield [at_once, *speeds, *(f"{ours / found[kind]:.2f}x" for kind in loops)]
+
+
+def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["requests", "ms a step", "of it outside the forward", "ms a request"]
+    for requests, ms in results["steps"].items():
+        outside = results["outside"][requests]
+        yield [requests, f"{ms:.2f}", f"{outside:.2f}", f"{ms / int(requests):.2f}"]
+    yield ["exponent", f"{results['exponent']:.2f}", "", ""]
+    for requests, ms in results["after"].items():
+        yield [f"{requests}, after {results['finished']} others", f"{ms:.2f}", "", ""]
+    held = results["held"]
+    kept, slot = (held[key] / 1024 for key in ("kv_bytes_per_request", "slot_bytes_per_request"))
+    yield ["a request holds", f"{kept:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
+
+
 def head_memory(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["class", "requests", "MB of its own", "MB a request", "seconds a step"]
     for name, found in results.items():
@@ -245,6 +267,8 @@ TABLES: dict[str, Table] = {
     "accuracy_llada2": Table("accuracy", ("accuracy_llada2",), accuracy),
     "accuracy_gemma": Table("accuracy", ("accuracy_gemma",), accuracy),
     "gemma": Table("gemma", ("gemma", "gemma_32k"), gemma),
+    "llada2": Table("llada2", ("llada2",), llada2),
+    "growth": Table("growth", ("growth",), growth),
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),

@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import prefill, report
+from benchmarks import llada2, plain_llada2, prefill, report
 from benchmarks.floor import LLADA2_MINI, Attention, Geometry, floor
 from benchmarks.plots import PLOTS, draw_all
 from benchmarks.tables import KINDS, TABLES, Record, RefusedError, section
+from examples.tiny.llada2 import load
+from examples.tiny.tasks import held_out_set
+from examples.tiny.tokens import llada2_tokenizer
+from examples.tiny.training import Encoder
 from vllm_dllm.models.llada2 import tensor_shapes
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
@@ -262,6 +266,34 @@ def test_prefill_in_short(tmp_path: Path) -> None:
     assert record.fields["machine"]["load_average"]
     assert "| 128 |" in section("prefill", {"prefill": record})
     assert set(record.results["gain"]) == {"64", "128"}
+
+
+def test_the_loop_s_cache_changes_no_answer() -> None:
+    """Rows of a batch at different positions, of which some end before the others."""
+    checkpoint = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+    config = json.loads((checkpoint / "config.json").read_text())
+    ends = frozenset({config["eos_token_id"]})
+    encoder = Encoder(llada2_tokenizer())
+    prompts = [encoder(problem).prompt for problem in held_out_set(1)]
+    prompts[0] = prompts[0] * 3
+    for end, tokens in ((ends, 64), (frozenset(), 40)):
+        rules = plain_llada2.Rules(config["mask_token_id"], end, 0.9, tokens)
+        alone = plain_llada2.Recomputing(load(checkpoint))
+        together = plain_llada2.Cached(load(checkpoint))
+        wanted = [plain_llada2.generate(alone, [prompt], rules)[0] for prompt in prompts]
+        assert plain_llada2.generate(together, prompts, rules) == wanted
+        assert plain_llada2.generate(alone, prompts, rules) == wanted
+        assert any(len(answer) < tokens for answer in wanted) == bool(end)
+
+
+def test_figures_of_wrong_answers_are_refused() -> None:
+    def found(answers: list[list[int]]) -> dict[str, Any]:
+        return {"answers": answers, "seconds": {"1": [2.0, 1.0]}}
+
+    right = dict.fromkeys(llada2.KINDS, found([[1, 2], [3]]))
+    assert llada2.figures(right)["1"]["cached"] == 3
+    with pytest.raises(RuntimeError, match="recomputing: other answers"):
+        llada2.figures(right | {"recomputing": found([[1, 2], [4]])})
 
 
 def test_the_floor_counts_every_weight_of_a_checkpoint() -> None:

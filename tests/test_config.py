@@ -53,12 +53,13 @@ def test_every_key() -> None:
         "execution": "sync",
         "eos_early_stop": False,
         "skip_last_commit": False,
+        "fused_commit": False,
         "window": "reference",
         "kernels": "triton",
     }
     parsed = settings({"dllm": given})
     assert parsed == DllmSettings(
-        "LowConfidence", {"threshold": 0.5}, 7, "sync", False, False, "reference", "triton"
+        "LowConfidence", {"threshold": 0.5}, 7, "sync", False, False, False, "reference", "triton"
     )
     options = {
         "diffusion_threshold": 1,
@@ -75,12 +76,16 @@ def test_every_key() -> None:
     ("given", "message"),
     [
         ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
-        ({"zzz": 0}, "known: algorithm, config, eos_early_stop, execution, kernels, max_steps"),
+        (
+            {"zzz": 0},
+            "known: algorithm, config, eos_early_stop, execution, fused_commit, kernels",
+        ),
         ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
         ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),
         ({"max_steps": 2**31}, "dllm.max_steps must be at least 1"),
         ({"eos_early_stop": "yes"}, "dllm.eos_early_stop must be true or false"),
         ({"skip_last_commit": None}, "dllm.skip_last_commit must be true or false"),
+        ({"fused_commit": 1}, "dllm.fused_commit must be true or false"),
         ({"algorithm": 3}, "dllm.algorithm must be a string"),
         ({"execution": "async"}, "dllm.execution must be one of fdfo, sync"),
         ({"config": 3}, "dllm.config must be the path"),

@@ -59,6 +59,8 @@ class DllmSettings:
             of steps, never the output. None is on for algorithms that never edit.
         skip_last_commit: emit the last canvas of a request without a forward pass over its final
             tokens, whose keys and values nobody would read. Never changes the output.
+        fused_commit: a finished block leaves at once, and its keys and values are written in the
+            pass that begins the next one. Never changes the output. None is on where it works.
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
         kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, or
             this package's Triton kernels.
@@ -71,6 +73,7 @@ class DllmSettings:
     execution: str = "fdfo"
     eos_early_stop: bool | None = None
     skip_last_commit: bool = True
+    fused_commit: bool | None = None
     window: str = "symmetric"
     kernels: str = "torch"
     given: frozenset[str] = field(default=frozenset(), compare=False)
@@ -91,8 +94,9 @@ class DllmSettings:
                 raise SettingsError(
                     f"dllm.{name} must be one of {', '.join(choices)}, got {shown(value)}"
                 )
-        if self.eos_early_stop is not None:
-            _check_flag("dllm.eos_early_stop", self.eos_early_stop)
+        for name in ("eos_early_stop", "fused_commit"):
+            if getattr(self, name) is not None:
+                _check_flag(f"dllm.{name}", getattr(self, name))
         _check_flag("dllm.skip_last_commit", self.skip_last_commit)
 
 

@@ -23,7 +23,8 @@ STREAMABLE = [name for name in NAMES if not name.startswith("JointThreshold")]
 POLICIES: dict[str, dict[str, Any]] = {
     "plain": {"eos_early_stop": False, "skip_last_commit": False},
     "early": {"eos_early_stop": True, "skip_last_commit": False},
-    "no-last-commit": {"eos_early_stop": False, "skip_last_commit": True},
+    "no-last-commit": {"eos_early_stop": False, "fused_commit": False},
+    "fused": {"eos_early_stop": False},
     "sync": {"execution": "sync"},
 }
 Answers = dict[str, list[tuple[list[int], str]]]
@@ -100,6 +101,7 @@ def test_less_work(outcomes: dict[str, dict[str, Any]]) -> None:
     plain = outcomes["plain"]["steps"]
     assert outcomes["early"]["steps"] < plain
     assert outcomes["no-last-commit"]["steps"] <= plain
+    assert outcomes["fused"]["steps"] < outcomes["no-last-commit"]["steps"]
     assert outcomes["sync"]["steps"] > outcomes["early"]["steps"], "waiting costs passes"
 
 

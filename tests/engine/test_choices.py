@@ -53,6 +53,7 @@ def test_what_show_config_prints() -> None:
         "execution": ["fdfo", "default"],
         "eos_early_stop": ["default", "default"],
         "skip_last_commit": ["True", "default"],
+        "fused_commit": ["default", "default"],
         "window": ["symmetric", "default"],
         "kernels": ["torch", "default"],
     }
@@ -63,6 +64,7 @@ def test_what_show_config_prints() -> None:
         "execution": "fdfo",
         "eos_early_stop": True,
         "skip_last_commit": True,
+        "fused_commit": False,
         "window": "symmetric",
         "kernels": "torch",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,25 @@ def test_what_is_written_back(sync: bool) -> None:
     assert slots.remaining.tolist() == [100 if sync else 100 - L, 100]
     assert bool(slots.masked[0].all()) is not sync
     assert not decoder.decided(plan, outcome)[0].any(), "it was final before"
+
+
+def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
+    """It still has to be written, unless it was read as it is or ends its request."""
+    slots = slots_with(*(LowConfidence() for _ in range(4)), temperature=0.0)
+    slots.remaining[1] = L  # its last canvas
+    slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit
+    slots.masked[2] = False
+    decoder, plan = plan_of(slots, replace(FDFO, fused=True))
+    tokens = torch.arange(L).expand(4, L)
+    sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
+    outcome = decoder.decide(plan, Rows(RowStatistics(tokens, sure)), None, L)
+    decoder.keep(plan, outcome, L)
+    assert outcome.leaves.tolist() == [True, True, True, False]
+    assert outcome.unwritten.tolist() == [True, False, False, False]
+    assert outcome.out.tolist() == [L, L, L, 0]
+    assert slots.phase.tolist() == [Phase.DENOISE] * 4
+    assert slots.start.tolist() == [2 * L, 2 * L, 2 * L, L]
+    assert slots.masked.all(1).tolist() == [True, True, True, False]
 
 
 def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:

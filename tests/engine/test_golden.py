@@ -105,7 +105,8 @@ def test_preempted(name: str, asynchronous: bool) -> None:
 # What changes the number of forward passes, and must not change anything else.
 POLICIES: dict[str, dict[str, Any]] = {
     "plain": {"eos_early_stop": False, "skip_last_commit": False},
-    "early": {},
+    "early": {"fused_commit": False},
+    "fused": {"eos_early_stop": False},
     "sync": {"execution": "sync", "eos_early_stop": False},
 }
 
@@ -129,7 +130,7 @@ def test_every_canvas(name: str, policy: str) -> None:
                 assert canvases == wanted, case.id
 
 
-@pytest.mark.parametrize("policy", ["plain", "sync"])
+@pytest.mark.parametrize("policy", ["plain", "sync", "fused"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
     """Sixteen at once, of both algorithms: each goes through the canvases it has alone."""

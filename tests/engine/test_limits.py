@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,19 @@ def test_chat_and_default_parameters() -> None:
         assert running.generate([prompt], [params])[0][0] == list(answer.outputs[0].token_ids)
 
 
-def test_vllms_own_step_limit_is_honoured() -> None:
-    """``--diffusion-config '{"max_denoising_steps": 1}'``: a block is one step and a commit."""
+@pytest.mark.parametrize("commits", [0, 3], ids=["fused", "commits"])
+def test_vllms_own_step_limit_is_honoured(commits: int) -> None:
+    """``--diffusion-config '{"max_denoising_steps": 1}'``: a block is one step (and a commit)."""
     golden = oracle.checkpoint("ckpt_b_b8")
     own = {"canvas_length": 8, "max_denoising_steps": 1}
-    with engine(golden.path, 8, diffusion_config=own, max_num_seqs=1) as running:
+    options = {"additional_config": {"dllm": {"fused_commit": False if commits else None}}}
+    with engine(golden.path, 8, diffusion_config=own, max_num_seqs=1, **options) as running:
         steps = count_calls(running.runner.sampler.statistics, "head")
         running.generate(
             [golden.prompts["p8"].tokens],
             [greedy(32, ignore_eos=True, diffusion_threshold=2.0)],
         )
-        assert len(steps) == 4 + 3, "the last block needs no commit"
+        assert len(steps) == 4 + commits, "the last block needs no commit"
 
 
 def test_context_is_rounded_down_to_whole_blocks() -> None:
@@ -88,10 +91,13 @@ def test_max_tokens_is_exact_and_a_prefix() -> None:
 
 @pytest.mark.parametrize("budget", [40, 48, 100])
 def test_scheduler_rules(budget: int) -> None:
-    """Chunks end on block boundaries or with the prompt; a canvas is whole or absent."""
+    """Chunks end on block boundaries or with the prompt; a canvas is whole or absent.
+
+    Behind a canvas that has left, the next one is scheduled if the budget holds both.
+    """
     golden = oracle.checkpoint("ckpt_a_b32")
     with engine(golden.path, 32, max_num_batched_tokens=budget) as running:
-        schedule, seen = running.scheduler.schedule, {"chunks": 0, "canvases": 0}
+        schedule, seen = running.scheduler.schedule, Counter()
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             computed = {
@@ -101,14 +107,16 @@ def test_scheduler_rules(budget: int) -> None:
             for request_id, tokens in output.num_scheduled_tokens.items():
                 request = running.scheduler.requests[request_id]
                 if request_id in output.scheduled_spec_decode_tokens:
-                    assert tokens == len(output.scheduled_spec_decode_tokens[request_id]) == 32
-                    seen["canvases"] += 1
+                    assert len(output.scheduled_spec_decode_tokens[request_id]) == 32
+                    assert tokens in (32, 64)
+                    assert (tokens == 64) == (computed[request_id] < request.num_tokens)
+                    seen["fused" if tokens == 64 else "canvases"] += 1
                 else:
                     # Read after scheduling: a cache hit counts as computed.
                     end = request.num_computed_tokens
                     assert end % 32 == 0 or end == request.num_tokens
                     assert end - tokens >= computed[request_id]
-                    seen["chunks"] += 1
+                    seen["chunks" if not request.num_output_tokens else "commits"] += 1
             return output
 
         running.scheduler.schedule = checked
@@ -116,6 +124,8 @@ def test_scheduler_rules(budget: int) -> None:
         running.generate(prompts, [greedy(40) for _ in prompts])
         assert seen["chunks"] > len(prompts)
         assert seen["canvases"] > len(prompts)
+        assert bool(seen["fused"]) == (budget >= 64)
+        assert seen["commits"], "where the budget holds no canvas beside it"
 
 
 def test_step_cap_decides_everything() -> None:

@@ -71,8 +71,9 @@ def test_every_option_is_fuzzed() -> None:
     """Who adds an option adds it here."""
     assert set(MASKED) == parameter_names("mask")
     assert set(UNIFORM) == parameter_names("uniform")
-    own = {"algorithm", "max_steps", "eos_early_stop", "skip_last_commit", "parameters", "given"}
-    assert {f.name for f in fields(DllmSettings)} == own | set(WORDS)
+    own = {"algorithm", "max_steps", "parameters", "given"}
+    flags = {"eos_early_stop", "skip_last_commit", "fused_commit"}
+    assert {f.name for f in fields(DllmSettings)} == own | flags | set(WORDS)
     assert {f.name for f in fields(RequestOptions)} == {
         "algorithm", "max_steps", "parameters", "seed_canvas", "pinned", "canvas_length",
         "read_only", "constrained", "stream_prefix",
@@ -158,6 +159,7 @@ def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
         "max_steps": lambda v: v is None or STEP.takes(v),
         "eos_early_stop": lambda v: v is None or flag(v),
         "skip_last_commit": flag,
+        "fused_commit": lambda v: v is None or flag(v),
     }
     for name, words in WORDS.items():
         taken[name] = lambda v, words=words: isinstance(v, str) and v in words

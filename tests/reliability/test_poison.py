@@ -80,6 +80,7 @@ class Poisoned:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("steps", [1, 4, 6], ids=["first step", "commit", "second canvas"])
 def test_ended_alone(running: Engine, value: float, steps: int) -> None:
+    fused = running.runner.model_state.family.policy.fused
     wanted = ask(running, PROMPTS)
     with Poisoned(running, PROMPTS[VICTIM], value, steps):
         found = ask(running, PROMPTS)
@@ -87,7 +88,8 @@ def test_ended_alone(running: Engine, value: float, steps: int) -> None:
     # What left before the poison stays as it was; nothing follows.
     left = found[VICTIM][0]
     assert left == wanted[VICTIM][0][: len(left)]
-    assert bool(left) == (steps == 6)
+    # A canvas leaves with its third step, or with a commit behind that.
+    assert bool(left) == (steps == 6 or (steps == 4 and fused))
     survivors = [n for n in range(len(PROMPTS)) if n != VICTIM]
     assert [found[n] for n in survivors] == [wanted[n] for n in survivors]
     running.assert_idle()

@@ -41,7 +41,12 @@ def chunks_of(running: Engine) -> list[int]:
         output = schedule(*args, **kwargs)
         canvases = output.scheduled_spec_decode_tokens
         scheduled = output.num_scheduled_tokens.items()
-        seen.extend(tokens for name, tokens in scheduled if name not in canvases)
+        # What has put something out commits a block that the budget holds no canvas beside.
+        seen.extend(
+            tokens
+            for name, tokens in scheduled
+            if name not in canvases and not running.scheduler.requests[name].num_output_tokens
+        )
         return output
 
     running.scheduler.schedule = watched

@@ -86,7 +86,7 @@ class BlockCausal:
         if batch.full or (query_lengths <= self.block_length).all():
             # Each query lies inside one block: requests are segments as they are.
             return batch.as_it_is(causal=False)
-        whole = drafts > 0 if drafts is not None else query_lengths < 0
+        whole = query_lengths == drafts if drafts is not None else query_lengths < 0
         segments = split_into_blocks(query_lengths, whole, self.block_length)
         row = torch.from_numpy(segments.row).to(self.device, non_blocking=True)
         cut = torch.from_numpy(segments.cut).to(self.device, non_blocking=True)

@@ -18,6 +18,11 @@ from vllm_dllm.ranges import AlgorithmConfig, SettingsError
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
 # How an error names a value, by where it came from.
+# Settings of the server beside the algorithm's, as `explained` lists them.
+SHOWN = (
+    *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
+    *("window", "kernels"),
+)
 PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
 
 
@@ -82,7 +87,7 @@ class Served:
             ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
             ("canvas_length", str(self.length), length_source),
         ]
-        for name in ("execution", "eos_early_stop", "skip_last_commit", "window", "kernels"):
+        for name in SHOWN:
             value, given = getattr(settings, name), name in settings.given
             shown = DEFAULT if value is None else str(value)
             lines.append((name, shown, SERVER if given else DEFAULT))

@@ -30,12 +30,15 @@ class Policy:
         skip_last_commit: a request's last canvas leaves without a commit.
         in_place: a denoise pass over a final canvas is as good as a commit: the model reads both
             with the same mask and the same input.
+        fused: a canvas leaves without its commit, which shares a pass with the first step of the
+            next canvas.
     """
 
     sync: bool
     early: bool
     skip_last_commit: bool
     in_place: bool
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Outcome:
         rests: this pass did not denoise the canvas: it commits, or it waits for others.
         settled: a prefix may leave and need not wait for others.
         leaves: a prefix leaves now, and with it the canvas.
+        unwritten: the canvas leaves, and its keys and values are not yet those of its tokens.
         out: int64 ``[n]``, the prefix that is out after this step.
     """
 
@@ -77,6 +81,7 @@ class Outcome:
     rests: torch.Tensor
     settled: torch.Tensor
     leaves: torch.Tensor
+    unwritten: torch.Tensor
     out: torch.Tensor
 
     @property
@@ -138,7 +143,8 @@ class Decoder:
         settled = ready > 0
         if sync:
             settled = settled & settled.all()
-        leaves = commits | (settled & self._needs_no_commit(plan, canvas, reach <= ready))
+        written = self._needs_no_commit(plan, canvas, reach <= ready)
+        leaves = commits | (settled if self.policy.fused else settled & written)
         return Outcome(
             canvas=canvas,
             state=[update.state for update in updates],
@@ -147,6 +153,7 @@ class Decoder:
             rests=rests,
             settled=settled,
             leaves=leaves,
+            unwritten=leaves & ~(commits | written),
             out=torch.where(
                 leaves,
                 torch.where(commits, now.ready, ready),

@@ -21,6 +21,7 @@ from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessD
 from vllm_dllm.engine.choices import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
 from vllm_dllm.engine.decoder import Policy
 from vllm_dllm.engine.embeddings import InputEmbeddings
+from vllm_dllm.engine.fused import fuses
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import (
@@ -147,13 +148,14 @@ def family_of(vllm_config: VllmConfig) -> Family:
     return make(vllm_config, served_of(vllm_config))
 
 
-def _policy(served: Served, *, in_place: bool) -> Policy:
+def _policy(vllm_config: VllmConfig, served: Served, *, in_place: bool) -> Policy:
     settings = served.settings
     return Policy(
         sync=settings.execution == "sync",
         early=settings.eos_early_stop is not False,
         skip_last_commit=settings.skip_last_commit,
         in_place=in_place,
+        fused=fuses(vllm_config, settings),
     )
 
 
@@ -185,7 +187,7 @@ def _llada2(vllm_config: VllmConfig, served: Served) -> Family:
     return Family(
         kind=CanvasKind(served.length, vocabulary, mask, aligned=True),
         served=served,
-        policy=_policy(served, in_place=True),
+        policy=_policy(vllm_config, served, in_place=True),
         attention=attention,
         statistics=statistics,
         embeddings=lambda state: None,
@@ -222,7 +224,7 @@ def _diffusion_gemma(vllm_config: VllmConfig, served: Served) -> Family:
         kind=CanvasKind(served.length, vocabulary, None, aligned=False),
         served=served,
         # Its denoise pass is self-conditioned and not causal, its commit is neither.
-        policy=_policy(served, in_place=False),
+        policy=_policy(vllm_config, served, in_place=False),
         attention=attention,
         statistics=statistics,
         embeddings=embeddings,

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.families import Family, family_of
+from vllm_dllm.engine.fused import read_again
 from vllm_dllm.engine.pages import Pages
 from vllm_dllm.engine.requests import Limits, SlotState
 from vllm_dllm.engine.routes import Masking, take_routes
@@ -118,6 +119,8 @@ class DiffusionModelState(ModelState):
         # Pipeline stages would keep no result of a prompt that may put out one token only, as
         # nothing follows it in an ordinary model. Here a canvas does.
         input_batch.max_seq_len_np = None
+        if self.family.policy.fused:
+            read_again(input_batch, req_states.all_token_ids.gpu)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:

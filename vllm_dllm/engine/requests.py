@@ -23,6 +23,9 @@ from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 # still stops at each of them (vLLM's scheduler sees to that), only without the short cut.
 MAX_END_TOKENS = 8
 NO_TOKEN = -1
+# What the sampler tells the scheduler of a canvas, as vLLM's number of NaNs: it was read with NaN
+# or infinities, or it has left and its keys and values are still to be written.
+UNSOUND, UNWRITTEN = 1, -1
 
 
 class Phase(IntEnum):

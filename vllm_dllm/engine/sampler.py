@@ -6,6 +6,7 @@ What it returns is vLLM's speculative-decoding accounting (`num_sampled`, `num_r
     last prefill chunk     0, r             the worker goes back to the block's boundary (r = tail)
     denoise step           0, L             nothing advances (with `stream_prefix`: new, L)
     commit                 emitted, 0       the canvas leaves, the cache advances by L
+    left without commit    emitted, L       the next step reads it again, and the next canvas
 
 A steady step is tensor operations on all slots at once: no loop over requests and no
 copy from the device to the host.
@@ -22,7 +23,7 @@ import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.engine.decoder import Decoder, Outcome, Plan, Policy
-from vllm_dllm.engine.requests import Phase, SlotState
+from vllm_dllm.engine.requests import UNSOUND, UNWRITTEN, Phase, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import Rows, Statistics
 from vllm_dllm.engine.whole_rows import WholeRows
@@ -189,11 +190,12 @@ class DiffusionSampler:
         # A commit puts out what was read, whatever the algorithm would make of it.
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
+        written = outcome.leaves & ~outcome.unwritten
         return SamplerOutput(
             sampled_token_ids=tokens.gather(1, source),
             logprobs_tensors=None,
-            # The scheduler ends those requests.
-            num_nans=(~sound).int(),
+            # The scheduler ends requests that are not sound, and goes back with the unwritten.
+            num_nans=torch.where(sound, outcome.unwritten * UNWRITTEN, UNSOUND).int(),
             num_sampled=((outcome.out - tail) * sound).int(),
-            num_rejected=(width * ~(outcome.leaves & sound)).int(),
+            num_rejected=(width * ~(written & sound)).int(),
         )

@@ -26,6 +26,8 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from vllm_dllm.engine.requests import UNSOUND, UNWRITTEN
+
 logger = init_logger("vllm.dllm")
 
 
@@ -62,11 +64,11 @@ class CommonRules(DiffusionScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """End requests whose canvas was read with NaN or infinities: alone, and with an error.
 
-        The sampler counts canvases that are not sound.
+        The sampler marks canvases that are not sound, and those that left without a commit.
         """
-        counts = model_runner_output.num_nans_in_logits or {}
-        for request_id, count in counts.items():
-            if not count or request_id not in self.requests:
+        marks = model_runner_output.num_nans_in_logits or {}
+        for request_id, mark in marks.items():
+            if mark != UNSOUND or request_id not in self.requests:
                 continue
             logger.error(
                 "dllm: request %s is ended with an error: its logits are not finite (NaN or inf)",
@@ -77,7 +79,12 @@ class CommonRules(DiffusionScheduler):
             self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.
             self.encoder_cache_mismatch_reqs.add(request_id)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for request_id, mark in marks.items():
+            if mark == UNWRITTEN and request_id in self.requests:
+                # Its next step begins with the canvas that has left, as if that were a prompt.
+                self.requests[request_id].num_computed_tokens -= self.block_length
+        return outputs
 
 
 class CanvasScheduler(CommonRules):
@@ -144,14 +151,24 @@ class BlockDiffusionScheduler(CommonRules):
             + num_external_computed_tokens
         )
         end = start + num_new_tokens
-        if start < request.num_tokens:  # prefill
-            if end < request.num_tokens:
-                end -= end % length
-            return max(end - start, 0)
-        # With a step in flight `start` assumes that it commits; the canvas behind it must
-        # fit into the context, or this step would run past the end of the block table.
+        if start < request.num_tokens:  # prefill, or a canvas that has left without a commit
+            if end <= request.num_tokens:
+                end -= end % length if end < request.num_tokens else 0
+                return max(end - start, 0)
+            # Behind it comes the next canvas: whole, or in a later step.
+            behind = self._canvas(request.num_tokens, end - request.num_tokens)
+            return request.num_tokens + behind - start
+        return self._canvas(start, num_new_tokens)
+
+    def _canvas(self, start: int, tokens: int) -> int:
+        """Tokens to schedule of a canvas, given how many the budget holds: L or 0.
+
+        With a step in flight `start` assumes that it commits; the canvas behind it must fit into
+        the context, or this step would run past the end of the block table.
+        """
+        length = self.block_length
         fits = start - start % length + length <= self.context_length
-        return length if fits and num_new_tokens >= length else 0
+        return length if fits and tokens >= length else 0
 
 
 class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):

@@ -11,6 +11,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import served_of, settings_of
+from vllm_dllm.engine.fused import fuses
 from vllm_dllm.engine.routes import Masking, check_choice
 from vllm_dllm.models.llada2_config import MASK_TOKEN
 from vllm_dllm.ranges import SettingsError
@@ -68,6 +69,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         served = served_of(vllm_config)
         check_kernels(served)
+        fuses(vllm_config, served.settings)
         vllm_config.model_config.dllm = served
         # LLaDA2's authors recommend greedy decoding; vLLM's own default would be 1.0.
         vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)

@@ -14,6 +14,7 @@ from vllm_dllm.config import STEPS, DllmSettings, parse_sampler
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import generation_config, served_of, settings_of
+from vllm_dllm.engine.fused import fuses
 from vllm_dllm.engine.routes import Masking, check_choice
 from vllm_dllm.engine.setup import (
     SCHEDULER,
@@ -78,6 +79,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         vllm_config.scheduler_config.max_num_seqs = seats
         served = served_of(vllm_config)
         check_kernels(served)
+        fuses(vllm_config, served.settings)
         check_choice(vllm_config, Masking(False, settings.window, served.length))
         check_budget(vllm_config, served.length)
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER

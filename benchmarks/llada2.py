@@ -1,0 +1,159 @@
+"""LLaDA2 through the engine, and in plain PyTorch with and without a KV cache.
+
+    .venv/bin/python benchmarks/llada2.py --json benchmarks/results/llada2.json
+
+`tiny-llada2`, the same held-out problems, one machine, one run, one thread, float32. The engine
+takes a new request whenever one has ended; the loops (`benchmarks/plain_llada2.py`) take so many
+problems at a time and wait for the slowest, as loops do. It stops if an answer differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import TINY, child, engines_in_this_process, write  # noqa: E402
+
+engines_in_this_process()  # before torch and vLLM are imported
+
+from examples.tiny.tasks import held_out_set  # noqa: E402
+
+MODEL = TINY / "tiny-llada2"
+THRESHOLD, MAX_TOKENS = 0.9, 64
+KINDS = ("vllm-dllm", "cached", "recomputing")
+
+
+def prompts(per_task: int) -> list[list[int]]:
+    """Token ids of the problems, tasks mixed."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    problems = held_out_set(per_task)
+    mixed = [problem for n in range(per_task) for problem in problems[n::per_task]]
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in mixed]
+    return [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        for chat in chats
+    ]
+
+
+def through_engine() -> Any:
+    from vllm import LLM
+
+    llm = LLM(
+        model=str(MODEL),
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=16,
+        kv_cache_memory_bytes=1 << 28,
+        enable_prefix_caching=False,
+        additional_config={"dllm": {"threshold": THRESHOLD}},
+    )
+    params = llm.get_default_sampling_params()
+    params.max_tokens = MAX_TOKENS
+
+    def run(asked: Sequence[list[int]], at_once: int) -> list[list[int]]:
+        engine, waiting, found = llm.llm_engine, list(enumerate(asked))[::-1], {}
+        running = 0
+        while waiting or running:
+            while waiting and running < at_once:
+                number, ids = waiting.pop()
+                engine.add_request(str(number), {"prompt_token_ids": ids}, params)
+                running += 1
+            for output in engine.step():
+                if output.finished:
+                    running -= 1
+                    number = int(output.request_id.split("-")[0])
+                    found[number] = list(output.outputs[0].token_ids)
+        return [found[number] for number in range(len(asked))]
+
+    return run
+
+
+def through_loop(cached: bool) -> Any:
+    import torch
+
+    from benchmarks.plain_llada2 import Cached, Recomputing, Rules, generate
+    from examples.tiny.llada2 import load
+
+    torch.set_num_threads(1)
+    config = json.loads((MODEL / "config.json").read_text())
+    end = frozenset({config["eos_token_id"]})
+    rules = Rules(config["mask_token_id"], end, THRESHOLD, MAX_TOKENS)
+    reader = (Cached if cached else Recomputing)(load(MODEL))
+
+    def run(asked: Sequence[list[int]], at_once: int) -> list[list[int]]:
+        batches = (asked[n : n + at_once] for n in range(0, len(asked), at_once))
+        return [answer for batch in batches for answer in generate(reader, batch, rules)]
+
+    return run
+
+
+def measure(kind: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Answers, and seconds of each repeat for each number of requests at a time."""
+    run = through_engine() if kind == "vllm-dllm" else through_loop(kind == "cached")
+    asked = prompts(args.per_task)
+    answers = run(asked[:32], 16)  # warm up
+    seconds: dict[str, list[float]] = {}
+    for at_once in args.at_once:
+        for _ in range(args.repeats):
+            begin = time.perf_counter()
+            answers = run(asked, at_once)
+            seconds.setdefault(str(at_once), []).append(time.perf_counter() - begin)
+    return {"answers": answers, "seconds": seconds}
+
+
+def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Tokens per second of each kind at each number of requests.
+
+    Raises:
+        RuntimeError: their answers differ.
+    """
+    answers = found[KINDS[0]]["answers"]
+    for kind in KINDS:
+        if found[kind]["answers"] != answers:
+            raise RuntimeError(f"{kind}: other answers; the figures would mean nothing")
+    tokens = sum(map(len, answers))
+    return {
+        at_once: {kind: tokens / min(found[kind]["seconds"][at_once]) for kind in KINDS}
+        | {"seconds": {kind: found[kind]["seconds"][at_once] for kind in KINDS}}
+        for at_once in found[KINDS[0]]["seconds"]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--per-task", type=int, default=20, help="problems of each task")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measure(args.child, args)))
+        return
+    shared = ["--per-task", str(args.per_task), "--repeats", str(args.repeats)]
+    shared += ["--at-once", *map(str, args.at_once)]
+    found = {kind: child(__file__, "--child", kind, *shared) for kind in KINDS}
+    results = figures(found)
+    print(f"{'tokens per second':20}" + "".join(f"{kind:>14}" for kind in KINDS))
+    for at_once, by_kind in results.items():
+        ours = by_kind[KINDS[0]]
+        print(
+            f"{at_once + ' at a time':20}"
+            + "".join(f"{by_kind[kind]:14.0f}" for kind in KINDS)
+            + "".join(f"   {ours / by_kind[kind]:.2f} x {kind}" for kind in KINDS[1:])
+        )
+    write(args.json, "llada2", results)
+
+
+if __name__ == "__main__":
+    main()
