@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.cpu import torchvision_schemas
+from vllm_dllm.cpu import norms, torchvision_schemas
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,6 +92,7 @@ def install(is_bridged_model: Callable[["VllmConfig"], bool]) -> tuple[str, ...]
         return ()
     # First, because importing vLLM's configuration imports torchvision.
     schemas = torchvision_schemas.declare()
+    norms.register()  # a configuration that prefers them reaches processes that did not make it
     runner = needed()
     if runner:
         _complete_triton_placeholder()

@@ -9,6 +9,7 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
+from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import served_of, settings_of
 from vllm_dllm.engine.fused import fuses
@@ -70,6 +71,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         served = served_of(vllm_config)
         check_kernels(served)
         fuses(vllm_config, served.settings)
+        prefer_compiled_norms(vllm_config)
         vllm_config.model_config.dllm = served
         # LLaDA2's authors recommend greedy decoding; vLLM's own default would be 1.0.
         vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)

@@ -11,6 +11,7 @@ from vllm.model_executor.models.config import (
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.config import STEPS, DllmSettings, parse_sampler
+from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import generation_config, served_of, settings_of
@@ -80,6 +81,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         served = served_of(vllm_config)
         check_kernels(served)
         fuses(vllm_config, served.settings)
+        prefer_compiled_norms(vllm_config)
         check_choice(vllm_config, Masking(False, settings.window, served.length))
         check_budget(vllm_config, served.length)
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER

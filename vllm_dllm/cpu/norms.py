@@ -1,0 +1,85 @@
+"""RMSNorm in one pass on the CPU: vLLM's compiled kernels, which its CPU build has but leaves idle.
+
+vLLM's registry of operators offers them on GPUs only; on the CPU a norm is six elementwise
+operators, and a denoise step of DiffusionGemma has seventy norms. Compiled models fuse those six
+by themselves, so this is for eager ones, and for float32 only: in bfloat16 the kernel rounds once
+where the models' authors round twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+PROVIDER = "dllm_cpu"
+
+
+def _takes(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
+    plain = variance_size is None and x.dtype == torch.float32
+    return plain and (weight is None or weight.dtype == x.dtype)
+
+
+def _norm_takes(
+    x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
+) -> bool:
+    return _takes(x, weight, variance_size)
+
+
+def _add_takes(
+    x: torch.Tensor,
+    x_residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    variance_size: int | None = None,
+) -> bool:
+    return _takes(x, weight, variance_size) and x.is_contiguous() and x_residual.is_contiguous()
+
+
+def _norm(
+    x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
+) -> torch.Tensor:
+    # Queries and keys come as strided views of a fused projection; the kernel knows no strides.
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    torch.ops._C.rms_norm(out, rows, weight, epsilon)
+    return out.view(x.shape)
+
+
+def _add_norm(
+    x: torch.Tensor,
+    x_residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    variance_size: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
+    return x, x_residual
+
+
+def prefer_compiled_norms(vllm_config: VllmConfig) -> None:
+    """Let an eager model on the CPU take them, unless the user chose (``--kernel-config``)."""
+    from vllm.platforms import current_platform
+
+    if not (current_platform.is_cpu() and vllm_config.model_config.enforce_eager):
+        return
+    register()
+    chosen = vllm_config.kernel_config.ir_op_priority
+    for name in ("rms_norm", "fused_add_rms_norm"):
+        if not getattr(chosen, name):
+            setattr(chosen, name, [PROVIDER])
+
+
+def register() -> None:
+    """Offer them to vLLM's operators; once a process, and again is nothing."""
+    from vllm import ir
+
+    if PROVIDER in ir.ops.rms_norm.impls:
+        return
+    ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_norm_takes)(_norm)
+    ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_add_takes, inplace=True)(
+        _add_norm
+    )
