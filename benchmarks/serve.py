@@ -3,7 +3,9 @@
     .venv/bin/python benchmarks/serve.py --concurrency 1 4 16 64 --json out.json
     .venv/bin/python benchmarks/serve.py --systems llada2 causal
 
-Each system is a real server on loopback that vLLM's own benchmark drives, one after another:
+Each system is a real server on loopback that vLLM's own benchmark drives. All servers are up at
+the same time and take turns, so that a machine that is slow for a minute is so for all of them;
+figures are medians of the turns:
 
     llada2        this package, tiny-llada2
     causal        vLLM's autoregressive serving of the same weights: what a user would pick instead
@@ -22,9 +24,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,20 +103,40 @@ def write_prompts(file: Path, count: int) -> None:
     file.write_text("".join(json.dumps({"prompt": one.prompt}) + "\n" for one in asked))
 
 
-def measure(name: str, args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """A system's figures by concurrency; the server is started and stopped here."""
-    system = SYSTEMS[name]
-    found = {}
-    flags = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 28), *system.flags)
-    with Server(
-        system.model, *flags, log=scratch / "log", env=system.env, start_seconds=300
-    ) as server:
+def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Figures of each system by concurrency; the servers are started and stopped here."""
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(start(SYSTEMS[name], scratch / f"{name}.log"))
+            for name in args.systems
+        }
+        found: dict[str, dict[str, Any]] = {name: {} for name in servers}
         for concurrency in args.concurrency:
             prompts = scratch / "prompts.jsonl"
             write_prompts(prompts, max(args.least, args.rounds * concurrency))
-            found[str(concurrency)] = bench(server, system, concurrency, prompts)
-            speed = found[str(concurrency)]["output_throughput"]
-            print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr, flush=True)
+            turns: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+            for _ in range(args.turns):
+                for name, server in servers.items():
+                    turns[name].append(bench(server, SYSTEMS[name], concurrency, prompts))
+                    speed = turns[name][-1]["output_throughput"]
+                    print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr)
+            for name, samples in turns.items():
+                found[name][str(concurrency)] = median_of(samples)
+    return found
+
+
+def start(system: System, log: Path) -> Server:
+    """Its server, not started yet."""
+    flags = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 28), *system.flags)
+    return Server(system.model, *flags, log=log, env=system.env, start_seconds=300)
+
+
+def median_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each figure, and the throughput of every turn."""
+    found: dict[str, Any] = {"turns": [sample["output_throughput"] for sample in samples]}
+    for key in FIGURES:
+        values = [sample[key] for sample in samples if sample[key] is not None]
+        found[key] = median(values) if values else None
     return found
 
 
@@ -132,10 +156,11 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--least", type=int, default=24, help="requests of a run, at least")
     parser.add_argument("--rounds", type=int, default=3, help="requests for each at a time")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each system")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        results = {system: measure(system, args, Path(name)) for system in args.systems}
+        results = measure(args, Path(name))
     show(results)
     write(args.json, "serve", results)
 
