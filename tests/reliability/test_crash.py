@@ -41,7 +41,7 @@ PROMPT = "sort 61 35 88 14"
 
 
 def server_of(model: Path, log: Path) -> Server:
-    flags = ["--max-num-seqs", str(SEATS)]
+    flags = ["--max-num-seqs", str(SEATS), "--max-model-len", "2048"]
     if model.name.startswith(GEMMA):
         flags += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES["limit_mm_per_prompt"])]
     return Server(model, *flags, log=log)
@@ -84,7 +84,7 @@ def assert_nothing_left(server: Server) -> None:
 def ask(server: Server, path: str, stream: bool, begun: threading.Event) -> tuple[str, float]:
     """How a long request ended, and when. `begun` is set by the first event of a stream."""
     slow = SLOW[Path(server.command[2]).name]
-    body: dict[str, Any] = {"model": "m", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+    body: dict[str, Any] = {"model": "m", "max_tokens": 1600, "ignore_eos": True, "stream": stream}
     body |= {"vllm_xargs": slow, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": PROMPT}]}
     body |= chat if "chat" in path else {"prompt": PROMPT}
