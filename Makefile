@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-versions bench bench-ops lint format clean
+.PHONY: help setup demo test test-long test-fast test-versions bench bench-ops lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -17,11 +17,15 @@ demo: setup ## serve a small LLaDA2 checkpoint and chat with it
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
-test: setup ## all tests
-	@$(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+test: setup ## the tests, but for those that `make test-long` adds
+	@$(pytest) -m "not long"
+
+test-long: setup ## all tests
+	@$(pytest)
 
 test-fast: setup ## the tests that start no engine
-	@$(bin)/python -m pytest -m "not engine and not e2e and not slow"
+	@$(bin)/python -m pytest -m "not engine and not e2e and not slow and not long"
 
 test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
 	@scripts/versions.sh $(VERSIONS)

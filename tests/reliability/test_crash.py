@@ -135,7 +135,7 @@ def newcomer(server: Server) -> tuple[str, str]:
     return heard[0], heard[1]
 
 
-@pytest.mark.parametrize("model", [LLADA2, GEMMA])
+@pytest.mark.parametrize("model", [LLADA2, pytest.param(GEMMA, marks=pytest.mark.long)])
 def test_a_killed_engine(model: str, tmp_path: Path) -> None:
     """Catches a client that waits forever, a truncated answer that looks whole, a server that
     stays up without an engine, processes that survive it, a restart that answers differently."""

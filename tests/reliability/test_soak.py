@@ -32,7 +32,7 @@ SIZES = {"llada2": Size(requests=500, distinct=100), "gemma": Size(requests=250,
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", ["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def test_soak(name: str, tmp_path: Path) -> None:
     report = run(MODELS[name], SIZES[name], tmp_path / "log")
     print("\n".join(report.lines()))
