@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,34 @@ def child(script: str, *arguments: str, native: bool = False) -> Any:
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def mixed_problems(per_task: int) -> list[Any]:
+    """Held-out problems, tasks mixed as users would."""
+    from examples.tiny.tasks import held_out_set
+
+    problems = held_out_set(per_task)
+    return [problem for n in range(per_task) for problem in problems[n::per_task]]
+
+
+def in_flight(
+    engine: Any, prompts: Iterable[Any], params: Any, at_once: int
+) -> Iterator[tuple[int, float, Any]]:
+    """Keep so many prompts in an engine: each one's number, seconds and output when it has ended.
+
+    A prompt is taken from the iterable when there is room for it.
+    """
+    waiting, submitted = enumerate(prompts), dict[int, float]()
+    while True:
+        for number, prompt in itertools.islice(waiting, at_once - len(submitted)):
+            engine.add_request(str(number), prompt, params)
+            submitted[number] = time.monotonic()
+        if not submitted:
+            return
+        for output in engine.step():
+            if output.finished:
+                number = int(output.request_id.split("-")[0])
+                yield number, time.monotonic() - submitted.pop(number), output
 
 
 def surroundings() -> dict[str, Any]:

@@ -22,14 +22,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
+from benchmarks.common import TINY, in_flight, mixed_problems, quiet_engines, write  # noqa: E402
 
 quiet_engines()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.accuracy import interval  # noqa: E402
-from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
+from examples.tiny.tasks import Problem  # noqa: E402
 
 MODEL = TINY / "tiny-llada2"
 MODES = ("sync", "fdfo")
@@ -67,29 +67,23 @@ def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     params = llm.get_default_sampling_params()
     params.max_tokens = MAX_TOKENS
-    waiting = list(enumerate(problems))[::-1]
-    submitted: dict[str, float] = {}
     found = Measured()
+    texts = (
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for problem in problems
+    )
     before, begin = counted(llm), time.monotonic()
     with tqdm(total=len(problems), unit="problem", leave=False) as bar:
-        while waiting or submitted:
-            while waiting and len(submitted) < concurrency:
-                number, problem = waiting.pop()
-                chat = [{"role": "user", "content": problem.prompt}]
-                text = tokenizer.apply_chat_template(
-                    chat, tokenize=False, add_generation_prompt=True
-                )
-                engine.add_request(str(number), text, params)
-                submitted[str(number)] = time.monotonic()
-            for output in engine.step():
-                if not output.finished:
-                    continue
-                number = output.request_id.split("-")[0]
-                found.latencies.append(time.monotonic() - submitted.pop(number))
-                answer = output.outputs[0]
-                found.tokens += len(answer.token_ids)
-                found.right += answer.text == problems[int(number)].answer
-                bar.update()
+        for number, seconds, output in in_flight(engine, texts, params, concurrency):
+            found.latencies.append(seconds)
+            answer = output.outputs[0]
+            found.tokens += len(answer.token_ids)
+            found.right += answer.text == problems[number].answer
+            bar.update()
     found.seconds = time.monotonic() - begin
     found.steps = counted(llm) - before
     return found
@@ -110,9 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     from vllm import LLM
 
-    problems = held_out_set(args.per_task)
-    # Tasks mixed, as users would be.
-    problems = [problem for n in range(args.per_task) for problem in problems[n :: args.per_task]]
+    problems = mixed_problems(args.per_task)
     results: dict[str, dict[str, Any]] = {}
     for mode in MODES:
         llm = LLM(

@@ -29,7 +29,6 @@ from benchmarks.common import TINY, child, engines_in_this_process, write  # noq
 
 engines_in_this_process()  # before torch and vLLM are imported
 
-
 MODEL = TINY / "tiny-diffusiongemma"
 CANVAS, STEPS, PROMPT, REPEATS = 32, 8, 40, 3
 KINDS = ("vllm-dllm", "native", "transformers")

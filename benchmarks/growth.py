@@ -46,7 +46,7 @@ def pass_through(llm: Any, requests: int, at_once: int) -> None:
 
 
 def tensors_of(thing: Any, depth: int = 5) -> Iterator[Any]:
-    """The tensors that an object holds, each once."""
+    """The tensors that an object holds, some more than once."""
     import torch
 
     if isinstance(thing, torch.Tensor):

@@ -14,17 +14,26 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, child, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import (  # noqa: E402
+    TINY,
+    child,
+    engines_in_this_process,
+    in_flight,
+    mixed_problems,
+    write,
+)
 
 engines_in_this_process()  # before torch and vLLM are imported
 
-from examples.tiny.tasks import held_out_set  # noqa: E402
+from examples.tiny.tokens import llada2_tokenizer  # noqa: E402
+from examples.tiny.training import Encoder  # noqa: E402
 
 MODEL = TINY / "tiny-llada2"
 THRESHOLD, MAX_TOKENS = 0.9, 64
@@ -32,23 +41,16 @@ KINDS = ("vllm-dllm", "cached", "recomputing")
 
 
 def prompts(per_task: int) -> list[list[int]]:
-    """Token ids of the problems, tasks mixed."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    problems = held_out_set(per_task)
-    mixed = [problem for n in range(per_task) for problem in problems[n::per_task]]
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in mixed]
-    return [
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-        for chat in chats
-    ]
+    """Token ids of held-out problems."""
+    encoder = Encoder(llada2_tokenizer())
+    return [encoder(problem).prompt for problem in mixed_problems(per_task)]
 
 
-def through_engine() -> Any:
+def served(**options: Any) -> Any:
+    """An engine for `answers`."""
     from vllm import LLM
 
-    llm = LLM(
+    return LLM(
         model=str(MODEL),
         dtype="float32",
         max_model_len=1024,
@@ -56,26 +58,18 @@ def through_engine() -> Any:
         kv_cache_memory_bytes=1 << 28,
         enable_prefix_caching=False,
         additional_config={"dllm": {"threshold": THRESHOLD}},
+        **options,
     )
+
+
+def answers(llm: Any, asked: Sequence[list[int]], at_once: int) -> list[list[int]]:
+    """Token ids of the answers, so many requests at a time."""
     params = llm.get_default_sampling_params()
     params.max_tokens = MAX_TOKENS
-
-    def run(asked: Sequence[list[int]], at_once: int) -> list[list[int]]:
-        engine, waiting, found = llm.llm_engine, list(enumerate(asked))[::-1], {}
-        running = 0
-        while waiting or running:
-            while waiting and running < at_once:
-                number, ids = waiting.pop()
-                engine.add_request(str(number), {"prompt_token_ids": ids}, params)
-                running += 1
-            for output in engine.step():
-                if output.finished:
-                    running -= 1
-                    number = int(output.request_id.split("-")[0])
-                    found[number] = list(output.outputs[0].token_ids)
-        return [found[number] for number in range(len(asked))]
-
-    return run
+    given = ({"prompt_token_ids": ids} for ids in asked)
+    ended = in_flight(llm.llm_engine, given, params, at_once)
+    found = {number: list(output.outputs[0].token_ids) for number, _, output in ended}
+    return [found[number] for number in range(len(asked))]
 
 
 def through_loop(cached: bool) -> Any:
@@ -99,16 +93,16 @@ def through_loop(cached: bool) -> Any:
 
 def measure(kind: str, args: argparse.Namespace) -> dict[str, Any]:
     """Answers, and seconds of each repeat for each number of requests at a time."""
-    run = through_engine() if kind == "vllm-dllm" else through_loop(kind == "cached")
+    run = partial(answers, served()) if kind == KINDS[0] else through_loop(kind == "cached")
     asked = prompts(args.per_task)
-    answers = run(asked[:32], 16)  # warm up
+    found = run(asked[:32], 16)  # warm up
     seconds: dict[str, list[float]] = {}
     for at_once in args.at_once:
         for _ in range(args.repeats):
             begin = time.perf_counter()
-            answers = run(asked, at_once)
+            found = run(asked, at_once)
             seconds.setdefault(str(at_once), []).append(time.perf_counter() - begin)
-    return {"answers": answers, "seconds": seconds}
+    return {"answers": found, "seconds": seconds}
 
 
 def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -117,11 +111,11 @@ def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     Raises:
         RuntimeError: their answers differ.
     """
-    answers = found[KINDS[0]]["answers"]
+    expected = found[KINDS[0]]["answers"]
     for kind in KINDS:
-        if found[kind]["answers"] != answers:
+        if found[kind]["answers"] != expected:
             raise RuntimeError(f"{kind}: other answers; the figures would mean nothing")
-    tokens = sum(map(len, answers))
+    tokens = sum(map(len, expected))
     return {
         at_once: {kind: tokens / min(found[kind]["seconds"][at_once]) for kind in KINDS}
         | {"seconds": {kind: found[kind]["seconds"][at_once] for kind in KINDS}}

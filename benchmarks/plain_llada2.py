@@ -8,16 +8,12 @@ engine's, and `benchmarks/llada2.py` measures the three side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from examples.tiny.llada2 import Attention, LLaDA2, rotate
-
-# Logits [rows, L, vocabulary] of tokens [rows, tokens], each row's canvas at its own start [rows].
-Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+from examples.tiny.llada2 import Attention, LLaDA2
 
 
 @dataclass(frozen=True)
@@ -86,14 +82,11 @@ class Cached:
         return self.model.lm_head(self.model.model.norm(hidden))
 
     def _forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        body, shape = self.model.model, self.model.shape
+        body = self.model.model
         last = int(position.max()) + 1
         # A query sees everything up to the end of its block.
         mask = torch.arange(last) < (position[:, :, None] // self.length + 1) * self.length
-        size = int(shape.head_dim * shape.partial_rotary_factor)
-        frequency = shape.rope_theta ** -(torch.arange(0, size, 2) / size)
-        angle = position[:, None, :, None] * frequency  # [rows, 1, tokens, pairs]
-        rope = torch.stack([angle.cos(), angle.sin()])
+        rope = self.model.rope(position[:, None])  # for all heads
         x = body.word_embeddings(tokens)
         for layer, kept in zip(body.layers, self.kept, strict=True):
             read = layer.input_layernorm(x)
@@ -110,20 +103,13 @@ def _attend(
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """`Attention.forward` with keys and values from a cache of (positions to write, K, V)."""
-    shape = attention.shape
-    heads, kv = shape.num_attention_heads, shape.num_key_value_heads
     position, *kept = cache
-    qkv = attention.query_key_value(x).unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
-    q, k, v = qkv.split([heads, kv, kv], dim=1)  # [rows, heads, tokens, dim]
-    q = rotate(attention.query_layernorm(q), rope)
-    k = rotate(attention.key_layernorm(k), rope)
+    q, *new = attention.project(x, rope)
     row, last = torch.arange(len(x))[:, None], mask.shape[-1]
-    seen = []
-    for new, old in zip((k, v), kept, strict=True):
-        old[row, position] = new.transpose(1, 2)
-        seen.append(old[:, :last].transpose(1, 2).repeat_interleave(heads // kv, dim=1))
-    out = F.scaled_dot_product_attention(q, *seen, attn_mask=mask)
-    return attention.dense(out.transpose(1, 2).flatten(2))
+    for old, fresh in zip(kept, new, strict=True):
+        old[row, position] = fresh.transpose(1, 2)
+    k, v = (old[:, :last].transpose(1, 2) for old in kept)
+    return attention.attend(q, k, v, mask)
 
 
 def _canvas(start: torch.Tensor, length: int) -> torch.Tensor:

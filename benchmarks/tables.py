@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
     *("accuracy", "fdfo", "floor", "gemma", "growth", "head_memory", "levers", "llada2"),
-    *("prefill", "serve", "step_time"),
+    *("prefill", "serve", "step_time", "turns"),
 )
 # Benchmarks of before -> what took their place.
 REPLACED = {"serving": "benchmarks/serve.py"}
@@ -206,6 +207,14 @@ def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["a request holds", f"{kept:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
 
 
+def turns(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["lever", "requests", "times as fast, median", "least", "most", "turns"]
+    for lever, by_requests in results.items():
+        for requests, found in by_requests.items():
+            figures = (f"{figure:.2f}" for figure in (median(found), min(found), max(found)))
+            yield [lever, requests, *figures, f"{len(found)}"]
+
+
 def head_memory(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["class", "requests", "MB of its own", "MB a request", "seconds a step"]
     for name, found in results.items():
@@ -272,6 +281,7 @@ TABLES: dict[str, Table] = {
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
+    "turns": Table("turns", ("turns",), turns),
     "levers": Table("levers", ("levers",), levers),
     "floor": Table("floor", ("floor",), floor),
 }

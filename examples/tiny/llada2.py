@@ -139,12 +139,21 @@ class Attention(nn.Module):
         self.dense = linear(heads * dim, shape.hidden_size)
 
     def forward(self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.attend(*self.project(x, rope), mask)
+
+    def project(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values, ``[rows, heads, tokens, dim]`` each."""
         shape = self.shape
         heads, kv = shape.num_attention_heads, shape.num_key_value_heads
         qkv = self.query_key_value(x).unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
-        q, k, v = qkv.split([heads, kv, kv], dim=1)  # [rows, heads, tokens, dim]
-        q, k = rotate(self.query_layernorm(q), rope), rotate(self.key_layernorm(k), rope)
-        k, v = (t.repeat_interleave(heads // kv, dim=1) for t in (k, v))
+        q, k, v = qkv.split([heads, kv, kv], dim=1)
+        return rotate(self.query_layernorm(q), rope), rotate(self.key_layernorm(k), rope), v
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """``[rows, tokens, hidden]``; keys and values may be more than the queries' own."""
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.dense(out.transpose(1, 2).flatten(2))
 
@@ -201,15 +210,16 @@ class LLaDA2(nn.Module):
         block = position // self.shape.block_length
         mask = block[None, :] <= block[:, None]
         x = self.model.word_embeddings(ids)
-        rope = self._rope(position)
+        rope = self.rope(position)
         for layer in self.model.layers:
             x = layer(x, rope, mask)
         return self.lm_head(self.model.norm(x))
 
-    def _rope(self, position: torch.Tensor) -> torch.Tensor:
+    def rope(self, position: torch.Tensor) -> torch.Tensor:
+        """Cosines and sines, ``[2, *positions, pairs]``."""
         size = int(self.shape.head_dim * self.shape.partial_rotary_factor)
         frequency = self.shape.rope_theta ** -(torch.arange(0, size, 2) / size)
-        angle = torch.outer(position.float(), frequency)
+        angle = position.float()[..., None] * frequency
         return torch.stack([angle.cos(), angle.sin()])
 
     def balance(self, rate: float) -> None:

@@ -73,6 +73,9 @@ def model() -> str:
     return str(oracle.checkpoint("ckpt_a_b32").path)
 
 
+FUSED = {"additional_config": {"dllm": {"fused_commit": True}}}
+
+
 def test_refused_with_name_and_remedy(model: str) -> None:
     cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
@@ -100,6 +103,11 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ),
         ({"additional_config": {"dllm": {"algorithm": "os:abort"}}}, ("os:abort", "no algorithm")),
         ({"enable_lora": True}, ("--enable-lora", "Triton")),
+        ({"async_scheduling": True} | FUSED, ("dllm.fused_commit=true", "asynchronous")),
+        (
+            {"additional_config": {"dllm": {"fused_commit": True, "skip_last_commit": False}}},
+            ("dllm.fused_commit=true", "skip_last_commit"),
+        ),
         ({"enable_prompt_embeds": True}, ("prompt-embeds",)),
     ]
     for (options, words), outcome in zip(
@@ -174,6 +182,7 @@ def test_gemma_refusals() -> None:
         ),
         ({"additional_config": {"dllm": {"t_max": 0}}}, ("dllm.t_max", "above 0")),
         ({"additional_config": {"dllm": {"eos_early_stop": True}}}, ("dllm.eos_early_stop",)),
+        (FUSED, ("dllm.fused_commit=true", "different masks")),
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
     ]
     outcomes = configure(*({"model": GEMMA} | options for options, _ in cases))

@@ -6,6 +6,7 @@ CPU platform Triton usually does not, so this module
 - lets the configuration of a bridged model choose that runner, and pass its check;
 - gives the Triton placeholder the one helper that the runner calls outside kernels;
 - swaps the runner's kernels for the stand-ins of `launch` before a worker makes its runner;
+- offers vLLM's compiled norms to its own operators (`norms`);
 - declares two operator schemas without which torchvision does not import there.
 
 An ordinary model keeps the runner it would have had: the environment variable that forces a

@@ -66,7 +66,6 @@ def prefer_compiled_norms(vllm_config: VllmConfig) -> None:
 
     if not (current_platform.is_cpu() and vllm_config.model_config.enforce_eager):
         return
-    register()
     chosen = vllm_config.kernel_config.ir_op_priority
     for name in ("rms_norm", "fused_add_rms_norm"):
         if not getattr(chosen, name):

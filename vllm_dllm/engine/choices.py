@@ -17,12 +17,12 @@ from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
-# How an error names a value, by where it came from.
 # Settings of the server beside the algorithm's, as `explained` lists them.
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels"),
 )
+# How an error names a value, by where it came from.
 PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
 
 

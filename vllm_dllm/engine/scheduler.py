@@ -150,15 +150,15 @@ class BlockDiffusionScheduler(CommonRules):
             + num_new_local_computed_tokens
             + num_external_computed_tokens
         )
-        end = start + num_new_tokens
-        if start < request.num_tokens:  # prefill, or a canvas that has left without a commit
-            if end <= request.num_tokens:
-                end -= end % length if end < request.num_tokens else 0
-                return max(end - start, 0)
-            # Behind it comes the next canvas: whole, or in a later step.
-            behind = self._canvas(request.num_tokens, end - request.num_tokens)
-            return request.num_tokens + behind - start
-        return self._canvas(start, num_new_tokens)
+        end, known = start + num_new_tokens, request.num_tokens
+        if start >= known:
+            return self._canvas(start, num_new_tokens)
+        # A prompt, or a canvas that has left without a commit and has the next one behind it.
+        if end > known:
+            return known - start + self._canvas(known, end - known)
+        if end < known:
+            end -= end % length
+        return max(end - start, 0)
 
     def _canvas(self, start: int, tokens: int) -> int:
         """Tokens to schedule of a canvas, given how many the budget holds: L or 0.

@@ -70,7 +70,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         served = served_of(vllm_config)
         check_kernels(served)
-        fuses(vllm_config, served.settings)
+        fuses(vllm_config, served.settings)  # refuses what it can, before weights are read
         prefer_compiled_norms(vllm_config)
         vllm_config.model_config.dllm = served
         # LLaDA2's authors recommend greedy decoding; vLLM's own default would be 1.0.

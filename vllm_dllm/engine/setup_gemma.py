@@ -80,7 +80,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         vllm_config.scheduler_config.max_num_seqs = seats
         served = served_of(vllm_config)
         check_kernels(served)
-        fuses(vllm_config, served.settings)
+        fuses(vllm_config, served.settings)  # refuses it
         prefer_compiled_norms(vllm_config)
         check_choice(vllm_config, Masking(False, settings.window, served.length))
         check_budget(vllm_config, served.length)
