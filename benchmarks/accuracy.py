@@ -2,12 +2,15 @@
 
     .venv/bin/python benchmarks/accuracy.py MODEL --setting threshold=0.9 --setting threshold=1.01
     .venv/bin/python benchmarks/accuracy.py MODEL --http --per-task 100 --json out.json
+    .venv/bin/python benchmarks/accuracy.py QUANTIZED... --against ORIGINAL
 
 A setting is a list of `name=value`: names of the server's `dllm` table (README), request
 options (`diffusion_...`) or vLLM's sampling parameters (`temperature`, `seed`, ...). Each
 setting answers the same problems (`examples/tiny/tasks.py`). Printed are the rate of exact
 matches with its 95 % interval, the steps (forward passes, the committing one included) per
-block, the answer's tokens per step, and the wall time.
+block, the answer's tokens per step, and the wall time. With `--against` a quantized checkpoint
+is compared with its original: what is left of the exact matches, of the committed tokens, and
+how many steps more a block takes.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.accuracy_tables import compare, show, show_recovery  # noqa: E402
 from benchmarks.common import quiet_engines, write  # noqa: E402
+from benchmarks.recovery import recovery  # noqa: E402
 
 quiet_engines()  # before torch and vLLM are imported
 
@@ -76,6 +81,7 @@ class Answer:
     text: str
     prompt_tokens: int
     tokens: int
+    ids: tuple[int, ...] = ()  # of the answer; over HTTP there are none
 
 
 @dataclass
@@ -122,13 +128,20 @@ def summary(run: Run, problems: Sequence[Problem], aligned: bool) -> dict[str, A
 
 
 @contextlib.contextmanager
-def offline(model: str, server: dict[str, Any], concurrency: int, dtype: str) -> Iterator[Any]:
+def offline(
+    model: str,
+    server: dict[str, Any],
+    concurrency: int,
+    dtype: str,
+    quantization: str | None = None,
+) -> Iterator[Any]:
     """An engine; yields a function from (problems, setting) to a `Run`."""
     from vllm import LLM
 
     llm = LLM(
         model=model,
         dtype=dtype,
+        quantization=quantization,
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=concurrency,
@@ -158,7 +171,8 @@ def offline(model: str, server: dict[str, Any], concurrency: int, dtype: str) ->
             setattr(run, name, value - before[name])
         for output in outputs:
             one = output.outputs[0]
-            run.answers.append(Answer(one.text, len(output.prompt_token_ids), len(one.token_ids)))
+            ids = tuple(one.token_ids)
+            run.answers.append(Answer(one.text, len(output.prompt_token_ids), len(ids), ids))
         return run
 
     try:
@@ -208,34 +222,9 @@ def is_aligned(model: str) -> bool:
     return get_config(model, trust_remote_code=False).model_type == "llada2_moe"
 
 
-def show(setting: Setting, result: dict[str, Any]) -> None:
-    """One setting's table."""
-    print(f"\n{setting.text}")
-    for task, found in result["exact_match"].items():
-        low, high = (100 * bound for bound in found["interval"])
-        rate = 100 * found["right"] / found["of"]
-        print(f"  {task:10}{rate:6.1f} %   [{low:5.1f}, {high:5.1f}]   of {found['of']}")
-    print(
-        f"  {result['steps_per_block']:.2f} steps per block, "
-        f"{result['tokens_per_step']:.2f} tokens per step, {result['seconds']:.1f} s"
-    )
-
-
-def compare(results: dict[str, dict[str, Any]]) -> None:
-    """All settings, a line each."""
-    print(f"\n{'setting':32}{'exact match':>12}{'interval':>18}{'steps/block':>13}{'s':>8}")
-    for text, result in results.items():
-        found = result["exact_match"]["all"]
-        low, high = (100 * bound for bound in found["interval"])
-        print(
-            f"{text:32}{100 * found['right'] / found['of']:10.1f} %   [{low:5.1f}, {high:5.1f}]"
-            f"{result['steps_per_block']:13.2f}{result['seconds']:8.1f}"
-        )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--setting", type=Setting.parse, action="append", metavar="NAME=VALUE,...")
     parser.add_argument("--http", action="store_true", help="through `vllm serve`")
     parser.add_argument("--per-task", type=int, default=50, help="problems of each task")
@@ -243,26 +232,54 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", type=Path, help="write figures and answers here")
+    parser.add_argument("--against", metavar="MODEL", help="the original of quantized MODELs")
+    parser.add_argument("--quantization", help="vLLM's --quantization, for MODELs alone")
     args = parser.parse_args()
+    if args.http and (args.against or args.quantization):
+        parser.error("--against and --quantization compare tokens, which --http does not see")
     problems = held_out_set(args.per_task, args.seed)
-    settings: list[Setting] = args.setting or [Setting.parse("")]
-    path, aligned = over_http if args.http else offline, is_aligned(args.model)
+    originals = measure(args.against, args, problems) if args.against else {}
     results = {}
+    for model in args.models:
+        found = measure(model, args, problems, args.quantization)
+        compare(found)
+        for text, result in found.items():
+            if originals:
+                result["against"] = recovery(result, originals[text], problems)
+                show_recovery(f"{Path(model).name}, {text}", result["against"])
+        # Several models are told apart by their name.
+        named = {f"{Path(model).name}, {text}": result for text, result in found.items()}
+        results |= found if len(args.models) == 1 else named
+    how = "over HTTP" if args.http else "offline"
+    write(args.json, f"accuracy, {how}, {len(problems)} problems", results)
+    return 0
+
+
+def measure(
+    model: str,
+    args: argparse.Namespace,
+    problems: Sequence[Problem],
+    quantization: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The summary of each setting, with the answers."""
+    settings: list[Setting] = args.setting or [Setting.parse("")]
+    aligned, results = is_aligned(model), {}
     # Settings that differ in request options only share one engine.
     for server in {json.dumps(setting.server): setting.server for setting in settings}.values():
-        with path(args.model, server, args.concurrency, args.dtype) as answer:
+        if args.http:
+            path = over_http(model, server, args.concurrency, args.dtype)
+        else:
+            path = offline(model, server, args.concurrency, args.dtype, quantization)
+        with path as answer:
             answer(problems[:: max(1, len(problems) // 8)], settings[0])  # warm up
             for setting in settings:
                 if setting.server == server:
                     run = answer(problems, setting)
                     results[setting.text] = summary(run, problems, aligned)
                     results[setting.text]["answers"] = [a.text for a in run.answers]
-                    show(setting, results[setting.text])
-    results = {setting.text: results[setting.text] for setting in settings}
-    compare(results)
-    how = "over HTTP" if args.http else "offline"
-    write(args.json, f"accuracy, {how}, {len(problems)} problems", results)
-    return 0
+                    results[setting.text]["tokens"] = [list(a.ids) for a in run.answers]
+                    show(setting.text, results[setting.text])
+    return {setting.text: results[setting.text] for setting in settings}
 
 
 if __name__ == "__main__":

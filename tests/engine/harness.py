@@ -108,15 +108,20 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
         running.close()
 
 
-def answers_of_child(module: str, *arguments: Any, env: dict[str, str] | None = None) -> list[Any]:
-    """What ``tests.engine.<module>`` prints, in a process of its own.
+def answers_of_child(
+    module: str,
+    *arguments: Any,
+    env: dict[str, str] | None = None,
+    package: str = "tests.engine",
+) -> list[Any]:
+    """What ``<package>.<module>`` prints, in a process of its own.
 
     It gets paths as they are, everything else as JSON. Its answers are the lines of its output
     that are JSON objects or lists.
     """
     done = subprocess.run(
         [
-            *(sys.executable, "-m", f"tests.engine.{module}"),
+            *(sys.executable, "-m", f"{package}.{module}"),
             *(str(a) if isinstance(a, Path) else json.dumps(a) for a in arguments),
         ],
         env=env,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vllm_dllm.models.checkpoint import HEAD, verified
+from vllm_dllm.models.quantized import KV_SCALES
 
 BODY = {"model.norm.weight": (4,)}
 FILE = {"model.norm.weight": torch.ones(4), HEAD: torch.ones(8, 4)}
@@ -21,6 +22,14 @@ def test_tied_head_is_passed_over() -> None:
 
 def test_own_head_is_read() -> None:
     assert names(BODY | {HEAD: (8, 4)}, FILE) == [*BODY, HEAD]
+
+
+def test_scales_of_a_quantized_cache_are_passed_on() -> None:
+    scale = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"unexpected tensor .*k_scale"):
+        names(BODY, FILE | scale)
+    given = (FILE | scale).items()
+    assert [n for n, _ in verified(given, BODY, "X", beside=KV_SCALES)] == [*BODY, *scale]
 
 
 def test_own_head_is_missed() -> None:

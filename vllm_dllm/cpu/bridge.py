@@ -6,6 +6,7 @@ CPU platform Triton usually does not, so this module
 - lets the configuration of a bridged model choose that runner, and pass its check;
 - gives the Triton placeholder the one helper that the runner calls outside kernels;
 - swaps the runner's kernels for the stand-ins of `launch` before a worker makes its runner;
+- puts plain experts where a quantized checkpoint's have no kernel (`quantized_experts`);
 - offers vLLM's compiled norms to its own operators (`norms`);
 - declares two operator schemas without which torchvision does not import there.
 
@@ -243,6 +244,10 @@ def _wrap_init_device() -> None:
 
             swap_kernels()
             add_collectives()
+            if self.vllm_config.quant_config is not None:
+                from vllm_dllm.cpu import quantized_experts
+
+                quantized_experts.install()
         return stock(self)
 
     setattr(init_device, _MARK, True)

@@ -16,6 +16,7 @@ from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import generation_config, served_of, settings_of
 from vllm_dllm.engine.fused import fuses
+from vllm_dllm.engine.quantization import check_quantization
 from vllm_dllm.engine.routes import Masking, check_choice
 from vllm_dllm.engine.setup import (
     SCHEDULER,
@@ -59,6 +60,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         from vllm.platforms import current_platform
 
         refuse_unsupported(vllm_config)
+        check_quantization(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise SettingsError(
                 "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "

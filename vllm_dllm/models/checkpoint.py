@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,11 +25,13 @@ def verified(
     expected: Shapes,
     architecture: str,
     one_name: Callable[[str], str | None] = lambda name: name,
+    beside: re.Pattern[str] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are exactly the `expected` tensors.
 
     `one_name` maps a tensor's name in the file to its name in `expected`, for tensors that may
-    stand under several; None drops a tensor that nobody reads.
+    stand under several; None drops a tensor that nobody reads. Names that `beside` finds may stand
+    there too, and are passed on as they are.
 
     Raises:
         ValueError: a tensor that the architecture does not have, one of another shape, or, when
@@ -35,6 +39,9 @@ def verified(
     """
     missing = set(expected)
     for name, tensor in weights:
+        if beside is not None and beside.search(name):
+            yield name, tensor
+            continue
         known = one_name(name)
         if known is None or (known == HEAD and HEAD not in expected):
             continue
@@ -42,7 +49,7 @@ def verified(
             close = difflib.get_close_matches(known, missing, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
-        if tuple(tensor.shape) != expected[known]:
+        if not _same(tuple(tensor.shape), expected[known]):
             raise ValueError(
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for "
                 f"{expected[known]}"
@@ -55,6 +62,11 @@ def verified(
             f"the checkpoint lacks {len(names)} of {architecture}'s tensors: "
             f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
         )
+
+
+def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether two shapes are one; a single number may stand with or without a dimension."""
+    return found == wanted or (math.prod(found) == math.prod(wanted) == 1)
 
 
 def name_damage(

@@ -13,21 +13,36 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 
-from vllm_dllm.models.checkpoint import HEAD, verified
+from vllm_dllm.models.checkpoint import HEAD, Shapes, verified
+from vllm_dllm.models.quantized import (
+    COMPRESSED,
+    KV_SCALES,
+    expected,
+    naming_the_scheme,
+    scheme_of,
+    spell_out,
+)
 from vllm_dllm.models.tiled_head import tiled_head
 from vllm_dllm.ops.tiled_stats import Head
 
 if TYPE_CHECKING:
+    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
     from vllm_dllm.engine.model_state import DiffusionModelState
+
+# Encoder and decoder share their weights.
+_HALVES = ("model.decoder.", "model.encoder.language_model.")
+_VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 
 
 class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
     """google/diffusiongemma-*: text and images in, text out."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        spell_out(self.quant_config, spellings(vllm_config.model_config.hf_config))
+        with naming_the_scheme(self.quant_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
-        self.quantized = vllm_config.quant_config is not None
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
@@ -47,11 +62,84 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint; name the first tensor that does not belong."""
-        if not self.quantized:
-            weights = verified(
-                weights, tensor_shapes(self.config), "DiffusionGemma", one_name=_one_name
-            )
+        shapes = stored_shapes(self.config, self.quant_config)
+        if shapes is not None:
+            beside = None if self.quant_config is None else KV_SCALES
+            weights = verified(weights, shapes, "DiffusionGemma", _one_name, beside)
         return super().load_weights(weights)
+
+
+def stored_shapes(config: Any, quant_config: QuantizationConfig | None) -> Shapes | None:
+    """Every tensor of a checkpoint, quantized or not, by the name that `_one_name` gives it.
+
+    Quantized experts are stored one by one, three matrices each. None for a method whose
+    tensors are not known here.
+    """
+    shapes = dict(tensor_shapes(config))
+    if quant_config is not None and quant_config.get_name() == COMPRESSED:
+        for name in [name for name in shapes if name.endswith(".experts.gate_up_proj")]:
+            experts = name.removesuffix(".gate_up_proj")
+            if scheme_of(quant_config, f"{experts}.0.gate_proj") is not None:
+                count, both, hidden = shapes.pop(name)
+                del shapes[f"{experts}.down_proj"]
+                shapes |= _one_by_one(experts, count, both // 2, hidden)
+    return expected(shapes, quant_config, is_linear, _vllm_name)
+
+
+def _one_by_one(experts: str, count: int, size: int, hidden: int) -> dict[str, tuple[int, int]]:
+    shapes = {}
+    for expert in range(count):
+        shapes[f"{experts}.{expert}.gate_proj.weight"] = (size, hidden)
+        shapes[f"{experts}.{expert}.up_proj.weight"] = (size, hidden)
+        shapes[f"{experts}.{expert}.down_proj.weight"] = (hidden, size)
+    return shapes
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor belongs to a layer that vLLM's class can quantize.
+
+    It builds the router and self-conditioning without a quantization.
+    """
+    if name.startswith(_VISION):
+        return name.endswith((".linear.weight", "_proj.weight", "_projection.weight"))
+    return name.endswith("_proj.weight") and ".self_conditioning." not in name
+
+
+def spellings(config: Any) -> dict[str, list[str]]:
+    """VLLM's name of each layer that can be quantized, to its names in checkpoints.
+
+    A full-attention layer has no values of its own: it takes the keys, and what a checkpoint
+    says of its keys holds for the values that vLLM fuses with them.
+    """
+    names: dict[str, list[str]] = {}
+    text = config.text_config
+    for shape_name, shape in tensor_shapes(config).items():
+        if shape_name.endswith(".experts.gate_up_proj"):
+            experts = shape_name.removesuffix(".gate_up_proj")
+            names |= {
+                _vllm_name(name).removesuffix(".weight"): _checkpoint_names(name)
+                for name in _one_by_one(experts, *shape)
+            }
+        elif is_linear(shape_name):
+            names[_vllm_name(shape_name).removesuffix(".weight")] = _checkpoint_names(shape_name)
+    for index, kind in enumerate(text.layer_types):
+        keys = f"model.layers.{index}.self_attn.k_proj"
+        if kind == "full_attention":
+            names[keys.replace("k_proj", "v_proj")] = [keys, *names[keys]]
+    return names
+
+
+def _checkpoint_names(name: str) -> list[str]:
+    """The names under which a layer may stand, from that which `_one_name` gives its weight."""
+    module = name.removesuffix(".weight")
+    if name.startswith(_VISION):
+        return [module]
+    return [half + module.removeprefix("model.") for half in _HALVES]
+
+
+def _vllm_name(name: str) -> str:
+    """VLLM's name of a tensor, from that which `_one_name` gives it."""
+    return name.removeprefix("model.encoder.") if name.startswith(_VISION) else name
 
 
 def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -74,7 +162,7 @@ def _one_name(name: str) -> str | None:
     """One name for both copies of a shared tensor; None for what vLLM's loader passes over."""
     if "embed_vision.embedding." in name:
         return None
-    for half in ("model.decoder.", "model.encoder.language_model."):
+    for half in _HALVES:
         if name.startswith(half):
             return "model." + name.removeprefix(half)
     return name

@@ -18,6 +18,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_dllm.models.checkpoint import verified
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
+from vllm_dllm.models.quantized import KV_SCALES, expected, naming_the_scheme
 from vllm_dllm.models.tiled_head import is_plain, tiled_head
 from vllm_dllm.ops.tiled_stats import Head
 
@@ -49,8 +50,8 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
         _check_config(config)
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.quantized = vllm_config.quant_config is not None
+        with naming_the_scheme(vllm_config.quant_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
         for module in self.modules():
             if type(module) is BailingMoE:
                 # The backbone names its expert class itself; same parameters, other forward.
@@ -91,9 +92,16 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""
-        if not self.quantized:
-            weights = verified(weights, tensor_shapes(self.config), "LLaDA2")
+        shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
+        if shapes is not None:
+            beside = None if self.quant_config is None else KV_SCALES
+            weights = verified(weights, shapes, "LLaDA2", beside=beside)
         return super().load_weights(weights)
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor belongs to a layer that can be quantized: all but router and head."""
+    return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
 
 
 def tensor_shapes(config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:

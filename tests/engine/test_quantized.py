@@ -1,0 +1,178 @@
+"""Quantized checkpoints of both families, through vLLM's own layers and a real engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig
+from safetensors.torch import load_file, save_file
+
+from examples.tiny.tasks import held_out_set
+from examples.tiny.tokens import gemma_processor, llada2_tokenizer
+from examples.tiny.training import Encoder, Example
+from tests.engine.harness import Engine, engine, greedy
+from tests.engine.quantized import CALIBRATED, FAMILIES, MIXED, TINY, quantized
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+BLOCK = 32
+TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+# INT4 has no kernel for float32.
+HALF = {**TEXT_ONLY, "dtype": "bfloat16"}
+PER_TASK = 6
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def mixed(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FP8, INT8, INT4 and NVFP4 in one checkpoint, a layer each."""
+    return quantized(tmp_path_factory.mktemp(family), family, MIXED)
+
+
+def encoded(family: str) -> list[Example]:
+    tokenizer = llada2_tokenizer() if family == "llada2" else gemma_processor().tokenizer
+    return [Encoder(tokenizer)(problem) for problem in held_out_set(PER_TASK)]
+
+
+def solved(running: Engine, examples: list[Example]) -> int:
+    params = [greedy(64) for _ in examples]
+    got = running.generate([example.prompt for example in examples], params)
+    return sum(tokens == example.answer for (tokens, _), example in zip(got, examples, strict=True))
+
+
+def reference(path: Path) -> dict[str, torch.Tensor]:
+    """Module to its matrix in float32, by the scheme's own library."""
+    config = json.loads((path / "config.json").read_text())["quantization_config"]
+    groups = QuantizationConfig(**config).config_groups.values()
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        module, _, part = name.rpartition(".")
+        parts.setdefault(module, {})[part] = tensor
+    found = {}
+    for module, state in parts.items():
+        if "weight_scale" not in state:
+            continue
+        scheme = next(group for group in groups if _holds(group.targets, module))
+        compressor = BaseCompressor.get_value_from_registry(scheme.format)
+        if scheme.format == "pack-quantized":
+            # vLLM's layers hold the scales of INT4 in the model's dtype.
+            state["weight_scale"] = state["weight_scale"].bfloat16()
+        if scheme.format != "nvfp4-pack-quantized":
+            state["weight_scale"] = state["weight_scale"].float()
+        found[module] = compressor.decompress(state, scheme)["weight"].float()
+    return found
+
+
+def _holds(targets: list[str], module: str) -> bool:
+    return any(target == "Linear" or re.match(target[3:], module) for target in targets)
+
+
+def experts_of(running: Engine) -> dict[str, Any]:
+    from vllm.model_executor.layers.fused_moe import RoutedExperts
+
+    model = running.runner.model
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, RoutedExperts)
+    }
+
+
+def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
+    """A scheme a layer: answers stay right, and experts are what the library says, to the bit."""
+    examples = encoded(family)
+    with engine(TINY / FAMILIES[family], BLOCK, **HALF) as running:
+        before = solved(running, examples)
+    with engine(mixed, BLOCK, **HALF) as running:
+        after = solved(running, examples)
+        layers = experts_of(running)
+        exact = {
+            module.replace("decoder.", ""): weight.bfloat16()
+            for module, weight in reference(mixed).items()
+        }
+        compared = 0
+        for name, layer in layers.items():
+            prefix = name.removesuffix(".routed_experts")
+            if f"{prefix}.0.gate_proj" not in exact:
+                continue
+            for expert in range(layer.w13_weight.shape[0]):
+                gate, up, down = (
+                    exact[f"{prefix}.{expert}.{part}_proj"] for part in ("gate", "up", "down")
+                )
+                assert torch.equal(layer.w13_weight[expert], torch.cat([gate, up])), name
+                assert torch.equal(layer.w2_weight[expert], down), name
+            compared += 1
+        assert compared == len(MIXED)
+    assert after >= 0.9 * before, (after, before)
+    assert before >= 0.75 * len(examples)
+
+
+def test_calibrated_nvfp4(family: str) -> None:
+    examples = encoded(family)
+    with engine(CALIBRATED / f"{FAMILIES[family]}-nvfp4", BLOCK, **TEXT_ONLY) as running:
+        assert solved(running, examples) >= 0.6 * len(examples)
+
+
+def test_fp8_of_an_unquantized_checkpoint(family: str) -> None:
+    examples = encoded(family)[:14]
+    options = {**HALF, "quantization": "fp8"}
+    with engine(TINY / FAMILIES[family], BLOCK, **options) as running:
+        assert solved(running, examples) >= 0.6 * len(examples)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"strategy": "block", "block_structure": [128, 128]}, "FP8 weights by block of 128x128"),
+        ({"num_bits": 4, "type": "int"}, "INT4 weights by channel"),
+    ],
+)
+def test_a_scheme_without_kernels_is_refused_by_name(
+    mixed: Path, tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    """Before a layer is built: the message names the scheme and the platform."""
+    path = tmp_path / mixed.name
+    path.mkdir()
+    for file in mixed.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= change
+    (path / "config.json").write_text(json.dumps(config))
+    with (
+        pytest.raises(ValueError, match="CPU platform") as caught,
+        engine(path, BLOCK, **HALF),
+    ):
+        pass
+    assert complaint in str(caught.value)
+
+
+def test_int4_in_float32_is_refused(mixed: Path) -> None:
+    """Its kernel would say so at the first request."""
+    with (
+        pytest.raises(ValueError, match="--dtype float32: INT4"),
+        engine(mixed, BLOCK, **TEXT_ONLY),
+    ):
+        pass
+
+
+def test_a_missing_scale_is_named(mixed: Path, tmp_path: Path) -> None:
+    path, part = tmp_path / mixed.name, "experts.3.up_proj.weight_scale"
+    path.mkdir()
+    for file in mixed.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(path / "model.safetensors")
+    del tensors[next(name for name in tensors if name.endswith(part))]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with (
+        pytest.raises((ValueError, RuntimeError), match=re.escape(part)),
+        engine(path, BLOCK, **HALF),
+    ):
+        pass

@@ -1,0 +1,229 @@
+"""The stand-ins of `experts` for each scheme, and what puts them into vLLM's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from compressed_tensors.quantization import QuantizationStrategy
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_nvfp4 as nvfp4_module,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_fp8 as fp8_module,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_int8 as int8_module,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_wna16 as wna16_module,
+)
+from vllm.model_executor.layers.quantization.online import base as online_module
+from vllm.model_executor.layers.quantization.online import fp8 as online_fp8_module
+
+from vllm_dllm.cpu.experts import (
+    Rounding,
+    StandIn,
+    as_it_is,
+    e2m1_values,
+    fp8_by_tensor,
+    fp8_by_token,
+    int4_values,
+    int8_by_token,
+    nvfp4,
+    scaled,
+)
+
+Weights = tuple[torch.Tensor, torch.Tensor]
+
+
+class Int8Experts(StandIn, int8_module.CompressedTensorsW8A8Int8MoEMethod):
+    """INT8 weights by channel, INT8 activations by token."""
+
+    def dequantized(self, layer: Any) -> Weights:
+        """Values times the channel's scale."""
+        return scaled(layer.w13_weight, layer.w13_weight_scale), scaled(
+            layer.w2_weight, layer.w2_weight_scale
+        )
+
+    def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
+        """A scale for each token."""
+        return int8_by_token, int8_by_token
+
+
+class Fp8Experts(StandIn, fp8_module.CompressedTensorsW8A8Fp8MoEMethod):
+    """FP8 weights by channel, tensor or block; activations by token, or by tensor."""
+
+    def dequantized(self, layer: Any) -> Weights:
+        """Values times the scale of the channel, of the block, or of gate, up and down."""
+        w13_scale, w2_scale = layer.w13_weight_scale, layer.w2_weight_scale
+        if self.weight_quant.strategy == QuantizationStrategy.TENSOR:
+            # [experts, 2] and [experts]: one for gates, one for ups, one for downs.
+            size = layer.w13_weight.shape[1] // 2
+            w13_scale = w13_scale.repeat_interleave(size, dim=1).unsqueeze(-1)
+            w2_scale = w2_scale[:, None, None]
+        elif self.weight_block_size is not None:
+            return tuple(
+                _by_block(weight, scale, self.weight_block_size)
+                for weight, scale in (
+                    (layer.w13_weight, w13_scale),
+                    (layer.w2_weight, w2_scale),
+                )
+            )
+        return scaled(layer.w13_weight, w13_scale), scaled(layer.w2_weight, w2_scale)
+
+    def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
+        """By token, unless the scheme says by tensor; static scales are the experts' largest."""
+        if self.input_quant.strategy != QuantizationStrategy.TENSOR:
+            return fp8_by_token, fp8_by_token
+        if self.input_quant.dynamic:
+            return fp8_by_tensor(None), fp8_by_tensor(None)
+        return fp8_by_tensor(layer.w13_input_scale.max()), fp8_by_tensor(layer.w2_input_scale.max())
+
+
+class Nvfp4Experts(StandIn, nvfp4_module.CompressedTensorsW4A4Nvfp4MoEMethod):
+    """NVFP4 weights and activations."""
+
+    def dequantized(self, layer: Any) -> Weights:
+        """E2M1 values times the group's FP8 scale, over the global scale.
+
+        A checkpoint states global scales as what the weights were multiplied with.
+        """
+        size = layer.w13_weight_packed.shape[1] // 2
+        w13_global = layer.w13_weight_global_scale.repeat_interleave(size, dim=1).unsqueeze(-1)
+        w2_global = layer.w2_weight_global_scale[:, None, None]
+        return (
+            scaled(
+                e2m1_values(layer.w13_weight_packed), layer.w13_weight_scale.float() / w13_global
+            ),
+            scaled(e2m1_values(layer.w2_weight_packed), layer.w2_weight_scale.float() / w2_global),
+        )
+
+    def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
+        """One global scale for all experts, the smallest, as vLLM's own kernels take it."""
+        if self.use_a16:
+            return as_it_is, as_it_is
+        return nvfp4(layer.w13_input_global_scale.min()), nvfp4(layer.w2_input_global_scale.min())
+
+
+class Int4Experts(StandIn, wna16_module.CompressedTensorsWNA16MoEMethod):
+    """INT4 weights by group, activations as they are."""
+
+    def stand_in(self, reason: str) -> None:
+        """Set also what the creation of the weights asks for.
+
+        Raises:
+            NotImplementedError: other than symmetric INT4 by group.
+        """
+        if self.num_bits != 4 or not self.symmetric or self.strategy != "group":
+            raise NotImplementedError(
+                f"{self.num_bits}-bit weights by {self.strategy}, symmetric={self.symmetric}: on "
+                "this CPU experts can have symmetric 4-bit weights by group only"
+            )
+        super().stand_in(reason)
+        self.is_marlin = self.is_transposed = False
+
+    def dequantized(self, layer: Any) -> Weights:
+        """Values of -8 to 7 times the group's scale."""
+        return (
+            scaled(int4_values(layer.w13_weight_packed), layer.w13_weight_scale),
+            scaled(int4_values(layer.w2_weight_packed), layer.w2_weight_scale),
+        )
+
+    def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
+        """None: weights only."""
+        return as_it_is, as_it_is
+
+
+class OnlineFp8Experts(StandIn, online_fp8_module.Fp8PerTensorOnlineMoEMethod):
+    """FP8 weights by tensor, made from an unquantized checkpoint; activations by tensor."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """VLLM quantizes first, and then comes to `_setup_kernel`."""
+        online_fp8_module.Fp8PerTensorOnlineMoEMethod.process_weights_after_loading(self, layer)
+
+    def _setup_kernel(
+        self,
+        layer: Any,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        w13_scale: torch.Tensor,
+        w2_scale: torch.Tensor,
+        *input_scales: Any,
+        **more: Any,
+    ) -> None:
+        if not self.stands_in:
+            super()._setup_kernel(layer, w13, w2, w13_scale, w2_scale, *input_scales, **more)
+            return
+        dtype = self.moe.in_dtype
+        weights = (
+            scaled(w13, w13_scale.view(-1, 1, 1)).to(dtype),
+            scaled(w2, w2_scale.view(-1, 1, 1)).to(dtype),
+        )
+        self.take(layer, weights, fp8_by_tensor(None), fp8_by_tensor(None))
+
+
+def _by_block(weight: torch.Tensor, scale: torch.Tensor, block: list[int]) -> torch.Tensor:
+    """Float32 weights [experts, out, in] of scales [experts, blocks of out, blocks of in]."""
+    rows = scale.float().repeat_interleave(block[0], dim=1)[:, : weight.shape[1]]
+    return weight.float() * rows.repeat_interleave(block[1], dim=2)[..., : weight.shape[2]]
+
+
+_STAND_INS: tuple[tuple[Any, type], ...] = (
+    (int8_module, Int8Experts),
+    (fp8_module, Fp8Experts),
+    (nvfp4_module, Nvfp4Experts),
+    (wna16_module, Int4Experts),
+)
+
+
+def scaled_fp8_quant(
+    input: torch.Tensor, scale: torch.Tensor | None = None, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix in FP8 (E4M3) with one scale, and that scale: vLLM's function of this name.
+
+    Raises:
+        NotImplementedError: scales by row or by group, which quantizing weights does not ask for.
+    """
+    if (scale is not None and scale.numel() != 1) or any(options.values()):
+        raise NotImplementedError("on this CPU only one scale for a whole tensor")
+    if scale is None:
+        scale = input.float().abs().max().reshape(1) / 448
+    values = (input.float() / scale).clamp(-448, 448)
+    return values.to(torch.float8_e4m3fn), scale
+
+
+def _quantizes_to_fp8() -> bool:
+    """Whether vLLM's operator is there; its CPU build may have only the name."""
+    from vllm import _custom_ops
+
+    try:
+        _custom_ops.scaled_fp8_quant(torch.ones(1, 16), torch.ones(1))
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    return True
+
+
+def install() -> None:
+    """Let this process make our methods where it would make vLLM's; again changes nothing.
+
+    vLLM looks a method's class up in its module whenever it builds a layer. For linear layers
+    vLLM has what is needed, but does not offer its emulation of NVFP4 to the CPU.
+    """
+    from vllm import _custom_ops
+    from vllm.model_executor.kernels.linear import (
+        _POSSIBLE_NVFP4_KERNELS,
+        EmulationNvFp4LinearKernel,
+        register_linear_kernel,
+    )
+    from vllm.platforms import PlatformEnum
+
+    for module, method in _STAND_INS:
+        setattr(module, method.__mro__[2].__name__, method)
+    for key, method in online_module._ONLINE_MOE_METHODS.items():
+        if method is online_fp8_module.Fp8PerTensorOnlineMoEMethod:
+            online_module._ONLINE_MOE_METHODS[key] = OnlineFp8Experts
+    if not _quantizes_to_fp8():
+        _custom_ops.scaled_fp8_quant = scaled_fp8_quant
+    if not _POSSIBLE_NVFP4_KERNELS.get(PlatformEnum.CPU):
+        register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
