@@ -1,0 +1,213 @@
+"""What does a constraint cost: once to compile, and then at every step?
+
+    .venv/bin/python benchmarks/constraints.py [--json PATH] [--only date] [--repeats 20]
+
+No model runs: a step is random logits of a canvas. Two vocabularies: that of the tiny LLaDA2
+checkpoint, and the 150,000 tokens of a tokenizer that vLLM's dependency ``mistral_common`` brings
+along (random pieces of bytes stand in where it is absent). Each constraint and canvas length gives
+the milliseconds of the parts of a greedy step (from logits to weights of classes; the best path)
+and of a sampled one (the same, and a token of each class), beside the statistics of rows that a
+step without a constraint computes from the same logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
+from vllm_dllm.constraints.automaton import byte_automaton  # noqa: E402
+from vllm_dllm.constraints.build import Constraint, language  # noqa: E402
+from vllm_dllm.constraints.limits import Limits  # noqa: E402
+from vllm_dllm.constraints.paths import (  # noqa: E402
+    DeviceAutomaton,
+    Window,
+    best_paths,
+    drawn_paths,
+)
+from vllm_dllm.constraints.reduction import (  # noqa: E402
+    TokenChunks,
+    class_best,
+    class_sum,
+    draw_in_class,
+)
+from vllm_dllm.constraints.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
+from vllm_dllm.constraints.vocabulary import Vocabulary  # noqa: E402
+from vllm_dllm.ops.noise import row_keys  # noqa: E402
+from vllm_dllm.ops.row_stats import row_statistics  # noqa: E402
+
+LENGTHS = (32, 256)
+REAL = "150,000 tokens"
+STRING = {"type": "string"}
+PERSON = {
+    "name": {"type": "string", "maxLength": 40},
+    "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    "email": {"type": "string", "format": "email"},
+    "active": {"type": "boolean"},
+}
+CALL = {
+    "name": {"enum": ["get_weather"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": STRING, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+    },
+}
+CONSTRAINTS: dict[str, tuple[str, Any]] = {
+    "choice": ("choice", ["positive", "negative", "neutral"]),
+    "date": ("regex", r"(?a)\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"),
+    "e-mail": ("regex", r"[a-z0-9._%+-]+@[a-z0-9-]+(\.[a-z0-9-]+)+"),
+    "tool call": (
+        "json_schema",
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 1,
+            "items": {"type": "object", "anyOf": [{"properties": CALL, "required": list(CALL)}]},
+        },
+    ),
+    "four fields": (
+        "json_schema",
+        {"type": "object", "properties": PERSON, "required": list(PERSON)},
+    ),
+    "20 records": (
+        "json_schema",
+        {
+            "type": "array",
+            "maxItems": 20,
+            "items": {"type": "object", "properties": PERSON, "required": ["name"]},
+        },
+    ),
+}
+
+
+def real_tokens() -> list[bytes]:
+    """Tokens of a real byte-level vocabulary, or pieces of bytes where there is none."""
+    found = util.find_spec("mistral_common")
+    path = Path(found.origin or "").parent / "data" / "tekken_240911.json" if found else Path()
+    if path.is_file():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [base64.b64decode(entry["token_bytes"]) for entry in content["vocab"]]
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 9, size=149_744)
+    letters = rng.choice(np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ABC,.0", np.uint8), sizes.sum())
+    pieces = np.split(letters, sizes.cumsum()[:-1])
+    return [*(bytes([byte]) for byte in range(256)), *(piece.tobytes() for piece in pieces)]
+
+
+def vocabularies() -> dict[str, Vocabulary]:
+    """By the names of the table."""
+    path = TINY / "tiny-llada2" / "tokenizer.json"
+    tokens = real_tokens()
+    return {
+        "272 tokens": Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257]),
+        REAL: Vocabulary.of([*tokens, b""], [len(tokens)]),
+    }
+
+
+def milliseconds(work: Callable[[], object], repeats: int) -> float:
+    """The median of some runs, after one that does not count."""
+    work()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times)
+
+
+def compile_timed(
+    kind: str, value: Any, vocabulary: Vocabulary
+) -> tuple[TokenAutomaton, dict[str, float]]:
+    """An automaton, and how big it is and how long it took."""
+    limits = Limits()
+    began = time.perf_counter()
+    over_bytes = byte_automaton(language(Constraint.of(kind, value), limits), limits)
+    between = time.perf_counter()
+    found = token_automaton(over_bytes, vocabulary, limits)
+    behind = time.perf_counter()
+    return found, {
+        "bytes_ms": (between - began) * 1e3,
+        "tokens_ms": (behind - between) * 1e3,
+        "states": found.states,
+        "classes": found.classes,
+        "edges": len(found.edge_label),
+        "minimum": found.minimum,
+        "stored_bytes": len(found.to_bytes()),
+    }
+
+
+def step(found: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of each part of a step of one canvas that has far to go."""
+    automaton = DeviceAutomaton.of(found, torch.device("cpu"))
+    chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
+    logits = torch.randn(length, ids, generator=torch.Generator().manual_seed(0)) * 3
+    free = torch.full((1, length), -1)
+    one = [torch.tensor([n]) for n in (0, 0, 10 * length + found.minimum, length)]
+    window = Window(*one, free)
+    keys = row_keys(torch.arange(length))
+    best, _ = class_best(logits, chunks)
+    total, by_chunk = class_sum(logits, chunks)
+    drawn = drawn_paths(automaton, total[None], window, keys[None])
+    if not drawn.feasible.all():
+        raise RuntimeError("a canvas with a large budget has a path")
+    return {
+        "without_ms": milliseconds(lambda: row_statistics(logits, 0), repeats),
+        "best_weights_ms": milliseconds(lambda: class_best(logits, chunks), repeats),
+        "best_path_ms": milliseconds(lambda: best_paths(automaton, best[None], window), repeats),
+        "sums_ms": milliseconds(lambda: class_sum(logits, chunks), repeats),
+        "drawn_path_ms": milliseconds(
+            lambda: drawn_paths(automaton, total[None], window, keys[None]), repeats
+        ),
+        "drawn_token_ms": milliseconds(
+            lambda: draw_in_class(logits, chunks, by_chunk, drawn.classes[0], keys), repeats
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--only", choices=sorted(CONSTRAINTS), help="one constraint")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--repeats", type=int, default=20)
+    args = parser.parse_args()
+    quiet_engines()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for size, vocabulary in vocabularies().items():
+        for name, (kind, value) in CONSTRAINTS.items():
+            if args.only not in (None, name):
+                continue
+            found, figures = compile_timed(kind, value, vocabulary)
+            steps = {
+                str(length): step(found, len(vocabulary), length, args.repeats)
+                for length in args.lengths
+            }
+            results.setdefault(size, {})[name] = {**figures, "steps": steps}
+            print(f"{size}, {name}: {_rounded(figures)}", flush=True)
+            for length, parts in steps.items():
+                print(f"    L = {length}: {_rounded(parts)}", flush=True)
+    write(args.json, "constraints", results)
+
+
+def _rounded(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Vocabularies and automata for tests; everything in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vllm_dllm.constraints.automaton import ByteAutomaton, byte_automaton
+from vllm_dllm.constraints.build import Constraint, compiled, language
+from vllm_dllm.constraints.limits import Limits
+from vllm_dllm.constraints.paths import DeviceAutomaton, Window
+from vllm_dllm.constraints.reduction import TokenChunks
+from vllm_dllm.constraints.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.vocabulary import Vocabulary
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+LIMITS = Limits()
+CPU = torch.device("cpu")
+END = 0  # of the vocabularies below
+
+
+@cache
+def letters() -> Vocabulary:
+    """Few tokens, some of several bytes, and one without any; id 0 ends a text."""
+    words = ["a", "b", "c", "ab", "ba", "aa", "abc", "bc", "é", "1", "2", "12"]
+    return Vocabulary.of([b"", *(word.encode() for word in words), b""], [END])
+
+
+@cache
+def pieces(seed: int = 0, count: int = 1500) -> Vocabulary:
+    """Every byte, and pieces as they occur in JSON and prose: a small real vocabulary."""
+    rng = np.random.default_rng(seed)
+    text = (
+        '{"name": "Ada", "age": 36, "tags": ["x", "y"], "ok": true, "none": null, "price": -12.5e3}'
+        '  {"date": "2024-02-29", "email": "ada@example.org"}, [1, 2, 3], false "über naïve 日本語"'
+        ' the quick brown fox jumps over the lazy dog 0123456789 \\n \\" \\\\ \\u0007'
+    ).encode()
+    found: dict[bytes, None] = {}
+    while len(found) < count - 257:
+        first, size = rng.integers(len(text) - 8), rng.integers(2, 9)
+        found[text[first : first + size]] = None
+        if rng.random() < 0.5:
+            found[bytes(rng.integers(1, 256, size=2, dtype=np.uint8))] = None
+    tokens = [b"", *(bytes([byte]) for byte in range(256)), *found]
+    return Vocabulary.of(tokens, [END])
+
+
+@cache
+def tiny() -> Vocabulary:
+    """That of the tiny LLaDA2 checkpoint: bytes, and special tokens behind them."""
+    path = TINY / "tiny-llada2" / "tokenizer.json"
+    return Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257])
+
+
+def constraint(kind: str, value: Any) -> Constraint:
+    return Constraint.of(kind, value)
+
+
+def over_bytes(kind: str, value: Any) -> ByteAutomaton:
+    return byte_automaton(language(Constraint.of(kind, value), LIMITS), LIMITS)
+
+
+def automaton(kind: str, value: Any, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
+    return compiled(Constraint.of(kind, value), vocabulary or letters(), LIMITS)
+
+
+def accepts(kind: str, value: Any, text: str) -> bool:
+    return over_bytes(kind, value).accepts(text.encode())
+
+
+def on_device(found: TokenAutomaton) -> tuple[DeviceAutomaton, TokenChunks]:
+    device = DeviceAutomaton.of(found, CPU)
+    return device, TokenChunks.of(device.class_of_token, device.classes)
+
+
+def window(
+    length: int,
+    budget: int,
+    *,
+    state: int = 0,
+    first: int = 0,
+    width: int | None = None,
+    forced: Sequence[int] = (),
+) -> Window:
+    """Of one canvas."""
+    kept = [*forced, *[-1] * (length - len(forced))]
+    return Window(
+        *(torch.tensor([n]) for n in (state, first, budget, length if width is None else width)),
+        torch.tensor([kept]),
+    )
+
+
+def together(windows: Iterable[Window]) -> Window:
+    """Of several canvases."""
+    some = list(windows)
+    names = ("state", "first", "budget", "width", "forced")
+    return Window(*(torch.cat([getattr(w, name) for w in some]) for name in names))
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """An object with these properties, all required."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,252 @@
+"""Regular languages as small trees, and how `outlines_core` is told of them.
+
+Users write regular expressions and schemas; both become these trees, and only trees are written
+out, with every character as its code point. So no dialect leaks from one side to the other.
+Trees share parts; sizes are kept with them, because writing a shared part out repeats it.
+
+A language never contains U+0000, which marks the end of a text for `automaton`, nor surrogates,
+which UTF-8 cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vllm_dllm.constraints.limits import ConstraintError, Limits
+
+Range = tuple[int, int]
+Ranges = tuple[Range, ...]
+
+LAST = 0x10FFFF
+MOST_COPIED = 256
+# Everything that a text may hold.
+ANY: Ranges = ((0x1, 0xD7FF), (0xE000, LAST))
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A language.
+
+    Attributes:
+        positions: byte positions, repetitions counted; an estimate from above for usual sets.
+        length: characters that `written` takes.
+        empty: no text belongs to it (not even the empty one).
+    """
+
+    positions: int = field(init=False, default=0)
+    length: int = field(init=False, default=0)
+    empty: bool = field(init=False, default=False)
+
+    def inside(self) -> tuple[Node, ...]:
+        """The languages that it is made of."""
+        return ()
+
+    def _measured(self, positions: int, length: int, empty: bool = False) -> None:
+        object.__setattr__(self, "positions", positions)
+        object.__setattr__(self, "length", length)
+        object.__setattr__(self, "empty", empty)
+
+
+@dataclass(frozen=True, eq=False)
+class Chars(Node):
+    """One character of some ``ranges`` (sorted, apart from each other, within `ANY`)."""
+
+    ranges: Ranges
+
+    def __post_init__(self) -> None:
+        wide = [(first, last) for first, last in self.ranges if last > 0x7F]
+        # A range is a few sequences of byte ranges; short ones are short sequences.
+        positions = 1 + sum(1 if last < 0x800 else 4 if last < 0x10000 else 6 for _, last in wide)
+        self._measured(positions, 2 + 21 * len(self.ranges), not self.ranges)
+
+
+@dataclass(frozen=True, eq=False)
+class Chain(Node):
+    """Parts one behind the other; none is the empty text."""
+
+    parts: tuple[Node, ...]
+
+    def inside(self) -> tuple[Node, ...]:
+        """The parts."""
+        return self.parts
+
+    def __post_init__(self) -> None:
+        self._measured(
+            sum(part.positions for part in self.parts),
+            sum(part.length for part in self.parts),
+            any(part.empty for part in self.parts),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Node):
+    """One of some options; of none there is nothing."""
+
+    options: tuple[Node, ...]
+
+    def inside(self) -> tuple[Node, ...]:
+        """The options."""
+        return self.options
+
+    def __post_init__(self) -> None:
+        self._measured(
+            1 + sum(option.positions for option in self.options),
+            4 + sum(option.length + 1 for option in self.options),
+            all(option.empty for option in self.options),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Node):
+    """``least`` to ``most`` times a part (None: any number)."""
+
+    part: Node
+    least: int
+    most: int | None
+
+    def inside(self) -> tuple[Node, ...]:
+        """The part."""
+        return (self.part,)
+
+    def __post_init__(self) -> None:
+        times = self.least + 1 if self.most is None else self.most
+        self._measured(
+            1 + times * self.part.positions,
+            self.part.length + 24,
+            self.part.empty and self.least > 0,
+        )
+
+
+EMPTY_TEXT = Chain(())
+NOTHING = Either(())
+
+
+def chars(ranges: Iterable[Range]) -> Node:
+    """One character of any ranges, in any order."""
+    return Chars(intersection(union(ranges), ANY))
+
+
+def literal(text: str) -> Node:
+    """Exactly that text."""
+    return Chain(tuple(chars([(ord(char), ord(char))]) for char in text))
+
+
+def sequence(*parts: Node) -> Node:
+    """Parts one behind the other."""
+    if any(part.empty for part in parts):
+        return NOTHING
+    # Flat, so that a long schema is not a deep tree; not all of it, since parts are shared.
+    kept: list[Node] = []
+    for part in parts:
+        if isinstance(part, Chain) and len(part.parts) <= MOST_COPIED:
+            kept += part.parts
+        else:
+            kept.append(part)
+    return kept[0] if len(kept) == 1 else Chain(tuple(kept)) if kept else EMPTY_TEXT
+
+
+def either(options: Iterable[Node]) -> Node:
+    """One of those options that are possible."""
+    kept = tuple(option for option in options if not option.empty)
+    return kept[0] if len(kept) == 1 else Either(kept)
+
+
+def repeat(part: Node, least: int, most: int | None) -> Node:
+    """``least`` to ``most`` times; a part that is not possible can still be left out."""
+    if most is not None and most < least:
+        return NOTHING
+    if part.empty or most == 0:
+        return EMPTY_TEXT if least == 0 else NOTHING
+    return Repeat(part, least, most)
+
+
+def optional(part: Node) -> Node:
+    """The part or the empty text."""
+    return repeat(part, 0, 1)
+
+
+def union(ranges: Iterable[Range]) -> Ranges:
+    """Sorted and joined; empty ranges vanish."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if last < first:
+            continue
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """All other code points of `ANY`; ``ranges`` as from `union`."""
+    gaps, behind = [], 0
+    for first, last in ranges:
+        gaps.append((behind, first - 1))
+        behind = last + 1
+    return intersection(union([*gaps, (behind, LAST)]), ANY)
+
+
+def intersection(one: Ranges, other: Ranges) -> Ranges:
+    """Code points of both; each as from `union`."""
+    found = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if first <= last:
+            found.append((first, last))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def written(node: Node, limits: Limits) -> str:
+    """The language as a regular expression of Rust's ``regex`` crate.
+
+    Raises:
+        ConstraintError: there is no text in it, or it is too large.
+    """
+    if node.empty:
+        raise ConstraintError("the constraint allows no output at all")
+    for name, have, most in (
+        ("byte positions", node.positions, limits.positions),
+        ("characters as a regular expression", node.length, limits.pattern),
+    ):
+        if have > most:
+            raise ConstraintError(
+                f"the constraint is too large: {have} {name}, at most {most} are served "
+                "(repetitions count in full)"
+            )
+    pieces: list[str] = []
+    _write(node, pieces)
+    return "".join(pieces)
+
+
+def _write(node: Node, pieces: list[str]) -> None:
+    if isinstance(node, Chars):
+        pieces.append(f"[{''.join(_range(*pair) for pair in node.ranges)}]")
+    elif isinstance(node, Chain):
+        for part in node.parts:
+            _write(part, pieces)
+    elif isinstance(node, Either):
+        _joined(node.options, pieces)
+    elif isinstance(node, Repeat):
+        _joined([node.part], pieces)
+        most = "" if node.most is None else node.most
+        pieces.append(f"{{{node.least},{most}}}")
+    else:
+        raise TypeError(f"no such language: {type(node).__name__}")
+
+
+def _joined(options: Sequence[Node], pieces: list[str]) -> None:
+    for n, option in enumerate(options):
+        pieces.append("|" if n else "(?:")
+        _write(option, pieces)
+    pieces.append(")")
+
+
+def _range(first: int, last: int) -> str:
+    return rf"\x{{{first:x}}}" if first == last else rf"\x{{{first:x}}}-\x{{{last:x}}}"

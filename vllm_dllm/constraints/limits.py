@@ -1,0 +1,40 @@
+"""What a constraint may cost, and the error that says why one is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ConstraintError(ValueError):
+    """A constraint that is not served; the message is for the user who sent it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps on a constraint; beyond any of them it is refused with that cap's number.
+
+    Attributes:
+        seconds: wall time of a compilation.
+        memory: bytes that the compiling process may add to what it has when it is idle.
+        text: bytes of the constraint as it was sent.
+        depth: how deeply a schema may nest.
+        recursion: how often a definition may stand inside itself; the alternatives that would
+            go deeper are not offered.
+        pattern: characters of the regular expression that is handed to `outlines_core`.
+        positions: byte positions of it, repetitions counted (its size as a nondeterministic
+            automaton, roughly).
+        byte_states: states of the automaton that reads bytes.
+        cells: entries of the table from states and token classes to states.
+        edges: pairs of states that a token leads between.
+    """
+
+    seconds: float = 1.5
+    memory: int = 1 << 30
+    text: int = 256 << 10
+    depth: int = 64
+    recursion: int = 4
+    pattern: int = 4 << 20
+    positions: int = 200_000
+    byte_states: int = 16_000
+    cells: int = 16 << 20
+    edges: int = 400_000

@@ -1,0 +1,161 @@
+"""What the tokens of a tokenizer write, in bytes.
+
+Read from a ``tokenizer.json`` of Hugging Face's `tokenizers`: byte-level vocabularies (GPT-2's
+alphabet) and vocabularies of text with byte fallback (SentencePiece's). Other decoders are refused:
+a wrong byte would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from vllm_dllm.constraints.limits import ConstraintError
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of each token id; tokens without bytes are never part of a constrained text.
+
+    Attributes:
+        data: uint8 ``[bytes]``, of all tokens one behind the other.
+        offsets: int64 ``[ids + 1]``, where each begins.
+        ends: ids that end a text, ascending; they have no bytes.
+    """
+
+    data: np.ndarray
+    offsets: np.ndarray
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
+        """From the bytes of each id.
+
+        Raises:
+            ConstraintError: no token ends a text, or an end is no id.
+        """
+        known = tuple(sorted(set(ends)))
+        if not known:
+            raise ConstraintError("no token ends a text, so none could be finished")
+        if not 0 <= known[0] <= known[-1] < len(tokens):
+            raise ConstraintError(f"ids {known} that end a text are not all in the vocabulary")
+        kept = list(tokens)
+        for end in known:
+            kept[end] = b""
+        lengths: np.ndarray = np.fromiter(map(len, kept), dtype=np.int64, count=len(kept))
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum()])
+        return cls(np.frombuffer(b"".join(kept), dtype=np.uint8), offsets, known)
+
+    @classmethod
+    def read(cls, document: str | Mapping[str, Any], size: int, ends: Iterable[int]) -> Vocabulary:
+        """From a ``tokenizer.json``.
+
+        Args:
+            document: the file's text, or what it says.
+            size: ids of the model's head, at least those of the tokenizer; what the tokenizer
+                does not know has no bytes.
+            ends: ids that end a text.
+
+        Raises:
+            ConstraintError: a decoder that is not known here, or no usable end.
+        """
+        content = json.loads(document) if isinstance(document, str) else document
+        write = _writer(content.get("decoder"))
+        tokens = [b""] * size
+        for token, number in _entries(content):
+            if number < size:
+                tokens[number] = write(token)
+        for added in content.get("added_tokens", ()):
+            if added["id"] < size:
+                tokens[added["id"]] = b"" if added["special"] else write(added["content"])
+        return cls.of(tokens, ends)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for vocabularies that write the same."""
+        digest = hashlib.sha256(self.data.tobytes())
+        digest.update(self.offsets.tobytes())
+        digest.update(repr(self.ends).encode())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def token(self, number: int) -> bytes:
+        """The bytes of an id."""
+        return self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
+
+    def text(self, tokens: Iterable[int]) -> bytes:
+        """What tokens write, up to the first end."""
+        pieces = []
+        for number in tokens:
+            if number in self.ends:
+                break
+            pieces.append(self.token(number))
+        return b"".join(pieces)
+
+
+def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    known = content["model"]["vocab"]
+    if isinstance(known, Mapping):
+        return known.items()
+    return [(pair[0], number) for number, pair in enumerate(known)]  # Unigram: (text, score)
+
+
+def _writer(decoder: Mapping[str, Any] | None) -> Any:
+    """From a token as the vocabulary spells it to its bytes.
+
+    Raises:
+        ConstraintError: the decoder does something that is not known here.
+    """
+    parts = [decoder] if decoder else []
+    if decoder and decoder["type"] == "Sequence":
+        parts = decoder["decoders"]
+    kinds = [part["type"] for part in parts]
+    if kinds == ["ByteLevel"]:
+        return _byte_level
+    known = {"Replace", "ByteFallback", "Fuse"}
+    if not kinds or set(kinds) - known or "ByteFallback" not in kinds:
+        raise ConstraintError(
+            f"the tokenizer's decoder ({', '.join(kinds) or 'none'}) is not supported: ByteLevel, "
+            "or Replace, ByteFallback and Fuse are"
+        )
+    replaced = [
+        (part["pattern"]["String"], part["content"]) for part in parts if part["type"] == "Replace"
+    ]
+
+    def fallback(token: str) -> bytes:
+        if found := BYTE_TOKEN.fullmatch(token):
+            return bytes([int(found[1], 16)])
+        for old, new in replaced:
+            token = token.replace(old, new)
+        return token.encode(errors="surrogatepass")
+
+    return fallback
+
+
+def _byte_level(token: str) -> bytes:
+    """Of a token in GPT-2's alphabet; one that is not in it stands for its own text."""
+    alphabet = _alphabet()
+    try:
+        return bytes(alphabet[char] for char in token)
+    except KeyError:
+        return token.encode(errors="surrogatepass")
+
+
+@cache
+def _alphabet() -> dict[str, int]:
+    """GPT-2's: printable bytes of Latin-1 stand for themselves, the others come behind U+00FF."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    found = {chr(byte): byte for byte in printable}
+    return found | {chr(0x100 + n): byte for n, byte in enumerate(others)}
