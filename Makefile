@@ -17,7 +17,7 @@ demo: setup ## serve a small LLaDA2 checkpoint and chat with it
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
-pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 test: setup ## the tests, but for those that `make test-long` adds
 	@$(pytest) -m "not long"
 

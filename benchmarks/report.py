@@ -22,7 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.tables import TABLES, Record, RefusedError, section  # noqa: E402
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "performance.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("performance.md", "structured_output.md")),
+]
 BEGIN = re.compile(r"^<!-- benchmark: (.*?) -->$", re.MULTILINE)
 END = re.compile(r"^<!-- /benchmark -->$", re.MULTILINE)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "fdfo", "floor", "gemma", "growth", "head_memory", "levers", "llada2"),
-    *("prefill", "serve", "step_time", "turns"),
+    *("accuracy", "constraints", "fdfo", "floor", "gemma", "growth", "head_memory", "levers"),
+    *("llada2", "prefill", "serve", "step_time", "turns"),
 )
 # Benchmarks of before -> what took their place.
 REPLACED = {"serving": "benchmarks/serve.py"}
@@ -207,6 +207,24 @@ def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["a request holds", f"{kept:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
 
 
+def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("vocabulary", "constraint", "states", "classes", "compiled in", "L"),
+        *("without", "greedy: weights + path", "sampled: weights + path + tokens"),
+    ]
+    for vocabulary, every in results.items():
+        for name, found in every.items():
+            compiled = found["bytes_ms"] + found["tokens_ms"]
+            for length, parts in found["steps"].items():
+                greedy = [parts["best_weights_ms"], parts["best_path_ms"]]
+                drawn = [parts["sums_ms"], parts["drawn_path_ms"], parts["drawn_token_ms"]]
+                yield [
+                    *(vocabulary, name, f"{found['states']}", f"{found['classes']}"),
+                    *(f"{compiled:.0f} ms", length, f"{parts['without_ms']:.1f} ms"),
+                    *(" + ".join(f"{part:.1f}" for part in way) + " ms" for way in (greedy, drawn)),
+                ]
+
+
 def turns(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["lever", "requests", "times as fast, median", "least", "most", "turns"]
     for lever, by_requests in results.items():
@@ -279,6 +297,7 @@ TABLES: dict[str, Table] = {
     "llada2": Table("llada2", ("llada2",), llada2),
     "growth": Table("growth", ("growth",), growth),
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
+    "constraints": Table("constraints", ("constraints",), constraints),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
     "turns": Table("turns", ("turns",), turns),

@@ -75,6 +75,7 @@ def show_config(
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_show_config() -> None:
     done = show_config("tiny-llada2", {"algorithm": "JointThreshold-Q", "threshold": 0.6})
     assert done.returncode == 0, done.stderr

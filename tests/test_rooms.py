@@ -22,16 +22,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.config": {"vllm_dllm.ranges", "vllm_dllm.settings_file"},
     "vllm_dllm.ops": {"torch", "triton", "numpy"},
     "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops", "vllm_dllm.ranges"},
-    "vllm_dllm.constraints": {"torch", "numpy"},
+    "vllm_dllm.constraints": {"torch", "numpy", "outlines_core", "vllm_dllm.ops"},
     "vllm_dllm.models": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.config", "vllm_dllm.ops",
         "vllm_dllm.ranges",
     },
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.config", "vllm_dllm.decoding", "vllm_dllm.ops",
-        "vllm_dllm.models", "vllm_dllm.cpu", "vllm_dllm.ranges",
+        "vllm_dllm.models", "vllm_dllm.cpu", "vllm_dllm.ranges", "vllm_dllm.constraints",
     },
-    "vllm_dllm.cpu": {"torch", "numpy", "vllm"},
+    "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
     "vllm_dllm.compat": {
         "transformers", "vllm", "vllm_dllm.config", "vllm_dllm.engine", "vllm_dllm.models",
     },

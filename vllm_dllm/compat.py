@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.config import native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+
+    from vllm_dllm.engine.front_end import FrontEnd
 
 MIN_VERSION = (0, 32)
 BELOW_VERSION = (0, 34)
@@ -205,51 +207,83 @@ def patch_sampling_validation() -> None:
     _wrap(SamplingParams, "_validate_diffusion", validate_diffusion)
     _wrap(SamplingParams, "_verify_greedy_sampling", _greedy_samples_once_serving)
     _wrap(SamplingParams, "update_from_tokenizer", tokenized)
-    _wrap(InputProcessor, "__init__", _note_serving)
+    _wrap(InputProcessor, "__init__", _take_requests)
+    _wrap(InputProcessor, "process_inputs", _with_automaton)
 
 
 _serving_ours = False
-# The requests of vLLM's HTTP endpoints, by module and class.
-_HTTP_REQUESTS = {
-    "vllm.entrypoints.openai.completion.protocol": "CompletionRequest",
-    "vllm.entrypoints.openai.chat_completion.protocol": "ChatCompletionRequest",
-    "vllm.entrypoints.openai.responses.protocol": "ResponsesRequest",
+# The front end of an input processor for one of our models.
+_FRONT_END = "dllm_front_end"
+# The requests of vLLM's HTTP endpoints, and what handles them, by package: (class, class, method).
+_HTTP = {
+    "completion": ("CompletionRequest", "OpenAIServingCompletion", "create_completion"),
+    "chat_completion": ("ChatCompletionRequest", "OpenAIServingChat", "create_chat_completion"),
+    "responses": ("ResponsesRequest", "OpenAIServingResponses", "create_responses"),
 }
 
 
-def _note_serving(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember that this process takes requests for one of our models."""
+def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Note that this process takes requests for one of our models, and how."""
 
     def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         global _serving_ours
-        if is_ours(vllm_config.model_config):
-            _serving_ours = True
-            _validate_before_streaming(vllm_config.model_config)
         original(self, vllm_config, *args, **kwargs)
+        if not is_ours(vllm_config.model_config):
+            return
+        from vllm_dllm.engine.front_end import FrontEnd
+
+        _serving_ours = True
+        front_end = FrontEnd(vllm_config, self.get_tokenizer)
+        setattr(self, _FRONT_END, front_end)
+        if "vllm.v1.engine.async_llm" in sys.modules:
+            _wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _once_compiled)
+        _take_http_requests(front_end)
 
     return init
 
 
-def _validate_before_streaming(model_config: ModelConfig) -> None:
-    """Refuse HTTP requests while there still is a status to refuse them with.
+def _take_http_requests(front_end: FrontEnd) -> None:
+    """See `FrontEnd`. Offline vLLM's server is not imported, and would take a second."""
+    serves = False
+    for package, (request, serving, handler) in _HTTP.items():
+        place = f"vllm.entrypoints.openai.{package}"
+        protocol = sys.modules.get(f"{place}.protocol")
+        if protocol is not None:
+            handlers = import_module(f"{place}.serving")  # the server has yet to import it
+            made = front_end.to_sampling_params
+            _wrap(getattr(protocol, request), "to_sampling_params", made)
+            _wrap(getattr(handlers, serving), handler, front_end.answer)
+            serves = True
+    if serves:
+        front_end.structured.warm()
 
-    vLLM validates a streamed request when its stream has begun, with status 200, and passes over
-    fields that it does not know.
-    """
-    from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
 
-    def checked(original: Callable[..., Any]) -> Callable[..., Any]:
-        def to_sampling_params(self: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_misplaced(self.model_extra or ())
-            params = original(self, *args, **kwargs)
-            validate_sampling_params(params, model_config.dllm)
-            return params
+def _with_automaton(original: Callable[..., Any]) -> Callable[..., Any]:
+    def process(
+        self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
+    ) -> Any:
+        front_end = getattr(self, _FRONT_END, None)
+        if front_end is None:
+            return original(self, request_id, prompt, params, *rest, **named)
+        return front_end.process(
+            lambda given, plain: original(self, request_id, given, plain, *rest, **named),
+            prompt,
+            params,
+        )
 
-        return to_sampling_params
+    return process
 
-    for module, request in _HTTP_REQUESTS.items():
-        if module in sys.modules:  # offline it is not, and takes a second to import
-            _wrap(getattr(sys.modules[module], request), "to_sampling_params", checked)
+
+def _once_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def add(
+        self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
+    ) -> Any:
+        front_end = getattr(self.input_processor, _FRONT_END, None)
+        if front_end is not None:
+            await front_end.admit(params)
+        return await original(self, request_id, prompt, params, *rest, **named)
+
+    return add
 
 
 def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., Any]:

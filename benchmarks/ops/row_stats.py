@@ -36,7 +36,7 @@ from vllm_dllm.ops.sampled_stats import draw
 from vllm_dllm.ops.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
 
-# As the engine has it (`engine/statistics.py`).
+# As the engine has it (`engine/masked_kernels.py`).
 TILE_BYTES = 32 << 20
 # Rows of a shape that are checked.
 CHECKED = 24

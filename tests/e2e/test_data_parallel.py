@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import Server
+from tests.e2e.server import AS_SERVED, Server
 from tests.engine.harness import engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -53,7 +53,9 @@ def test_two_engines(name: str, tmp_path: Path) -> None:
     if NO_IMAGES[name]:
         flags += ["--limit-mm-per-prompt", '{"image": 0, "video": 0}']
     with (
-        Server(CHECKPOINTS / name, *flags, log=tmp_path / "log", start_seconds=400) as server,
+        Server(
+            CHECKPOINTS / name, *flags, log=tmp_path / "log", env=AS_SERVED, start_seconds=400
+        ) as server,
         ThreadPoolExecutor(4) as pool,
     ):
         # Twice each: whichever rank a request comes to, and beside whichever others.

@@ -1,7 +1,7 @@
-"""The answers of an engine with several ranks, as JSON; then how often it preempted, and how often
-each rank asked for whole rows of logits.
+"""The answers of an engine with several ranks, as JSON: a line for each batch of requests, with how
+often each rank asked for whole rows of logits by then; at last how often the engine preempted.
 
-python -m tests.engine.parallel_child MODEL '[{"temperature": 0}]' '{"tensor_parallel_size": 2}'
+python -m tests.engine.parallel_child MODEL '[[{"temperature": 0}]]' '{"tensor_parallel_size": 2}'
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ if __name__ == "__main__":
         model=sys.argv[1], disable_log_stats=False, **(settings(32) | json.loads(sys.argv[3]))
     )
     llm.collective_rpc(watch)
-    print(json.dumps(answers(llm, json.loads(sys.argv[2]))), flush=True)
+    for cases in json.loads(sys.argv[2]):
+        print(json.dumps([answers(llm, cases), llm.collective_rpc(whole_rows)]), flush=True)
     preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
-    print(json.dumps([preempted, llm.collective_rpc(whole_rows)]), flush=True)
+    print(json.dumps([preempted]), flush=True)

@@ -12,7 +12,8 @@ import torch
 from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Update, reveal
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.engine.choices import Choice
-from vllm_dllm.engine.decoder import Decoder, Plan, Policy
+from vllm_dllm.engine.decoder import Decoder
+from vllm_dllm.engine.plan import Plan, Policy
 from vllm_dllm.engine.requests import CanvasKind, Limits, Phase, SlotState
 from vllm_dllm.engine.statistics import MaskedStatistics, Rows
 from vllm_dllm.engine.whole_rows import WholeRows
@@ -56,7 +57,7 @@ def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 1
 def plan_of(slots: SlotState, policy: Policy = FDFO) -> tuple[Decoder, Plan]:
     some = torch.arange(len(slots.phase))
     decoder = Decoder(slots, policy)
-    return decoder, decoder.plan(slots.canvas(some), some, some.numpy())
+    return decoder, decoder.plan(slots.canvas(some), some, some.numpy(), L)
 
 
 def test_an_algorithm_sets_the_temperature_of_a_step() -> None:

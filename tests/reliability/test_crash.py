@@ -22,7 +22,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.e2e.server import Server
+from tests.e2e.server import AS_SERVED, Server
 from tests.engine.harness import engine, greedy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -44,7 +44,7 @@ def server_of(model: Path, log: Path) -> Server:
     flags = ["--max-num-seqs", str(SEATS), "--max-model-len", "2048"]
     if model.name.startswith(GEMMA):
         flags += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES["limit_mm_per_prompt"])]
-    return Server(model, *flags, log=log)
+    return Server(model, *flags, log=log, env=AS_SERVED)
 
 
 def until(reached: Callable[[], Any], seconds: float = 180) -> Any:

@@ -34,7 +34,6 @@ _UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
         lambda params: params.prompt_logprob_token_ids is not None,
         "see prompt_logprobs",
     ),
-    ("structured_outputs", lambda params: params.structured_outputs is not None, "not yet"),
     (
         "thinking_token_budget",
         lambda params: params.thinking_token_budget is not None,

@@ -7,87 +7,20 @@ operations on all canvases at once; the only loop is over the algorithms that sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from vllm_dllm.constraints.paths import Window
+from vllm_dllm.constraints.step import settled as settled_tokens
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
 from vllm_dllm.engine.banks import Group
+from vllm_dllm.engine.plan import Outcome, Plan, Policy
 from vllm_dllm.engine.requests import Phase, SlotState, Standing
 from vllm_dllm.engine.statistics import Rows, Wanted
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When a canvas leaves.
-
-    Attributes:
-        sync: finished canvases wait for all others of the batch.
-        early: see `emitted_length`.
-        skip_last_commit: a request's last canvas leaves without a commit.
-        in_place: a denoise pass over a final canvas is as good as a commit: the model reads both
-            with the same mask and the same input.
-        fused: a canvas leaves without its commit, which shares a pass with the first step of the
-            next canvas.
-    """
-
-    sync: bool
-    early: bool
-    skip_last_commit: bool
-    in_place: bool
-    fused: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The batch before the update.
-
-    Attributes:
-        before: ``[n, L]``.
-        standing: where its requests stand.
-        groups: who decodes which canvases.
-        wanted: what they need of the model's output.
-    """
-
-    before: Canvas
-    standing: Standing
-    groups: Sequence[Group]
-    wanted: Wanted
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The batch after the update; bool ``[n]`` unless said otherwise.
-
-    Attributes:
-        canvas: ``[n, L]``.
-        state: of each group's algorithm.
-        ready: int64 ``[n]``, the prefix that may leave, 0 while the canvas goes on.
-        commits: this pass was the canvas' commit, so what was read leaves.
-        rests: this pass did not denoise the canvas: it commits, or it waits for others.
-        settled: a prefix may leave and need not wait for others.
-        leaves: a prefix leaves now, and with it the canvas.
-        unwritten: the canvas leaves, and its keys and values are not yet those of its tokens.
-        out: int64 ``[n]``, the prefix that is out after this step.
-    """
-
-    canvas: Canvas
-    state: list[Mapping[str, torch.Tensor]]
-    ready: torch.Tensor
-    commits: torch.Tensor
-    rests: torch.Tensor
-    settled: torch.Tensor
-    leaves: torch.Tensor
-    unwritten: torch.Tensor
-    out: torch.Tensor
-
-    @property
-    def goes_on(self) -> torch.Tensor:
-        """The canvas is denoised further."""
-        return ~(self.leaves | self.settled)
 
 
 class Decoder:
@@ -97,7 +30,9 @@ class Decoder:
         self.slots = slots
         self.policy = policy
 
-    def plan(self, before: Canvas, slots: torch.Tensor, on_host: np.ndarray) -> Plan:
+    def plan(
+        self, before: Canvas, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int
+    ) -> Plan:
         """Who decodes what, and what the statistics must contain."""
         standing = self.slots.standing(slots)
         groups = self.slots.groups(slots, on_host, before)
@@ -120,7 +55,41 @@ class Decoder:
             ask=_spread(asks, groups, len(slots)),
             entropy=entropy,
         )
-        return Plan(before, standing, groups, wanted)
+        plan = Plan(before, standing, groups, wanted)
+        if not self.slots.constraints.asked(on_host):
+            return plan
+        return replace(plan, wanted=replace(wanted, window=self._window(plan, width)))
+
+    def _window(self, plan: Plan, width: torch.Tensor | int) -> Window:
+        """What constraints see of the canvases: tokens that stay, and room for others."""
+        now, before = plan.standing, plan.before
+        held = ~before.masked
+        revises = self._revised(plan) & ~self._rests(now)
+        held = torch.where(revises[:, None], before.fixed, held)
+        return Window(
+            state=self.slots.constraints.state.index_select(0, plan.wanted.slots),
+            first=now.tail,
+            budget=now.remaining,
+            width=torch.zeros_like(now.tail) + width,
+            forced=torch.where(held, before.tokens, -1),
+        )
+
+    def _revised(self, plan: Plan) -> torch.Tensor:
+        """Canvases in which visible tokens may change, bool ``[n]``."""
+        count, device = len(plan.wanted.slots), plan.wanted.slots.device
+        if self.slots.kind.mask_token is None:
+            return torch.ones(count, dtype=torch.bool, device=device)
+        edits = [
+            torch.full((len(group.slots),), group.bank.algorithm.edits, device=device)
+            for group in plan.groups
+        ]
+        revised = _spread(edits, plan.groups, count)
+        assert revised is not None
+        return revised
+
+    def _rests(self, now: Standing) -> torch.Tensor:
+        """Canvases that this pass does not denoise: they commit, or wait for others."""
+        return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
     def decide(
         self, plan: Plan, rows: Rows, present: torch.Tensor | None, width: torch.Tensor | int
@@ -130,11 +99,14 @@ class Decoder:
         `present` is as in `StepContext`, `width` the number of positions that exist.
         """
         now, sync = plan.standing, self.policy.sync
-        commits = now.phase == int(Phase.COMMIT)
+        commits, rests = now.phase == int(Phase.COMMIT), self._rests(now)
         updates = [self._update(group, plan, rows, present) for group in plan.groups]
         canvas, done = _merged(plan, updates)
+        if rows.path is not None and self.slots.kind.mask_token is not None:
+            fixed = canvas.fixed | rests[:, None]
+            tokens = settled_tokens(canvas.tokens, canvas.masked, rows.path.chosen, fixed)
+            canvas = replace(canvas, tokens=tokens)
         # A canvas that is ready commits, or waits for the others of a lockstep batch.
-        rests = now.ready > 0 if sync else commits
         if sync:
             canvas, done = _where(rests, plan.before, canvas), done | rests
         limit = (now.tail + now.remaining).clamp_min(1)
@@ -145,6 +117,11 @@ class Decoder:
             settled = settled & settled.all()
         written = self._needs_no_commit(plan, canvas, reach <= ready)
         leaves = commits | (settled if self.policy.fused else settled & written)
+        out = torch.where(
+            leaves,
+            torch.where(commits, now.ready, ready),
+            self._streamed(plan, canvas, settled, limit),
+        )
         return Outcome(
             canvas=canvas,
             state=[update.state for update in updates],
@@ -154,11 +131,8 @@ class Decoder:
             settled=settled,
             leaves=leaves,
             unwritten=leaves & ~(commits | written),
-            out=torch.where(
-                leaves,
-                torch.where(commits, now.ready, ready),
-                self._streamed(plan, canvas, settled, limit),
-            ),
+            out=out,
+            path=rows.path,
         )
 
     def decided(self, plan: Plan, outcome: Outcome) -> torch.Tensor:
@@ -181,6 +155,8 @@ class Decoder:
         state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
         state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
         state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
+        if outcome.path is not None:
+            state.constraints.advance(slots, outcome.path, outcome.out)
         return state.advance(slots, outcome.canvas, leaves, width)
 
     def _update(self, group: Group, plan: Plan, rows: Rows, present: torch.Tensor | None) -> Update:

@@ -19,18 +19,13 @@ from vllm_dllm.config import STEPS, DllmSettings, parse_checkpoint, parse_sample
 from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessDenoised
 from vllm_dllm.engine.choices import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
-from vllm_dllm.engine.decoder import Policy
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.fused import fuses
+from vllm_dllm.engine.masked_kernels import MaskedKernels, ShardKernels
+from vllm_dllm.engine.plan import Policy
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
-from vllm_dllm.engine.statistics import (
-    MaskedKernels,
-    MaskedStatistics,
-    ShardKernels,
-    Statistics,
-    TiledStatistics,
-)
+from vllm_dllm.engine.statistics import MaskedStatistics, Statistics, TiledStatistics
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.masks import Window
 from vllm_dllm.ranges import SettingsError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from vllm.config import VllmConfig
@@ -20,6 +21,7 @@ from vllm_dllm.engine.requests import Limits, SlotState
 from vllm_dllm.engine.routes import Masking, take_routes
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.structured import unpacked
 
 
 class DiffusionModelState(ModelState):
@@ -73,7 +75,8 @@ class DiffusionModelState(ModelState):
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
         served = self.family.served
-        options = served.options(params.extra_args)
+        packed, extra_args = unpacked(params.extra_args)
+        options = served.options(extra_args)
         asked = len(new_req_data.prompt_token_ids)
         new = len(prompt) == asked
         # The scheduler ends a request at the same token.
@@ -91,6 +94,8 @@ class DiffusionModelState(ModelState):
         self.slots.configure(req_index, served.choose(options), params.temperature, limits)
         if new and options.seed_canvas is not None:
             self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())
+        if self.sees_logits:
+            self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
         self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
@@ -104,7 +109,10 @@ class DiffusionModelState(ModelState):
         An earlier pipeline stage never hears whether a canvas was sound, and looks at all pages.
         """
         slot = self.slot_of.pop(req_id, None)
-        if slot is not None and (not self.sees_logits or self.slots.spoiled_on_host[slot]):
+        if slot is None:
+            return
+        self.slots.constraints.leave(slot)
+        if not self.sees_logits or self.slots.spoiled_on_host[slot]:
             self.pages.scrub(slot)
 
     def prepare_inputs_embeds(

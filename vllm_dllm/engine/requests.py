@@ -17,6 +17,7 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.banks import Bank, Group
 from vllm_dllm.engine.choices import Choice
+from vllm_dllm.engine.constrained import Constraints
 from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 
 # End-of-sequence ids that may finish a block early, per request. A request with more ids
@@ -147,6 +148,7 @@ class SlotState:
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.position = torch.arange(length, device=device)
         self.banks: dict[str, Bank] = {}
+        self.constraints = Constraints(slots, device)
         # On the host: each slot's bank, by the order of their first use.
         self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.decoder import Decoder, Outcome, Plan, Policy
+from vllm_dllm.engine.decoder import Decoder
+from vllm_dllm.engine.plan import Outcome, Plan, Policy
 from vllm_dllm.engine.requests import UNSOUND, UNWRITTEN, Phase, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import Rows, Statistics
@@ -147,7 +148,7 @@ class DiffusionSampler:
             width = canvases.width
             present = state.position < canvases.width[:, None]
             hidden_states = self._padded(hidden_states, canvases.width)
-        plan = self.decoder.plan(state.canvas(slot), slot, on_host)
+        plan = self.decoder.plan(state.canvas(slot), slot, on_host, width)
         rows = self.statistics(hidden_states, plan.wanted)
         outcome = self.decoder.decide(plan, rows, present, width)
         if self.whole.rows:
@@ -166,6 +167,9 @@ class DiffusionSampler:
         # A sum in float32 is finite where all its terms are; zero times what is not, is NaN.
         trace = hidden_states.sum(-1, dtype=torch.float32).view(rows.statistics.probability.shape)
         sound = (trace * 0 + rows.statistics.probability).isfinite().all(-1)
+        if rows.path is not None:
+            # Never so, as only tokens of paths are kept: an error beats an answer that breaks it.
+            sound = sound & rows.path.chosen.feasible
         state = self.slots
         state.spoiled.index_copy_(0, slot, ~sound)
         # Not waited for: it is read when the request is gone, steps later.

@@ -13,6 +13,7 @@ from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.engine.choices import Served
 from vllm_dllm.engine.families import served_of, settings_of
 from vllm_dllm.engine.fused import fuses
+from vllm_dllm.engine.quantization import check_quantization
 from vllm_dllm.engine.routes import Masking, check_choice
 from vllm_dllm.models.llada2_config import MASK_TOKEN
 from vllm_dllm.ranges import SettingsError
@@ -62,6 +63,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         vllm_config.diffusion_config.canvas_length = length
 
         refuse_unsupported(vllm_config)
+        check_quantization(vllm_config)
         check_choice(vllm_config, Masking(True, "symmetric", length))
         check_budget(vllm_config, length)
         align_context(vllm_config, length)
@@ -175,6 +177,13 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
             "--enable-prompt-embeds: not supported for diffusion models; remove it",
         ),
         (model.logits_processors, "--logits-processors: not supported for diffusion models yet"),
+        (
+            vllm_config.structured_outputs_config.backend != "auto",
+            "--structured-outputs-config.backend "
+            f"{vllm_config.structured_outputs_config.backend}: grammar backends advance token by "
+            "token, and canvases are not written so; remove it (constraints have an engine of "
+            "their own)",
+        ),
         (
             model.enable_trace_replay,
             "--enable-trace-replay: not supported for diffusion models; remove it",

@@ -14,17 +14,21 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from vllm_dllm.constraints.paths import Window
+from vllm_dllm.engine.constrained import Drawn, Path, Scores, follow
+from vllm_dllm.engine.masked_kernels import (
+    HEAD_BYTES,
+    TILE_BYTES,
+    Draws,
+    MaskedKernels,
+    PlainKernels,
+)
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.noise import Stream, more_keys, row_keys, uniform_tokens
-from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_drawn, with_samples
+from vllm_dllm.ops.row_stats import RowStatistics, with_samples
 from vllm_dllm.ops.sampled_stats import SampledStatistics, draw
-from vllm_dllm.ops.shard_stats import sharded_statistics, without
 from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
-
-# Bytes of float32 temporaries that a step may hold between hidden states and statistics.
-HEAD_BYTES = 256 << 20
-TILE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Wanted:
         adjust: ids int64 ``[n, L]`` and what to add to their logits, or None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
         entropy: whether entropies are needed.
+        window: of ``n`` canvases, what their constraints see of them; None where none has any.
     """
 
     slots: torch.Tensor
@@ -46,6 +51,7 @@ class Wanted:
     adjust: tuple[torch.Tensor, torch.Tensor] | None = None
     ask: torch.Tensor | None = None
     entropy: bool = False
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,14 @@ class Rows:
         noise: int64 ``[n, L]``, uniform random tokens, or None where none are needed.
         soft: float32 ``[n, L, hidden]``, the soft embedding before the embedding's scale, or None.
         asked: float32 ``[n, L, K]``, log-probabilities, or None.
+        path: what constraints make of the canvases, or None where none has any.
     """
 
     statistics: RowStatistics
     noise: torch.Tensor | None = None
     soft: torch.Tensor | None = None
     asked: torch.Tensor | None = None
+    path: Path | None = None
 
 
 class Statistics(Protocol):
@@ -81,75 +89,6 @@ def step_keys(state: SlotState, slots: torch.Tensor) -> tuple[torch.Tensor, torc
     """
     keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())
     return keys, more_keys(keys[:, None], state.position, Stream.CANDIDATE)
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What rows draw with: temperature float32 ``[rows]`` (0 is greedy), keys int64 ``[rows]``."""
-
-    temperature: torch.Tensor
-    keys: torch.Tensor
-
-
-class MaskedKernels(Protocol):
-    """How the statistics of a masked model are computed."""
-
-    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-        """As `row_statistics`."""
-        ...
-
-    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
-        """The same of hidden states ``[rows, hidden]``; None where only logits will do."""
-        ...
-
-    def drawn(
-        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
-    ) -> RowStatistics | None:
-        """The same with samples in place of the likeliest tokens, see `with_samples`."""
-        ...
-
-
-class OfLogits:
-    """Kernels that draw from logits only."""
-
-    def drawn(
-        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
-    ) -> RowStatistics | None:
-        """See `MaskedKernels`."""
-        return None
-
-
-class PlainKernels(OfLogits):
-    """PyTorch's operators."""
-
-    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-        """See `MaskedKernels`."""
-        return row_statistics(logits, forbidden, entropy)
-
-    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
-        """See `MaskedKernels`."""
-        return None
-
-
-class ShardKernels(PlainKernels):
-    """The same for a head that is spread over ranks: statistics cross them instead of logits."""
-
-    def __init__(self, head: Head) -> None:
-        self.tiles = head
-
-    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-        """See `MaskedKernels`."""
-        return sharded_statistics(hidden, self.tiles, forbidden, entropy, HEAD_BYTES)
-
-    def drawn(
-        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
-    ) -> RowStatistics:
-        """See `MaskedKernels`. A second pass over the head is less than its logits on the wire."""
-        greedy = self.head(hidden, forbidden, entropy)
-        head = without(self.tiles, forbidden)
-        found, _ = tiled_statistics(hidden, head, draws.temperature, draws.keys, TILE_BYTES)
-        weight = found.sample_probability / found.probability
-        return with_drawn(greedy, weight, draws.temperature > 0, found.sample)
 
 
 class MaskedStatistics:
@@ -184,6 +123,9 @@ class MaskedStatistics:
             if found is not None:
                 return Rows(found.view(-1, self.length))
         parts, asked = [], []
+        path = None
+        if wanted.window is not None:
+            path = self.slots.constraints.nothing_found(wanted.window)
         for first in range(0, len(wanted.slots), self.canvases):
             some = slice(first, first + self.canvases)
             rows = hidden[first * self.length : (first + self.canvases) * self.length]
@@ -191,19 +133,20 @@ class MaskedStatistics:
             if wanted.adjust is not None:
                 ids, amount = (part[some].reshape(-1, 1) for part in wanted.adjust)
                 logits.scatter_add_(1, ids, amount.to(logits.dtype))
-            parts.append(self._statistics(logits, wanted, some))
+            parts.append(self._statistics(logits, wanted, some, path))
             if wanted.ask is not None:
                 ids = wanted.ask[some].flatten(0, 1)  # [rows, K]
                 total = logits.float().logsumexp(-1, keepdim=True)
                 asked.append(logits.gather(1, ids).float() - total)
         statistics = type(parts[0]).join(parts).view(-1, self.length)
         if not asked:
-            return Rows(statistics)
-        return Rows(statistics, asked=torch.cat(asked).view(*statistics.token.shape, -1))
+            return Rows(statistics, path=path)
+        log_p = torch.cat(asked).view(*statistics.token.shape, -1)
+        return Rows(statistics, asked=log_p, path=path)
 
     def _needs_rows(self, wanted: Wanted) -> bool:
         """Whether a request of the batch needs a row of logits for more than a choice or a draw."""
-        needed = wanted.adjust is not None or wanted.ask is not None
+        needed = any(part is not None for part in (wanted.adjust, wanted.ask, wanted.window))
         return needed or bool(self.whole.asked(wanted.on_host))
 
     def _of_hidden(self, hidden: torch.Tensor, wanted: Wanted) -> RowStatistics | None:
@@ -215,8 +158,13 @@ class MaskedStatistics:
         draws = Draws(temperature, candidates.flatten())
         return self.kernels.drawn(hidden, self.mask_token, draws, wanted.entropy)
 
-    def _statistics(self, logits: torch.Tensor, wanted: Wanted, some: slice) -> RowStatistics:
-        """Of some canvases' logits ``[n * L, vocabulary]``, which are overwritten."""
+    def _statistics(
+        self, logits: torch.Tensor, wanted: Wanted, some: slice, path: Path | None
+    ) -> RowStatistics:
+        """Of some canvases' logits ``[n * L, vocabulary]``, which are overwritten.
+
+        Their part of ``path`` is written.
+        """
         on_host, whole = wanted.on_host[some], self.whole
         if not whole.processed:
             whole.remember(logits, on_host)
@@ -225,7 +173,7 @@ class MaskedStatistics:
         if not self.slots.samples[on_host].any():
             if whole.processed:
                 whole.remember(logits, on_host)
-            return greedy
+            return self._on_path(greedy, Scores(logits), wanted, some, path)
         temperature = wanted.temperature[some].repeat_interleave(self.length)
         _, candidates = step_keys(self.slots, wanted.slots[some])
         scaled = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
@@ -233,7 +181,20 @@ class MaskedStatistics:
         filtered = whole.filter(scaled, on_host)
         if whole.processed:
             whole.remember(filtered, on_host)
-        return with_samples(greedy, scaled, temperature, draw(filtered, candidates.flatten()))
+        found = with_samples(greedy, scaled, temperature, draw(filtered, candidates.flatten()))
+        scores = Scores(logits, Drawn(greedy, scaled, filtered, candidates))
+        return self._on_path(found, scores, wanted, some, path)
+
+    def _on_path(
+        self, found: RowStatistics, scores: Scores, wanted: Wanted, some: slice, path: Path | None
+    ) -> RowStatistics:
+        """With the tokens of paths in constrained canvases; `path` is of the whole batch."""
+        if path is not None and wanted.window is not None:
+            samples = self.slots.samples[wanted.on_host[some]]
+            groups = self.slots.constraints.groups(wanted.on_host[some], samples)
+            window = Window(*(part[some] for part in vars(wanted.window).values()))
+            follow(found, scores, window, path.take(some), groups)
+        return found
 
 
 # (hidden, head, temperature, keys, bytes) to statistics and soft embedding: `tiled_statistics`.
@@ -268,10 +229,10 @@ class TiledStatistics:
             candidates.flatten(),
             TILE_BYTES,
         )
-        statistics = flat.view(-1, length)
+        statistics, path = flat.view(-1, length), None
         if soft is not None:
             soft = soft.view(len(wanted.slots), length, -1)
-            draws = wanted.temperature, candidates
-            self.whole.refine(statistics, soft, hidden, draws, wanted.on_host)
+            draws, batch = (wanted.temperature, candidates), (wanted.on_host, wanted.window)
+            path = self.whole.refine(statistics, soft, hidden, draws, batch)
         noise = uniform_tokens(more_keys(keys, Stream.RENOISE), length, self.head.vocabulary)
-        return Rows(statistics, noise, soft)
+        return Rows(statistics, noise, soft, path=path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.engine.statistics import OfLogits
+from vllm_dllm.engine.masked_kernels import OfLogits
 from vllm_dllm.ops.fold_triton import measured
 from vllm_dllm.ops.head_stats_triton import head_statistics
 from vllm_dllm.ops.row_stats import RowStatistics

@@ -22,10 +22,14 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from vllm_dllm.constraints.paths import Window
+from vllm_dllm.engine.constrained import Path, on_path
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.ops.sampled_stats import SampledStatistics, sampled_statistics
 from vllm_dllm.ops.tiled_stats import Head
+
+NO_NEEDS = RowNeeds()
 
 
 class WholeRows:
@@ -59,12 +63,21 @@ class WholeRows:
         """Whether a request of the batch needs whole rows."""
         return bool(self._asking(on_host))
 
-    def _asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowNeeds]]:
-        """(index in the batch, slot, needs) of the requests of a batch that have some."""
-        if not self.needs:
+    def _asking(
+        self, on_host: np.ndarray, constrained: bool = False
+    ) -> list[tuple[int, int, RowNeeds]]:
+        """(index in the batch, slot, needs) of the requests of a batch that have some.
+
+        With ``constrained`` also of those with a constraint.
+        """
+        if not self.needs and not constrained:
             return []
-        slots = enumerate(on_host.tolist())
-        return [(n, slot, self.needs[slot]) for n, slot in slots if slot in self.needs]
+        follower, slots = self.slots.constraints.follower, enumerate(on_host.tolist())
+        return [
+            (n, slot, self.needs.get(slot, NO_NEEDS))
+            for n, slot in slots
+            if slot in self.needs or (constrained and follower(slot) is not None)
+        ]
 
     def shape(self, logits: torch.Tensor, on_host: np.ndarray) -> None:
         """Apply biases and bans to logits ``[n * L, vocabulary]``, in place."""
@@ -145,8 +158,8 @@ class WholeRows:
         soft: torch.Tensor,
         hidden: torch.Tensor,
         draws: tuple[torch.Tensor, torch.Tensor],
-        on_host: np.ndarray,
-    ) -> None:
+        batch: tuple[np.ndarray, Window | None],
+    ) -> Path | None:
         """Replace what the tiled pass found for canvases that need whole rows, in place.
 
         Args:
@@ -154,12 +167,18 @@ class WholeRows:
             soft: ``[n, L, hidden]``.
             hidden: ``[n * L, hidden]``.
             draws: temperature ``[n]`` and keys ``[n, L]`` of this step.
-            on_host: int ``[n]``, the slots.
+            batch: the slots, int ``[n]``, and what constraints see of their canvases.
+
+        Returns:
+            The constrained canvases' paths.
         """
+        on_host, window = batch
+        constraints = self.slots.constraints
+        path = None if window is None else constraints.nothing_found(window)
         if self.head is None:
             raise TypeError("only a model with a tiled head refines")
         length = self.slots.length
-        for index, slot, needs in self._asking(on_host):
+        for index, slot, needs in self._asking(on_host, path is not None):
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
             if needs.shapes:
                 self._shape(logits, slot, needs)
@@ -167,12 +186,21 @@ class WholeRows:
                 logits = self._filtered(logits, [needs])
             temperature, keys = draws[0][index].expand(length), draws[1][index]
             found, distribution = sampled_statistics(logits, temperature, keys)
+            follower = constraints.follower(slot)
+            if follower is not None and window is not None and path is not None:
+                at = torch.tensor([index], device=logits.device)
+                drawn = (temperature, keys) if self.slots.samples[slot] else None
+                found, chosen = on_path(
+                    found, distribution, logits, drawn, (follower, window.take(at))
+                )
+                path.put(at, chosen)
             for f in fields(found):
                 getattr(statistics, f.name)[index] = getattr(found, f.name)
             soft[index] = self.head.average(distribution)
             if needs.reports:
                 plain = bool(self.slots.read_only[slot]) or float(temperature[0]) == 0
                 self.rows[slot] = logits if plain else logits / temperature[:, None]
+        return path
 
     def remember(self, logits: torch.Tensor, on_host: np.ndarray) -> None:
         """Keep the scores ``[n * L, vocabulary]`` of requests that report, for `report`."""

@@ -1,0 +1,160 @@
+"""Structured output through a real server: formats, tools, streams, hostile constraints."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.e2e.server import Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD, "strict": True}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "book", "description": "Book a seat.", "parameters": RECORD},
+}
+ASK = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(CHECKPOINT / "tiny-llada2", *flags, log=log) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def chat(client: openai.OpenAI, **options: Any) -> Any:
+    asked = {"model": "m", "messages": ASK, "max_tokens": 60, "temperature": 0} | options
+    return client.chat.completions.create(**asked)
+
+
+def test_response_format(client: openai.OpenAI) -> None:
+    choice = chat(client, response_format=FORMAT, temperature=0.8, seed=3).choices[0]
+    jsonschema.validate(json.loads(choice.message.content), RECORD)
+    assert choice.finish_reason == "stop"
+
+
+def test_a_stream_is_valid_too(client: openai.OpenAI) -> None:
+    parts = chat(client, response_format=FORMAT, stream=True)
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    jsonschema.validate(json.loads(text), RECORD)
+
+
+def test_several_samples(client: openai.OpenAI) -> None:
+    found = chat(client, response_format=FORMAT, temperature=1.0, n=3, seed=1).choices
+    assert len(found) == 3
+    for choice in found:
+        jsonschema.validate(json.loads(choice.message.content), RECORD)
+
+
+STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "function", "function": {"name": "book"}}, "required"], ids=str
+)
+def test_strict_tool_calls(client: openai.OpenAI, choice: Any) -> None:
+    answer = chat(client, tools=[STRICT], tool_choice=choice, max_tokens=120).choices[0]
+    (call, *_) = answer.message.tool_calls
+    assert call.function.name == "book"
+    jsonschema.validate(json.loads(call.function.arguments), RECORD)
+
+
+@pytest.mark.parametrize(
+    ("tool", "choice", "reason"), [(TOOL, "required", "strict"), (STRICT, "auto", "free text")]
+)
+def test_tools_that_are_refused(
+    client: openai.OpenAI, tool: dict[str, Any], choice: str, reason: str
+) -> None:
+    """VLLM asks for any JSON as the arguments, and for free text around calls."""
+    with pytest.raises(openai.BadRequestError, match=reason):
+        chat(client, tools=[tool], tool_choice=choice)
+
+
+def test_completions(server: Server) -> None:
+    body = {
+        "prompt": "copy ab",
+        "max_tokens": 20,
+        "structured_outputs": {"regex": "[0-9]{3}-[a-f]"},
+    }
+    text = server.post("/v1/completions", **body).json()["choices"][0]["text"]
+    assert re.fullmatch("[0-9]{3}-[a-f]", text)
+    body["structured_outputs"] = {"choice": ["yes", "no"]}
+    assert server.post("/v1/completions", **body).json()["choices"][0]["text"] in ("yes", "no")
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    text = {"format": {"type": "json_schema", "name": "r", "schema": RECORD}}
+    answer = client.responses.create(model="m", input="Who?", text=text, max_output_tokens=60)
+    jsonschema.validate(json.loads(answer.output_text), RECORD)
+
+
+DEEP: dict[str, Any] = {"type": "null"}
+for _ in range(200):
+    DEEP = {"type": "array", "items": DEEP, "maxItems": 1}
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "invalid": ({"regex": "(a"}, "not a regular expression"),
+    "catastrophic": ({"regex": "((a{1,300}){1,300}){1,300}"}, "too large"),
+    "states": ({"regex": "(.*a.{18}){3}"}, ""),
+    "unsupported": ({"regex": "(?=a)b"}, ""),
+    "keyword": ({"json": {"type": "string", "contentEncoding": "x"}}, "contentEncoding"),
+    "empty": ({"choice": []}, "choice"),
+    "huge": ({"json": {"enum": ["x" * 10_000_000]}}, "long"),
+    "deep": ({"json": DEEP}, ""),
+    "any": ({"json_object": True}, "json_object"),
+    "recursive": ({"json": {"$ref": "#"}}, ""),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_constraints(server: Server, case: str, stream: bool) -> None:
+    """Refused with the reason, in two seconds, and the server answers others all the while."""
+    constraint, reason = HOSTILE[case]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(server.complete, "copy ab", 8)
+        begin = time.perf_counter()
+        body = {"prompt": "a", "max_tokens": 30, "stream": stream, "structured_outputs": constraint}
+        response = server.post("/v1/completions", **body)
+        seconds = time.perf_counter() - begin
+        assert response.status_code == 400, response.text[:500]
+        assert "structured" in response.text
+        assert reason in response.text, response.text[:500]
+        assert len(response.text) < 2000
+        assert other.result()["token_ids"]
+    assert seconds < 2.5 if case != "huge" else seconds < 4  # the last is mostly its own transport
+
+
+def test_a_budget_that_is_too_small_says_what_it_needs(server: Server) -> None:
+    body = {"prompt": "a", "max_tokens": 3, "structured_outputs": {"json": RECORD}}
+    for stream in (False, True):
+        response = server.post("/v1/completions", stream=stream, **body)
+        assert response.status_code == 400
+        assert re.search(r"needs at least \d+ tokens", response.text), response.text
+    server.wait_until_idle()

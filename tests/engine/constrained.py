@@ -1,0 +1,171 @@
+"""Random constraints for real engines, each with its own independent check."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jsonschema
+import torch
+from safetensors.torch import load_file, save_file
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from tests.engine.harness import Engine
+from vllm_dllm.constraints.limits import ConstraintError
+from vllm_dllm.decoding import Corruption, algorithms
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+MODELS: dict[str, tuple[str, Corruption]] = {
+    "llada2": ("tiny-llada2", "mask"),
+    "gemma": ("tiny-diffusiongemma", "uniform"),
+}
+TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+# On both trained models together; a tenth of them on random ones. The long form:
+# VLLM_DLLM_CASES=5000
+CASES = int(os.environ.get("VLLM_DLLM_CASES", "280"))
+AT_ONCE = 70
+WORDS = ("ab", "copy", "delta", "é", "x y", "Straße", "42", '"q"')
+PIECES = (
+    r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
+    r"[a-z]{1,8}@[a-z]{2,6}\.(com|org)",
+    r"(yes|no|perhaps)",
+    r"[A-Z][a-z]{0,7}",
+    r"-?[1-9][0-9]{0,3}(\.[0-9]{1,2})?",
+    r"(ab|ba)+",
+    r"[^x]{3}",
+    r"[\w ]{2,10}",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked for, and what tells whether a text is it."""
+
+    structured: dict[str, Any]
+    fits: Callable[[str], bool]
+
+
+def random_case(random: Random) -> Case:
+    kind = random.choice(["choice", "regex", "json", "json"])
+    if kind == "choice":
+        options = random.sample(WORDS, random.randint(1, 4))
+        return Case({"choice": options}, options.__contains__)
+    if kind == "regex":
+        parts = random.choices(PIECES, k=random.randint(1, 3))
+        pattern = random.choice(["", " ", ", "]).join(f"({part})" for part in parts)
+        return Case({"regex": pattern}, lambda text: re.fullmatch(pattern, text) is not None)
+    schema = random_schema(random, 2)
+
+    def fits(text: str) -> bool:
+        jsonschema.validate(json.loads(text), schema)
+        return True
+
+    return Case({"json": schema}, fits)
+
+
+def random_schema(random: Random, depth: int) -> dict[str, Any]:
+    scalars = ("integer", "number", "boolean", "null", "string", "enum", "format")
+    kind = random.choice([*scalars, *(["object", "object", "array", "anyOf"] if depth else [])])
+    if kind == "integer":
+        low = random.randint(-20, 900)
+        return {"type": "integer", "minimum": low, "maximum": low + random.randint(0, 300)}
+    if kind == "string":
+        return {"type": "string", "maxLength": random.randint(0, 8)}
+    if kind == "enum":
+        return {"enum": random.sample([1, "one", None, True, 2.5, "zwölf"], random.randint(1, 4))}
+    if kind == "format":
+        return {"type": "string", "format": random.choice(["date", "time", "uuid", "email"])}
+    if kind == "array":
+        least = random.randint(0, 2)
+        items = random_schema(random, depth - 1)
+        return {"type": "array", "items": items, "minItems": least, "maxItems": least + 1}
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(random, depth - 1) for _ in range(2)]}
+    if kind != "object":
+        return {"type": kind}
+    names = random.sample(string.ascii_lowercase, random.randint(1, 3))
+    return {
+        "type": "object",
+        "properties": {name: random_schema(random, depth - 1) for name in names},
+        "required": names[: random.randint(0, len(names))],
+    }
+
+
+def random_params(random: Random, case: Case, corruption: Corruption) -> SamplingParams:
+    """Temperature, seed, filters and algorithm at random; `max_tokens` is for the caller."""
+    algorithm = random.choice(list(algorithms(corruption)))
+    warm = algorithm.samples and random.random() < 0.5
+    return SamplingParams(
+        temperature=random.choice([0.3, 1.0, 2.0]) if warm else 0,
+        top_p=random.choice([1.0, 0.9]),
+        top_k=random.choice([0, 20]),
+        seed=random.getrandbits(30),
+        extra_args={"diffusion_algorithm": algorithm.name},
+        structured_outputs=StructuredOutputsParams(**case.structured),
+    )
+
+
+def with_random_weights(checkpoint: Path, out: Path, seed: int) -> Path:
+    """A model of the same shape and tokenizer that has no idea of any task."""
+    out.mkdir()
+    for file in checkpoint.iterdir():
+        if file.is_file() and file.suffix != ".safetensors":
+            (out / file.name).write_bytes(file.read_bytes())
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(tensor.shape, generator=generator) * 0.1 if tensor.ndim > 1 else tensor
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+    }
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def prompts(running: Engine, count: int, seed: int = 0) -> list[list[int]]:
+    random = Random(seed)
+    texts = ("copy ab cd", "sort 3 1 2", "reverse abcd", '{"name": "Ada"}', "x" * 40)
+    encode = running.llm.get_tokenizer().encode
+    return [encode(random.choice(texts) * random.randint(1, 3)) for _ in range(count)]
+
+
+def fuzz(running: Engine, family: str, cases: int, seed: int) -> None:
+    """Random constraints, seeds, algorithms and budgets: valid and finished, each of them."""
+    random = Random(seed)
+    for first in range(0, cases, AT_ONCE):
+        asked = [drawn(running, family, random) for _ in range(min(AT_ONCE, cases - first))]
+        given = [
+            {"prompt_token_ids": prompt}
+            for prompt in prompts(running, len(asked), random.getrandbits(30))
+        ]
+        outputs = running.llm.generate(given, [one for _, one in asked], use_tqdm=False)
+        for (case, one), output in zip(asked, outputs, strict=True):
+            found = output.outputs[0]
+            what = (case.structured, found.text, one)
+            assert found.finish_reason == "stop", what
+            assert len(found.token_ids) <= one.max_tokens, what
+            assert case.fits(found.text), what
+    running.assert_idle()
+
+
+def drawn(running: Engine, family: str, random: Random) -> tuple[Case, SamplingParams]:
+    """A case, and parameters with a budget from the least possible on."""
+    structured = running.llm.llm_engine.input_processor.dllm_front_end.structured
+    for _ in range(5):
+        case = random_case(random)
+        params = random_params(random, case, MODELS[family][1])
+        try:
+            least = structured.submit(params).result().minimum
+        except ConstraintError as error:
+            # Some are too large for a busy machine; what is refused is refused for that only.
+            assert "too large" in str(error) or "seconds" in str(error), case.structured
+            continue
+        params.max_tokens = least + random.choice([0, 1, 7, 60])
+        return case, params
+    raise AssertionError("five constraints in a row were refused")

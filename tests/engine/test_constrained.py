@@ -1,0 +1,117 @@
+"""Structured output through real engines: every output valid and finished, whatever is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+
+from tests.engine.constrained import CASES, MODELS, TEXT_ONLY, TINY, fuzz, prompts
+from tests.engine.harness import Engine, engine, greedy
+from tests.reliability.drive import Driver
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def running(family: str) -> Iterator[Engine]:
+    with engine(TINY / MODELS[family][0], 32, max_num_seqs=32, **TEXT_ONLY) as started:
+        yield started
+
+
+def structured(max_tokens: int, constraint: dict[str, Any], **options: Any) -> SamplingParams:
+    return greedy(max_tokens, structured_outputs=StructuredOutputsParams(**constraint), **options)
+
+
+def test_every_output_is_valid_and_finished(running: Engine, family: str) -> None:
+    fuzz(running, family, CASES // 2, 1)
+
+
+def test_others_in_the_batch_do_not_notice(running: Engine) -> None:
+    """Token for token, greedy and seeded; and equal constraints share an automaton."""
+    others = prompts(running, 8, 5)
+    params = [
+        SamplingParams(temperature=n % 2, max_tokens=70, seed=n, ignore_eos=True)
+        for n in range(len(others))
+    ]
+    alone = running.generate(others, params)
+    mixed_prompts, mixed = [], []
+    for n, (prompt, one) in enumerate(zip(others, params, strict=True)):
+        mixed_prompts += [prompt, prompt]
+        mixed += [one, structured(80, {"json": RECORD}, n=1)]
+        if n % 2:
+            mixed[-1].temperature = 0.8
+    together = running.generate(mixed_prompts, mixed)
+    assert together[::2] == alone
+    assert all(reason == "stop" for _, reason in together[1::2])
+    assert len(running.slots.constraints._followers) <= 1
+
+
+def test_a_seed_gives_the_same_output_in_any_company(running: Engine) -> None:
+    asked = prompts(running, 6, 7)
+    params = [structured(60, {"json": RECORD}, seed=n) for n in range(len(asked))]
+    for one in params:
+        one.temperature = 1.0
+    together = running.generate(asked, params)
+    alone = [running.generate([p], [one])[0] for p, one in zip(asked, params, strict=True)]
+    assert together == alone
+    assert len({tuple(tokens) for tokens, _ in together}) > 1
+
+
+def test_a_preempted_request_finds_its_state_again(running: Engine) -> None:
+    """Between two canvases; what it has put out is part of the prompt then."""
+    pattern = {"regex": "([a-z]{3}-){20}end"}
+    (prompt,) = prompts(running, 1)
+    params = structured(110, pattern, seed=4)
+    (expected,) = running.generate([prompt], [params])
+    driver = Driver(running)
+    driver.add("asked", prompt, params)
+    driver.until(lambda: len(driver.request("asked").output_token_ids) >= 32)
+    # vLLM's own way to take everything back, as after an update of the weights.
+    assert running.core.reset_prefix_cache(reset_running_requests=True)
+    assert driver.finish()["asked"] == expected[0]
+    running.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "options", "complaint"),
+    [
+        ({"json": RECORD}, {"max_tokens": 5}, "at least"),
+        ({"json_object": True}, {}, "json_object"),
+        ({"grammar": "root ::= 'a'"}, {}, "grammar"),
+        ({"regex": "(a"}, {}, "not a regular expression"),
+        ({"regex": r"(a)\1"}, {}, "groups"),
+        ({"choice": ["a"]}, {"stop": ["a"]}, "stop"),
+        ({"choice": ["a"]}, {"stop_token_ids": [5]}, "stop_token_ids"),
+        ({"choice": ["a"]}, {"ignore_eos": True}, "ignore_eos"),
+        ({"choice": ["a"]}, {"min_tokens": 3}, "min_tokens"),
+        ({"json": {"type": "object", "unheard": 1}}, {}, "unheard"),
+        ({"json": {"uniqueItems": True, "type": "array", "items": {"type": "null"}}}, {}, "unique"),
+    ],
+)
+def test_refused_by_name(
+    running: Engine, constraint: dict[str, Any], options: dict[str, Any], complaint: str
+) -> None:
+    params = structured(**({"max_tokens": 40, "constraint": constraint} | options))
+    with pytest.raises(VLLMValidationError, match=complaint):
+        running.generate(prompts(running, 1), [params])
+    running.assert_idle()

@@ -1,0 +1,116 @@
+"""What happens to a request in the process that takes it, beside what vLLM does.
+
+Each method here is given one of vLLM's functions and returns what stands in its place; `compat`
+knows the places. A constraint is compiled while others are served: nothing waits for it but its own
+request, and a streamed one is refused before its stream has begun, with a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from vllm.sampling_params import SamplingParams
+
+from vllm_dllm.constraints.token_automaton import TokenAutomaton
+from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
+from vllm_dllm.engine.structured import AUTOMATON, Model, StructuredOutput
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# What the requests of one HTTP call wait for: automata, and the tokens that each may put out.
+Awaited = list[tuple[Future[TokenAutomaton], int | None]]
+_awaited: ContextVar[Awaited | None] = ContextVar("awaited", default=None)
+
+
+class FrontEnd:
+    """Of one served model."""
+
+    def __init__(self, vllm_config: VllmConfig, tokenizer: Callable[[], Any]) -> None:
+        model, outputs = vllm_config.model_config, vllm_config.structured_outputs_config
+        ends = model.try_get_generation_config().get("eos_token_id") or ()
+        self.max_model_len = model.max_model_len
+        self.served = model.dllm
+        self.structured = StructuredOutput(
+            Model(
+                tokenizer,
+                vocabulary=model.get_vocab_size(),
+                ends=frozenset([ends] if isinstance(ends, int) else ends),
+                no_space=outputs.disable_any_whitespace,
+                reasons=bool(outputs.reasoning_parser) and not outputs.enable_in_reasoning,
+            )
+        )
+
+    def to_sampling_params(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An HTTP request's parameters, refused while there is a status to refuse them with.
+
+        vLLM validates a streamed request when its stream has begun, with status 200, and passes
+        over fields that it does not know.
+        """
+
+        def convert(request: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse_misplaced(request.model_extra or ())
+            params = original(request, *args, **kwargs)
+            validate_sampling_params(params, self.served)
+            future, awaited = self.structured.submit(params), _awaited.get()
+            if future is not None and awaited is not None:
+                awaited.append((future, params.max_tokens))
+            return params
+
+        return convert
+
+    def answer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A handler of HTTP requests: a stream does not begin before its constraint is known."""
+
+        async def handle(*args: Any, **kwargs: Any) -> Any:
+            awaited: Awaited = []
+            before = _awaited.set(awaited)
+            try:
+                answer = await original(*args, **kwargs)
+            finally:
+                _awaited.reset(before)
+            if hasattr(answer, "__aiter__"):
+                for future, budget in awaited:
+                    await _compiled(future)
+                    self.structured.settled(future, budget)
+            return answer
+
+        return handle
+
+    async def admit(self, params: Any) -> None:
+        """Wait for a request's constraint, before anything else is done for it."""
+        if isinstance(params, SamplingParams):
+            future = self.structured.submit(params)
+            if future is not None:
+                await _compiled(future)
+                self.structured.settled(future, None)
+
+    def process(self, original: Callable[..., Any], prompt: Any, params: Any) -> Any:
+        """The engine's request; its automaton takes the place of vLLM's grammar.
+
+        Args:
+            original: makes it from these two.
+            prompt: of the user.
+            params: of the user; not changed.
+        """
+        future = self.structured.submit(params) if isinstance(params, SamplingParams) else None
+        if future is None:
+            return original(prompt, params)
+        plain = params.clone()
+        plain.structured_outputs = None
+        request = original(prompt, plain)
+        final, asked = request.sampling_params, len(request.prompt_token_ids)
+        room = self.max_model_len - asked
+        limit = room if final.max_tokens is None else min(final.max_tokens, room)
+        packed = self.structured.settled(future, limit).to_bytes()
+        final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
+        return request
+
+
+async def _compiled(future: Future[TokenAutomaton]) -> None:
+    """Wait for a future that others may wait for too: who stops waiting must not cancel it."""
+    await asyncio.wait([asyncio.shield(asyncio.wrap_future(future))])

@@ -1,0 +1,85 @@
+"""How the statistics of a masked model are computed: which kernels, and from what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_drawn
+from vllm_dllm.ops.shard_stats import sharded_statistics, without
+from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
+
+# Bytes of float32 temporaries that a step may hold between hidden states and statistics.
+HEAD_BYTES = 256 << 20
+TILE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What rows draw with: temperature float32 ``[rows]`` (0 is greedy), keys int64 ``[rows]``."""
+
+    temperature: torch.Tensor
+    keys: torch.Tensor
+
+
+class MaskedKernels(Protocol):
+    """How the statistics of a masked model are computed."""
+
+    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """As `row_statistics`."""
+        ...
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
+        """The same of hidden states ``[rows, hidden]``; None where only logits will do."""
+        ...
+
+    def drawn(
+        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
+    ) -> RowStatistics | None:
+        """The same with samples in place of the likeliest tokens, see `with_samples`."""
+        ...
+
+
+class OfLogits:
+    """Kernels that draw from logits only."""
+
+    def drawn(
+        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
+    ) -> RowStatistics | None:
+        """See `MaskedKernels`."""
+        return None
+
+
+class PlainKernels(OfLogits):
+    """PyTorch's operators."""
+
+    def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """See `MaskedKernels`."""
+        return row_statistics(logits, forbidden, entropy)
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
+        """See `MaskedKernels`."""
+        return None
+
+
+class ShardKernels(PlainKernels):
+    """The same for a head that is spread over ranks: statistics cross them instead of logits."""
+
+    def __init__(self, head: Head) -> None:
+        self.tiles = head
+
+    def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """See `MaskedKernels`."""
+        return sharded_statistics(hidden, self.tiles, forbidden, entropy, HEAD_BYTES)
+
+    def drawn(
+        self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
+    ) -> RowStatistics:
+        """See `MaskedKernels`. A second pass over the head is less than its logits on the wire."""
+        greedy = self.head(hidden, forbidden, entropy)
+        head = without(self.tiles, forbidden)
+        found, _ = tiled_statistics(hidden, head, draws.temperature, draws.keys, TILE_BYTES)
+        weight = found.sample_probability / found.probability
+        return with_drawn(greedy, weight, draws.temperature > 0, found.sample)
