@@ -36,7 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "transformers", "vllm", "vllm_dllm.config", "vllm_dllm.engine", "vllm_dllm.models",
     },
     "vllm_dllm.plugin": {"vllm_dllm.compat", "vllm_dllm.cpu"},
-    "vllm_dllm.cli": {"vllm_dllm", "vllm_dllm.compat", "vllm_dllm.cpu", "vllm_dllm.plugin"},
+    "vllm_dllm.diagnosis": {"vllm", "vllm_dllm.compat", "vllm_dllm.engine"},
+    "vllm_dllm.cli": {
+        "vllm_dllm", "vllm_dllm.compat", "vllm_dllm.cpu", "vllm_dllm.plugin", "vllm_dllm.diagnosis",
+    },
 }  # fmt: skip
 # The one import that points against the arrows: a model class names its model state, which
 # vLLM asks it for. It is inside a function, so importing the model does not import the engine.

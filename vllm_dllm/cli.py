@@ -34,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_config(model: str, options: dict[str, Any]) -> int:
     """Print the settings of a server with vLLM's `options`; 1 and the reason if it refuses them."""
-    from vllm_dllm import compat, plugin
+    from vllm_dllm import diagnosis, plugin
 
     plugin.install()
     try:
-        lines = compat.explain(model, options)
+        lines = diagnosis.explain(model, options)
     except Exception as error:  # a wrong setting, or a model that cannot be read: both are answers
         print(f"refused: {error}", file=sys.stderr)
         return 1
@@ -60,12 +60,12 @@ def check() -> int:
 
 def report() -> str | None:
     """Print the state of the installation line by line; the first problem, or None."""
-    from vllm_dllm import compat
+    from vllm_dllm import compat, diagnosis
 
     print(f"vllm-dllm      {__version__}")
     found = compat.vllm_version() or "not installed"
     print(f"vllm           {found} (supported: {compat.supported_versions()})")
-    problem = compat.version_problem() or compat.entry_point_problem()
+    problem = compat.version_problem() or diagnosis.entry_point_problem()
     if problem is not None:
         return problem
     try:
@@ -74,8 +74,8 @@ def report() -> str | None:
 
         plugin.install()
         parts = bridge.bridged_parts()
-        platform, problem = compat.platform_summary()
-        kernels = compat.kernel_summary()
+        platform, problem = diagnosis.platform_summary()
+        kernels = diagnosis.kernel_summary()
     except Exception as error:  # whatever stops the plugin is the answer to the question
         return f"{type(error).__name__}: {error}"
     print(f"platform       {platform}")
