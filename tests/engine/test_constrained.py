@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from tests.engine.constrained import CASES, MODELS, TEXT_ONLY, TINY, fuzz, prompts
 from tests.engine.harness import Engine, engine, greedy
+from tests.engine.test_steady_step import Waits, counted_reads
 from tests.reliability.drive import Driver
+from vllm_dllm.engine.requests import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -90,6 +93,26 @@ def test_a_preempted_request_finds_its_state_again(running: Engine) -> None:
     assert running.core.reset_prefix_cache(reset_running_requests=True)
     assert driver.finish()["asked"] == expected[0]
     running.assert_idle()
+
+
+def test_a_step_reads_nothing_back(running: Engine) -> None:
+    """Fails for an `.item()`, a boolean index or a `nonzero` between forward and output."""
+    pace = {"diffusion_threshold": 2.0} if running.slots.kind.mask_token else {}
+    driver, found = Driver(running), Counter[str]()
+    for n, prompt in enumerate(prompts(running, 3)):
+        params = structured(100, {"json": RECORD}, seed=n, **pace)
+        params.temperature = n % 2
+        driver.add(f"step-{n}", prompt, params)
+
+    def denoising() -> bool:
+        canvases = [driver.canvas(f"step-{n}") for n in range(3)]
+        return all(c is not None and c[0] is Phase.DENOISE and c[2] > 0 for c in canvases)
+
+    driver.until(denoising)
+    with counted_reads(found), Waits() as waits:
+        driver.step()
+    assert not found + waits.found
+    driver.finish()
 
 
 @pytest.mark.parametrize(

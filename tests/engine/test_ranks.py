@@ -54,15 +54,36 @@ STAGES: dict[str, dict[str, Any]] = {
 def answers(llm: Any, cases: list[dict[str, Any]]) -> list[list[int]]:
     """The tokens of prompts of several lengths, asked together."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     generator = torch.Generator().manual_seed(0)
+    last = llm.llm_engine.model_config.get_vocab_size() - 20
     prompts, params = [], []
     for length in (3, 20, 32, 40, 70):
-        prompt = torch.randint(20, VOCABULARY - 20, (length,), generator=generator).tolist()
+        prompt = torch.randint(20, last, (length,), generator=generator).tolist()
         for case in cases:
             prompts.append({"prompt_token_ids": prompt})
-            params.append(SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | case))
+            asked = {"max_tokens": 40, "ignore_eos": True} | case
+            if "structured_outputs" in asked:
+                asked["structured_outputs"] = StructuredOutputsParams(**asked["structured_outputs"])
+            params.append(SamplingParams(**asked))
     return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axis", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_constrained(axis: str) -> None:
+    """Every rank that decodes follows the same automaton, over more than one canvas."""
+    model = (
+        Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+    )
+    three = {"structured_outputs": {"regex": "([a-z]{3}-){12}end"}}
+    follows = three | {"max_tokens": 60, "ignore_eos": False}
+    cases = [GREEDY | follows, SAMPLED | follows, SAMPLED]
+    (two, _), _ = answers_of_child("parallel_child", model, [cases], {axis: 2})
+    with engine(model, 32) as running:
+        assert two == answers(running.llm, cases)
+    assert all(len(tokens) == 52 for n, tokens in enumerate(two) if n % 3 < 2)
 
 
 @pytest.mark.parametrize("name", TENSOR)
