@@ -27,6 +27,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "response_format": ({"response_format": {"type": "json_object"}}, "structured"),
     "structured_outputs": ({"structured_outputs": {"regex": "a+"}}, "structured"),
+    "guided": ({"guided_regex": "a+"}, "structured_outputs"),
     "misspelt": ({"vllm_xargs": {"diffusion_treshold": 0.5}}, "diffusion_threshold"),
     "negative": ({"vllm_xargs": {"diffusion_threshold": -1}}, "diffusion_threshold"),
     "text": ({"vllm_xargs": {"diffusion_threshold": "high"}}, "diffusion_threshold"),

@@ -18,6 +18,7 @@ from tests.reference_llada2 import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 # A power of two, so that the shards are whole groups of ids and draw what one rank draws.
 VOCABULARY = 512
 GREEDY = {"temperature": 0}
@@ -74,9 +75,7 @@ def answers(llm: Any, cases: list[dict[str, Any]]) -> list[list[int]]:
 @pytest.mark.parametrize("axis", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_constrained(axis: str) -> None:
     """Every rank that decodes follows the same automaton, over more than one canvas."""
-    model = (
-        Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
-    )
+    model = TINY / "tiny-llada2"
     three = {"structured_outputs": {"regex": "([a-z]{3}-){12}end"}}
     follows = three | {"max_tokens": 60, "ignore_eos": False}
     cases = [GREEDY | follows, SAMPLED | follows, SAMPLED]

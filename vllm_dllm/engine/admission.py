@@ -63,12 +63,16 @@ def validate_bad_words(params: Any) -> None:
 
 
 def refuse_misplaced(fields: Iterable[str]) -> None:
-    """Refuse our options among the fields of an HTTP request that vLLM does not know.
+    """Refuse options of ours, and old ones of vLLM, among the fields that vLLM does not know.
 
     Raises:
-        VLLMValidationError: names the field and where it belongs.
+        VLLMValidationError: names the field of the HTTP request and where it belongs.
     """
     for name in fields:
+        if name.startswith("guided_"):
+            raise VLLMValidationError(
+                f"{name} is what vLLM called it once; use structured_outputs.", parameter=name
+            )
         if name.startswith("diffusion_"):
             raise VLLMValidationError(
                 f'{name} belongs into vllm_xargs: {{"vllm_xargs": {{"{name}": ...}}}}.',
