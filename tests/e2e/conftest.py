@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import oracle
-from tests.e2e.server import AS_SERVED, Server
+from tests.e2e.server import Server
 
 # The golden tokenizers have no chat template: contents are joined as they are.
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -18,13 +18,12 @@ def golden() -> oracle.Checkpoint:
 
 @pytest.fixture(scope="session")
 def server(golden: oracle.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server that most tests share: block length 8, default settings, and the
-    processes that a user gets."""
+    """The server that most tests share: block length 8, default settings."""
     scratch = tmp_path_factory.mktemp("server")
     (scratch / "chat.jinja").write_text(TEMPLATE)
     flags = (
         *("--diffusion-config", f'{{"canvas_length": {golden.block_size}}}'),
         *("--chat-template", str(scratch / "chat.jinja")),
     )
-    with Server(golden.path, *flags, log=scratch / "log", env=AS_SERVED) as running:
+    with Server(golden.path, *flags, log=scratch / "log") as running:
         yield running

@@ -14,6 +14,7 @@ import jsonschema
 import openai
 import pytest
 
+from examples.extract_records import extract
 from tests.e2e.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -95,6 +96,11 @@ def test_tools_that_are_refused(
     """VLLM asks for any JSON as the arguments, and for free text around calls."""
     with pytest.raises(openai.BadRequestError, match=reason):
         chat(client, tools=[tool], tool_choice=choice)
+
+
+def test_the_example(client: openai.OpenAI) -> None:
+    person = extract(client, "Ada, 36, lives in London.")
+    assert 0 <= person.age <= 130
 
 
 def test_completions(server: Server) -> None:

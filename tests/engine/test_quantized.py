@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,39 @@ def experts_of(running: Engine) -> dict[str, Any]:
     }
 
 
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+# Of a weight. Rows of the identity are rounded as activations are: exactly to FP8 and INT8 with a
+# scale of their own; to NVFP4 with a group's scale, which is a number of four bits itself.
+ROUNDING = {1: 2.0**-7, 2: 2.0**-7, 3: 2.0**-7, 4: 2.0**-3}
+
+
+def linear_layers(
+    running: Engine, exact: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, Any, torch.Tensor]]:
+    """(name, layer, what its matrix should be) of the quantized linear layers."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    for name, layer in running.runner.model.named_modules():
+        prefix, _, last = name.rpartition(".")
+        parts = [f"{prefix}.{part}" for part in FUSED.get(last, (last,))]
+        if isinstance(layer, LinearBase) and parts[0] in exact:
+            # A full-attention layer of DiffusionGemma takes its keys for values.
+            parts = [part if part in exact else part.replace("v_proj", "k_proj") for part in parts]
+            yield name, layer, torch.cat([exact[part] for part in parts])
+
+
+def check_linear_layers(running: Engine, exact: dict[str, torch.Tensor]) -> None:
+    """The product with the identity is the reference's matrix, up to rounding."""
+    seen = set()
+    for name, layer, matrix in linear_layers(running, exact):
+        number = int(re.search(r"layers\.(\d)", name)[1])
+        product, _ = layer(torch.eye(matrix.shape[1], dtype=torch.bfloat16))
+        limit = ROUNDING[number] * matrix.float().abs() + 1e-6
+        assert ((product.T.float() - matrix.float()).abs() <= limit).all(), name
+        seen.add(number)
+    assert seen == set(ROUNDING)
+
+
 def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
     """A scheme a layer: answers stay right, and experts are what the library says, to the bit."""
     examples = encoded(family)
@@ -98,6 +132,7 @@ def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
             module.replace("decoder.", ""): weight.bfloat16()
             for module, weight in reference(mixed).items()
         }
+        check_linear_layers(running, exact)
         compared = 0
         for name, layer in layers.items():
             prefix = name.removesuffix(".routed_experts")

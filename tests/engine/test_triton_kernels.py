@@ -87,6 +87,7 @@ def test_llada2(tmp_path: Path) -> None:
     check(jobs[1], found[1], "BlockCausal", {"attention", "rows"})
 
 
+@pytest.mark.long
 def test_diffusion_gemma(tmp_path: Path) -> None:
     """Causal prompts beside canvases; both window rules, which differ beyond the window."""
     random_checkpoint(tmp_path, seed=1, canvas=32, sliding_window=16)

@@ -40,11 +40,11 @@ AT_ONCE = 10  # seconds; it takes a tenth of one
 PROMPT = "sort 61 35 88 14"
 
 
-def server_of(model: Path, log: Path) -> Server:
+def server_of(model: Path, log: Path, env: dict[str, str] | None = None) -> Server:
     flags = ["--max-num-seqs", str(SEATS), "--max-model-len", "2048"]
     if model.name.startswith(GEMMA):
         flags += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES["limit_mm_per_prompt"])]
-    return Server(model, *flags, log=log, env=AS_SERVED)
+    return Server(model, *flags, log=log, env=env)
 
 
 def until(reached: Callable[[], Any], seconds: float = 180) -> Any:
@@ -139,7 +139,7 @@ def newcomer(server: Server) -> tuple[str, str]:
 def test_a_killed_engine(model: str, tmp_path: Path) -> None:
     """Catches a client that waits forever, a truncated answer that looks whole, a server that
     stays up without an engine, processes that survive it, a restart that answers differently."""
-    server = server_of(CHECKPOINTS / model, tmp_path / "log")
+    server = server_of(CHECKPOINTS / model, tmp_path / "log", AS_SERVED)
     with server, ThreadPoolExecutor(SEATS + 2) as pool:
         before = server.complete(PROMPT, 40, temperature=0, seed=7)
         asked = begin(server, pool)

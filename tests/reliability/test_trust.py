@@ -28,7 +28,7 @@ BUILTINS = {"eval", "exec", "compile", "__import__"}
 # yaml.load and torch.load are judged by their arguments, below.
 UNSAFE = {
     *("yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "yaml.unsafe_load_all"),
-    *("os.system", "os.popen", "numpy.load", "np.load"),
+    *("os.system", "os.popen", "numpy.load"),
 }
 # Loaders that are made from the safe one, or are it.
 SAFE_LOADERS = {"_loader()", "yaml.SafeLoader"}
@@ -66,6 +66,8 @@ def _call(node: ast.Call) -> str | None:
         return "yaml.load without a safe loader"
     if name == "torch.load" and given.get("weights_only") != "True":
         return "torch.load without weights_only=True"
+    if name == "np.load" and given.get("allow_pickle") != "False":
+        return "np.load without allow_pickle=False"
     if "trust_remote_code" in given or "shell" in given:
         return f"{name} with trust_remote_code or shell"
     return None
@@ -98,6 +100,8 @@ def test_no_code_comes_out_of_data() -> None:
         "yaml.load(text, Loader=yaml.Loader)",
         "yaml.unsafe_load(text)",
         "torch.load(path)",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
         "torch.load(path, weights_only=False)",
         "AutoConfig.from_pretrained(m, trust_remote_code=True)",
         "config.trust_remote_code = True",
