@@ -39,15 +39,13 @@ bench-ops: ## time the kernels on a GPU (PYTHON=...: one that has torch and trit
 # Each script has more to give than this short form: see its --help.
 bench: setup ## time a step, prefill and serving, against every peer; tables and plots
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
-	@$(bin)/python benchmarks/prefill.py --lengths 128 512 2048 --json benchmarks/results/prefill.json
-	@$(bin)/python benchmarks/serve.py --concurrency 1 16 --turns 1 --json benchmarks/results/serve.json
+	@$(bin)/python benchmarks/prefill.py --lengths 512 2048 --json benchmarks/results/prefill.json
+	@$(bin)/python benchmarks/serve.py --concurrency 1 16 --turns 1 --least 16 --rounds 2 \
+	  --json benchmarks/results/serve.json
 	@$(bin)/python benchmarks/gemma.py --repeats 1 --json benchmarks/results/gemma.json
-	@$(bin)/python benchmarks/llada2.py --per-task 10 --repeats 2 --json benchmarks/results/llada2.json
-	@$(bin)/python benchmarks/growth.py --finished 1000 --json benchmarks/results/growth.json
-	@$(bin)/python benchmarks/fdfo.py --per-task 40 --json benchmarks/results/fdfo.json
-	@$(bin)/python benchmarks/accuracy.py examples/tiny/checkpoints/tiny-llada2 --per-task 100 \
-	  --setting diffusion_threshold=0.9 --setting diffusion_threshold=1.01 \
-	  --json benchmarks/results/accuracy_llada2.json
+	@$(bin)/python benchmarks/llada2.py --per-task 6 --repeats 2 --json benchmarks/results/llada2.json
+	@$(bin)/python benchmarks/growth.py --finished 300 --json benchmarks/results/growth.json
+	@$(bin)/python benchmarks/fdfo.py --per-task 20 --json benchmarks/results/fdfo.json
 	@$(bin)/python benchmarks/report.py
 
 lint: setup ## ruff and mypy
