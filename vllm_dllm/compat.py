@@ -196,8 +196,10 @@ def _take_http_requests(front_end: FrontEnd) -> None:
         protocol = sys.modules.get(f"{place}.protocol")
         if protocol is not None:
             handlers = import_module(f"{place}.serving")  # the server has yet to import it
-            made = front_end.to_sampling_params
-            _wrap(getattr(protocol, request), "to_sampling_params", made)
+            asked = getattr(protocol, request)
+            _wrap(asked, "to_sampling_params", front_end.to_sampling_params)
+            if hasattr(asked, "to_beam_search_params"):
+                _wrap(asked, "to_beam_search_params", front_end.to_beam_search_params)
             _wrap(getattr(handlers, serving), handler, front_end.answer)
             serves = True
     if serves:

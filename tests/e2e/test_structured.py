@@ -157,6 +157,20 @@ def test_hostile_constraints(server: Server, case: str, stream: bool) -> None:
     assert seconds < 2.5 if case != "huge" else seconds < 4  # the last is mostly its own transport
 
 
+def test_refusals_leave_nothing_in_the_log(server: Server) -> None:
+    """After those above. Futures whose error nobody heard of would stand there, by a traceback."""
+    assert "never retrieved" not in server.log.read_text()
+
+
+def test_beam_search_is_refused(server: Server) -> None:
+    """VLLM would pass the constraint over."""
+    body = {"prompt": "a", "max_tokens": 8, "use_beam_search": True, "n": 2}
+    body["structured_outputs"] = {"choice": ["ab"]}
+    response = server.post("/v1/completions", **body)
+    assert response.status_code == 400
+    assert "use_beam_search" in response.text
+
+
 def test_a_budget_that_is_too_small_says_what_it_needs(server: Server) -> None:
     body = {"prompt": "a", "max_tokens": 3, "structured_outputs": {"json": RECORD}}
     for stream in (False, True):

@@ -14,6 +14,7 @@ from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
 
+from examples.quantize.files import matches
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import gemma_processor, llada2_tokenizer
 from examples.tiny.training import Encoder, Example
@@ -63,7 +64,9 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
     for module, state in parts.items():
         if "weight_scale" not in state:
             continue
-        scheme = next(group for group in groups if _holds(group.targets, module))
+        scheme = next(
+            group for group in groups if any(matches(target, module) for target in group.targets)
+        )
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         if scheme.format == "pack-quantized":
             # vLLM's layers hold the scales of INT4 in the model's dtype.
@@ -72,10 +75,6 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
             state["weight_scale"] = state["weight_scale"].float()
         found[module] = compressor.decompress(state, scheme)["weight"].float()
     return found
-
-
-def _holds(targets: list[str], module: str) -> bool:
-    return any(target == "Linear" or re.match(target[3:], module) for target in targets)
 
 
 def experts_of(running: Engine) -> dict[str, Any]:

@@ -127,6 +127,10 @@ class Window:
         position = torch.arange(self.forced.shape[1], device=self.forced.device)
         return (position >= self.first[:, None]) & (position < self.end[:, None])
 
+    def part(self, some: slice) -> Window:
+        """Those of some canvases that stand together."""
+        return Window(*(getattr(self, f.name)[some] for f in fields(self)))
+
     def take(self, index: torch.Tensor) -> Window:
         """Those of some canvases, int64 ``[m]``."""
         return Window(*(getattr(self, f.name).index_select(0, index) for f in fields(self)))

@@ -6,7 +6,7 @@ algorithm then decides, it must decide for these tokens, see `settled`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -33,6 +33,24 @@ class Chosen:
     inside: torch.Tensor
     states: torch.Tensor
     feasible: torch.Tensor
+
+    @classmethod
+    def nothing(cls, window: Window) -> Chosen:
+        """Of canvases, before a path is found for any: nothing is inside."""
+        inside = torch.zeros_like(window.forced, dtype=torch.bool)
+        states = window.state[:, None].repeat(1, inside.shape[1] + 1)
+        logit = torch.zeros_like(window.forced, dtype=torch.float32)
+        feasible = torch.ones_like(window.state, dtype=torch.bool)
+        return cls(window.forced.clone(), logit, inside, states, feasible)
+
+    def part(self, some: slice) -> Chosen:
+        """Views of some canvases, through which they can be written."""
+        return Chosen(*(getattr(self, f.name)[some] for f in fields(self)))
+
+    def put(self, index: torch.Tensor, found: Chosen) -> None:
+        """Write what was found for the canvases at ``index``, int64 ``[m]``."""
+        for f in fields(self):
+            getattr(self, f.name).index_copy_(0, index, getattr(found, f.name))
 
 
 def best_tokens(

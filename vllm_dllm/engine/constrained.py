@@ -8,8 +8,8 @@ share an automaton are one group, and a step is tensor operations on each group;
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,42 +19,34 @@ from vllm_dllm.constraints.paths import DeviceAutomaton, Window
 from vllm_dllm.constraints.reduction import TokenChunks
 from vllm_dllm.constraints.step import Chosen, best_tokens, drawn_tokens, sureness
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
-from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics
+from vllm_dllm.ops.row_stats import EntropyStatistics, RowStatistics, with_samples
 from vllm_dllm.ops.sampled_stats import SampledStatistics
 
 FREE = -1
 
 
 @dataclass(frozen=True)
-class Path:
-    """What constraints make of a batch, in batch order; ``n`` canvases.
+class Follower:
+    """An automaton where the model runs, and how its classes lie in the vocabulary.
 
     Attributes:
-        chosen: ``[n, L]``, see `Chosen`; of canvases without a constraint nothing is inside.
-        constrained: bool ``[n]``.
+        key: digest of what a request brings.
+        known: the automaton, on the host.
     """
 
-    chosen: Chosen
-    constrained: torch.Tensor
-
-    def take(self, some: slice) -> Path:
-        """Views of some canvases, through which they can be written."""
-        parts = (getattr(self.chosen, f.name)[some] for f in fields(Chosen))
-        return Path(Chosen(*parts), self.constrained[some])
-
-    def put(self, index: torch.Tensor, chosen: Chosen) -> None:
-        """Write what was found for the canvases at ``index`` (int64 ``[m]``)."""
-        for f in fields(Chosen):
-            getattr(self.chosen, f.name).index_copy_(0, index, getattr(chosen, f.name))
-        self.constrained.index_fill_(0, index, True)
-
-
-@dataclass(frozen=True)
-class Follower:
-    """An automaton where the model runs, and how its classes lie in the vocabulary."""
-
+    key: str
+    known: TokenAutomaton
     automaton: DeviceAutomaton
     chunks: TokenChunks
+
+    @classmethod
+    def of(cls, key: str, packed: bytes, device: torch.device) -> Follower:
+        """From what a request brings."""
+        known = TokenAutomaton.from_bytes(packed)
+        automaton = DeviceAutomaton.of(known, device)
+        return cls(
+            key, known, automaton, TokenChunks.of(automaton.class_of_token, automaton.classes)
+        )
 
     def choose(
         self, logits: torch.Tensor, window: Window, keys: torch.Tensor | None = None
@@ -105,7 +97,7 @@ def follow(
     found: RowStatistics,
     scores: Scores,
     window: Window,
-    path: Path,
+    path: Chosen,
     groups: Iterable[tuple[Follower, bool, torch.Tensor]],
 ) -> None:
     """Put the tokens of paths, and how sure they are, in place of those that were found.
@@ -131,27 +123,20 @@ def follow(
             drawn = scores.drawn
             keys = drawn.keys.index_select(0, index)
             chosen = follower.choose(rows(drawn.filtered), some, keys)
-            sure = _sure_of_drawn(drawn, rows, chosen.token)
+            greedy = drawn.greedy.view(*shape).take(index).view(-1)
+            warm, token = torch.ones_like(greedy.probability), chosen.token.flatten()
+            sampled = with_samples(greedy, rows(drawn.scaled).flatten(0, 1), warm, token)
+            sure = torch.where(chosen.inside, sampled.probability.view_as(chosen.logit), 1.0)
         else:
             logits = rows(scores.logits)
             chosen = follower.choose(logits, some)
             sure = sureness(chosen, logits.float().logsumexp(-1))
         path.put(index, chosen)
         found.token.view(shape).index_copy_(0, index, chosen.token)
-        sure = torch.where(chosen.inside, sure, 1.0)
         found.probability.view(shape).index_copy_(0, index, sure)
         if isinstance(found, EntropyStatistics):
             entropy = torch.where(chosen.inside, rows(found.entropy), 0.0)
             found.entropy.view(shape).index_copy_(0, index, entropy)
-
-
-def _sure_of_drawn(
-    drawn: Drawn, rows: Callable[[torch.Tensor], torch.Tensor], token: torch.Tensor
-) -> torch.Tensor:
-    """As `with_samples`, float32 ``[m, L]``."""
-    scaled, top = rows(drawn.scaled), rows(drawn.greedy.token)
-    weight = scaled.gather(2, token[..., None]) - scaled.gather(2, top[..., None])
-    return torch.minimum(rows(drawn.greedy.probability), weight[..., 0].exp().float())
 
 
 def on_path(
@@ -197,7 +182,6 @@ class Constraints:
         self.state = torch.zeros(slots, dtype=torch.int64, device=device)
         self.device = device
         self._followers: dict[int, Follower] = {}
-        self._numbers: dict[str, int] = {}  # by the automaton's digest
         self._which: np.ndarray = np.full(slots, FREE, dtype=np.int64)
         self._next = 0
 
@@ -212,32 +196,27 @@ class Constraints:
         self.leave(slot)
         if packed is None:
             return
-        known = TokenAutomaton.from_bytes(packed)
-        self._which[slot] = self._number(hashlib.sha256(packed).hexdigest(), known)
+        number = self._number(packed)
+        self._which[slot] = number
+        known = self._followers[number].known
         state = known.advance(0, put_out)
         self.state[slot].fill_(known.states if state == DEAD else state)
 
     def leave(self, slot: int) -> None:
         """The request in ``slot`` is gone; an automaton may hold a hundred megabytes."""
-        if self._which[slot] != FREE:
-            self._which[slot] = FREE
-            self._forget()
+        number, self._which[slot] = int(self._which[slot]), FREE
+        if number != FREE and not (self._which == number).any():
+            del self._followers[number]
 
-    def _forget(self) -> None:
-        """Drop what no request follows any more."""
-        used = set(self._which.tolist())
-        self._followers = {n: known for n, known in self._followers.items() if n in used}
-        self._numbers = {key: n for key, n in self._numbers.items() if n in used}
-
-    def _number(self, key: str, known: TokenAutomaton) -> int:
-        """The number of an automaton; equal ones share it."""
-        if key not in self._numbers:
-            automaton = DeviceAutomaton.of(known, self.device)
-            chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
-            self._numbers[key] = self._next
-            self._followers[self._next] = Follower(automaton, chunks)
-            self._next += 1
-        return self._numbers[key]
+    def _number(self, packed: bytes) -> int:
+        """The number of an automaton; requests with equal ones share it."""
+        key = hashlib.sha256(packed).hexdigest()
+        for number, follower in self._followers.items():
+            if follower.key == key:
+                return number
+        self._next += 1
+        self._followers[self._next] = Follower.of(key, packed, self.device)
+        return self._next
 
     def asked(self, on_host: np.ndarray) -> bool:
         """Whether a request of a batch is constrained."""
@@ -261,21 +240,10 @@ class Constraints:
             index = index.to(self.device, non_blocking=True)
             yield self._followers[found // 2], bool(found % 2), index
 
-    def advance(self, slots: torch.Tensor, path: Path, out: torch.Tensor) -> None:
+    def advance(self, slots: torch.Tensor, path: Chosen, out: torch.Tensor) -> None:
         """Note how far the requests of ``slots`` (int64 ``[n]``) have come.
 
         `out` int64 ``[n]`` is the prefix of each canvas that has been put out by now; where it is
         what it was, the state does not change either.
         """
-        state = path.chosen.states.gather(1, out[:, None])[:, 0]
-        self.state.index_copy_(0, slots, state)
-
-    def nothing_found(self, window: Window) -> Path:
-        """The path of a batch before any canvas' is found."""
-        count, length = window.forced.shape
-        state = window.state[:, None].repeat(1, length + 1)
-        inside = torch.zeros_like(window.forced, dtype=torch.bool)
-        logit = torch.zeros(count, length, device=self.device)
-        feasible = torch.ones(count, dtype=torch.bool, device=self.device)
-        token = window.forced.clone()
-        return Path(Chosen(token, logit, inside, state, feasible), torch.zeros_like(feasible))
+        self.state.index_copy_(0, slots, path.states.gather(1, out[:, None])[:, 0])

@@ -56,36 +56,31 @@ class Decoder:
             entropy=entropy,
         )
         plan = Plan(before, standing, groups, wanted)
-        if not self.slots.constraints.asked(on_host):
-            return plan
-        return replace(plan, wanted=replace(wanted, window=self._window(plan, width)))
+        if self.slots.constraints.asked(on_host):
+            plan = replace(plan, wanted=replace(wanted, window=self._window(plan, width)))
+        return plan
 
     def _window(self, plan: Plan, width: torch.Tensor | int) -> Window:
         """What constraints see of the canvases: tokens that stay, and room for others."""
         now, before = plan.standing, plan.before
-        held = ~before.masked
-        revises = self._revised(plan) & ~self._rests(now)
-        held = torch.where(revises[:, None], before.fixed, held)
+        revises = self._edited(plan) & ~self._rests(now)
         return Window(
             state=self.slots.constraints.state.index_select(0, plan.wanted.slots),
             first=now.tail,
             budget=now.remaining,
             width=torch.zeros_like(now.tail) + width,
-            forced=torch.where(held, before.tokens, -1),
+            forced=torch.where(
+                torch.where(revises[:, None], before.fixed, ~before.masked), before.tokens, -1
+            ),
         )
 
-    def _revised(self, plan: Plan) -> torch.Tensor:
-        """Canvases in which visible tokens may change, bool ``[n]``."""
-        count, device = len(plan.wanted.slots), plan.wanted.slots.device
-        if self.slots.kind.mask_token is None:
-            return torch.ones(count, dtype=torch.bool, device=device)
-        edits = [
-            torch.full((len(group.slots),), group.bank.algorithm.edits, device=device)
-            for group in plan.groups
-        ]
-        revised = _spread(edits, plan.groups, count)
-        assert revised is not None
-        return revised
+    def _edited(self, plan: Plan) -> torch.Tensor:
+        """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
+        edited = torch.zeros_like(plan.standing.read_only)
+        for group in plan.groups:
+            if group.bank.algorithm.edits:
+                edited[slice(None) if group.index is None else group.index] = True
+        return edited
 
     def _rests(self, now: Standing) -> torch.Tensor:
         """Canvases that this pass does not denoise: they commit, or wait for others."""
@@ -104,9 +99,8 @@ class Decoder:
         canvas, done = _merged(plan, updates)
         if rows.path is not None and self.slots.kind.mask_token is not None:
             fixed = canvas.fixed | rests[:, None]
-            tokens = settled_tokens(canvas.tokens, canvas.masked, rows.path.chosen, fixed)
+            tokens = settled_tokens(canvas.tokens, canvas.masked, rows.path, fixed)
             canvas = replace(canvas, tokens=tokens)
-        # A canvas that is ready commits, or waits for the others of a lockstep batch.
         if sync:
             canvas, done = _where(rests, plan.before, canvas), done | rests
         limit = (now.tail + now.remaining).clamp_min(1)
@@ -185,15 +179,12 @@ class Decoder:
         width: torch.Tensor | int,
     ) -> torch.Tensor:
         """The prefix that may leave, int64 ``[n]``: all of an edited canvas, once it is `done`."""
-        edits = [group for group in plan.groups if group.bank.algorithm.edits]
-        if len(edits) == len(plan.groups):
+        edits = [group.bank.algorithm.edits for group in plan.groups]
+        if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
-        if edits:
-            edited = torch.zeros_like(done)
-            for group in edits:
-                edited.index_fill_(0, group.index, True)
-            ready = torch.where(edited, torch.where(done, width, 0), ready)
+        if any(edits):
+            ready = torch.where(self._edited(plan), torch.where(done, width, 0), ready)
         return ready
 
     def _needs_no_commit(self, plan: Plan, canvas: Canvas, is_last: torch.Tensor) -> torch.Tensor:

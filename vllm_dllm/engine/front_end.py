@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
@@ -75,8 +76,7 @@ class FrontEnd:
                 _awaited.reset(before)
             if hasattr(answer, "__aiter__"):
                 for future, budget in awaited:
-                    await _compiled(future)
-                    self.structured.settled(future, budget)
+                    await self._settled(future, budget)
             return answer
 
         return handle
@@ -86,8 +86,29 @@ class FrontEnd:
         if isinstance(params, SamplingParams):
             future = self.structured.submit(params)
             if future is not None:
-                await _compiled(future)
-                self.structured.settled(future, None)
+                await self._settled(future, None)
+
+    async def _settled(self, future: Future[TokenAutomaton], budget: int | None) -> None:
+        """As `StructuredOutput.settled`, while others are served."""
+        # Others may wait for it too: who stops waiting must not cancel it. And an error is heard of
+        # below, not here: one that nobody hears of asyncio would write into the log.
+        waiting = asyncio.shield(asyncio.wrap_future(future))
+        await asyncio.gather(waiting, return_exceptions=True)
+        self.structured.settled(future, budget)
+
+    def to_beam_search_params(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An HTTP request's parameters of a beam search, in which vLLM passes over constraints."""
+
+        def convert(request: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse_misplaced(request.model_extra or ())
+            if request.extract_structured_outputs() is not None:
+                raise VLLMValidationError(
+                    "structured_outputs is not supported beside use_beam_search.",
+                    parameter="structured_outputs",
+                )
+            return original(request, *args, **kwargs)
+
+        return convert
 
     def process(self, original: Callable[..., Any], prompt: Any, params: Any) -> Any:
         """The engine's request; its automaton takes the place of vLLM's grammar.
@@ -109,8 +130,3 @@ class FrontEnd:
         packed = self.structured.settled(future, limit).to_bytes()
         final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
         return request
-
-
-async def _compiled(future: Future[TokenAutomaton]) -> None:
-    """Wait for a future that others may wait for too: who stops waiting must not cancel it."""
-    await asyncio.wait([asyncio.shield(asyncio.wrap_future(future))])

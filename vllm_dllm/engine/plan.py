@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_dllm.constraints.step import Chosen
 from vllm_dllm.decoding import Canvas
 from vllm_dllm.engine.banks import Group
-from vllm_dllm.engine.constrained import Path
 from vllm_dllm.engine.requests import Standing
 from vllm_dllm.engine.statistics import Wanted
 
@@ -78,7 +78,7 @@ class Outcome:
     leaves: torch.Tensor
     unwritten: torch.Tensor
     out: torch.Tensor
-    path: Path | None
+    path: Chosen | None
 
     @property
     def goes_on(self) -> torch.Tensor:

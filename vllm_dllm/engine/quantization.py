@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.models.quantized import COMPRESSED, ONLINE, in_words, schemes
+from vllm_dllm.models.quantized import COMPRESSED, ONLINE, in_words, schemes, word_of
 from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ def _check_dtype(weights: Any, dtype: torch.dtype, where: str) -> None:
 
 
 def _key(args: Any) -> tuple[Any, ...]:
-    words = (str(getattr(word, "value", word)) for word in (args.type, args.strategy))
-    kind, strategy = words
-    return args.num_bits, kind, strategy, bool(args.dynamic)
+    return args.num_bits, word_of(args.type), word_of(args.strategy), bool(args.dynamic)
 
 
 def _is_fp8_by_tensor(quant_config: Any) -> bool:

@@ -169,7 +169,7 @@ class DiffusionSampler:
         sound = (trace * 0 + rows.statistics.probability).isfinite().all(-1)
         if rows.path is not None:
             # Never so, as only tokens of paths are kept: an error beats an answer that breaks it.
-            sound = sound & rows.path.chosen.feasible
+            sound = sound & rows.path.feasible
         state = self.slots
         state.spoiled.index_copy_(0, slot, ~sound)
         # Not waited for: it is read when the request is gone, steps later.

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from vllm_dllm.constraints.paths import Window
-from vllm_dllm.engine.constrained import Drawn, Path, Scores, follow
+from vllm_dllm.constraints.step import Chosen
+from vllm_dllm.engine.constrained import Drawn, Scores, follow
 from vllm_dllm.engine.masked_kernels import (
     HEAD_BYTES,
     TILE_BYTES,
@@ -70,7 +71,7 @@ class Rows:
     noise: torch.Tensor | None = None
     soft: torch.Tensor | None = None
     asked: torch.Tensor | None = None
-    path: Path | None = None
+    path: Chosen | None = None
 
 
 class Statistics(Protocol):
@@ -125,7 +126,7 @@ class MaskedStatistics:
         parts, asked = [], []
         path = None
         if wanted.window is not None:
-            path = self.slots.constraints.nothing_found(wanted.window)
+            path = Chosen.nothing(wanted.window)
         for first in range(0, len(wanted.slots), self.canvases):
             some = slice(first, first + self.canvases)
             rows = hidden[first * self.length : (first + self.canvases) * self.length]
@@ -159,7 +160,7 @@ class MaskedStatistics:
         return self.kernels.drawn(hidden, self.mask_token, draws, wanted.entropy)
 
     def _statistics(
-        self, logits: torch.Tensor, wanted: Wanted, some: slice, path: Path | None
+        self, logits: torch.Tensor, wanted: Wanted, some: slice, path: Chosen | None
     ) -> RowStatistics:
         """Of some canvases' logits ``[n * L, vocabulary]``, which are overwritten.
 
@@ -186,14 +187,13 @@ class MaskedStatistics:
         return self._on_path(found, scores, wanted, some, path)
 
     def _on_path(
-        self, found: RowStatistics, scores: Scores, wanted: Wanted, some: slice, path: Path | None
+        self, found: RowStatistics, scores: Scores, wanted: Wanted, some: slice, path: Chosen | None
     ) -> RowStatistics:
         """With the tokens of paths in constrained canvases; `path` is of the whole batch."""
         if path is not None and wanted.window is not None:
             samples = self.slots.samples[wanted.on_host[some]]
             groups = self.slots.constraints.groups(wanted.on_host[some], samples)
-            window = Window(*(part[some] for part in vars(wanted.window).values()))
-            follow(found, scores, window, path.take(some), groups)
+            follow(found, scores, wanted.window.part(some), path.part(some), groups)
         return found
 
 

@@ -36,9 +36,7 @@ KINDS = {
 NO_SPACE = ""
 
 
-def unpacked(
-    extra_args: Mapping[str, Any] | None,
-) -> tuple[bytes | None, dict[str, Any]]:
+def unpacked(extra_args: Mapping[str, Any] | None) -> tuple[bytes | None, dict[str, Any]]:
     """A request's automaton, or None, and its other extra arguments."""
     others = dict(extra_args or {})
     return others.pop(AUTOMATON, None), others
@@ -121,7 +119,7 @@ class StructuredOutput:
         self.model = model
         self._lock = threading.Lock()
         self._compiler: Compiler | None = None
-        self._problem: ConstraintError | None = None
+        self._problem: str | None = None
 
     def warm(self) -> None:
         """Start what compiles, in the background: the first request need not wait for it."""
@@ -145,12 +143,12 @@ class StructuredOutput:
         """
         with self._lock:
             if self._problem is not None:
-                raise self._problem
+                raise ConstraintError(self._problem)
             if self._compiler is None:
                 try:
                     self._compiler = Compiler(self._vocabulary(document or self._document()))
                 except ConstraintError as error:
-                    self._problem = error
+                    self._problem = str(error)
                     raise
             return self._compiler
 
@@ -195,8 +193,12 @@ class StructuredOutput:
         Raises:
             VLLMValidationError: there is no automaton, or the budget is too small for it.
         """
+        # Not raised itself: others get the same one, and each time it would grow by a traceback.
+        problem = future.exception()
+        if isinstance(problem, ConstraintError):
+            raise _refusal(problem)
+        automaton = future.result()
         try:
-            automaton = future.result()
             if budget is not None:
                 automaton.require(budget)
         except ConstraintError as error:

@@ -23,7 +23,8 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from vllm_dllm.constraints.paths import Window
-from vllm_dllm.engine.constrained import Path, on_path
+from vllm_dllm.constraints.step import Chosen
+from vllm_dllm.engine.constrained import on_path
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.ops.sampled_stats import SampledStatistics, sampled_statistics
@@ -159,7 +160,7 @@ class WholeRows:
         hidden: torch.Tensor,
         draws: tuple[torch.Tensor, torch.Tensor],
         batch: tuple[np.ndarray, Window | None],
-    ) -> Path | None:
+    ) -> Chosen | None:
         """Replace what the tiled pass found for canvases that need whole rows, in place.
 
         Args:
@@ -174,7 +175,7 @@ class WholeRows:
         """
         on_host, window = batch
         constraints = self.slots.constraints
-        path = None if window is None else constraints.nothing_found(window)
+        path = None if window is None else Chosen.nothing(window)
         if self.head is None:
             raise TypeError("only a model with a tiled head refines")
         length = self.slots.length

@@ -83,7 +83,7 @@ def stored_as(shape: tuple[int, ...], scheme: Mapping[str, Any]) -> dict[str, An
     """
     out, size = shape
     weights, inputs = scheme["weights"], scheme["input_activations"]
-    strategy, group = _word(weights.strategy), weights.group_size
+    strategy, group = word_of(weights.strategy), weights.group_size
     groups = -(-size // group) if group and group > 0 else 1
     scales = {
         "tensor": (1,),
@@ -157,7 +157,7 @@ def _matches(entry: str, name: str) -> bool:
     return entry == name
 
 
-def _word(value: Any) -> str:
+def word_of(value: Any) -> str:
     """The word of an enumeration, or the word itself."""
     return str(getattr(value, "value", value))
 
@@ -172,14 +172,14 @@ def in_words(weights: Any, inputs: Any) -> str:
 
 
 def _kind(args: Any) -> str:
-    plain = f"{'FP' if _word(args.type) == 'float' else 'INT'}{args.num_bits}"
-    if _word(args.strategy) == "tensor_group":
+    plain = f"{'FP' if word_of(args.type) == 'float' else 'INT'}{args.num_bits}"
+    if word_of(args.strategy) == "tensor_group":
         return f"NV{plain}"
     return plain if args.symmetric else f"asymmetric {plain}"
 
 
 def _by(args: Any) -> str:
-    strategy = _word(args.strategy)
+    strategy = word_of(args.strategy)
     if strategy in ("group", "tensor_group"):
         return f"group of {args.group_size}"
     if strategy == "block":
