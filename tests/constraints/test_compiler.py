@@ -129,6 +129,18 @@ def test_memory_is_bounded() -> None:
         compiler.close()
 
 
+def test_a_child_that_did_not_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(pieces(), processes=1)
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr("sys.executable", "/bin/false")
+            with pytest.raises(RuntimeError, match="did not start"):
+                compiler.compile(NAME)
+        assert compiler.compile(NAME)
+    finally:
+        compiler.close()
+
+
 def test_closing_leaves_nothing_behind() -> None:
     compiler = Compiler(pieces(), processes=1)
     compiler.compile(NAME)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
 from vllm_dllm.constraints.build import Constraint
@@ -98,8 +98,9 @@ class Compiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget_if_lost(self, key: tuple[str, Constraint], done: Future[TokenAutomaton]) -> None:
-        """A busy machine's verdict is not kept."""
-        if done.cancelled() or isinstance(done.exception(), _SlowError):
+        """A busy machine's verdict is not kept, nor a child that did not start."""
+        error = CancelledError() if done.cancelled() else done.exception()
+        if error is not None and type(error) is not ConstraintError:
             with self._lock:
                 if self._found.get(key) is done:
                     del self._found[key]
