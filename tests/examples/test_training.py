@@ -119,7 +119,9 @@ def test_llada2_module_is_the_reference(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize("family", ["llada2", "diffusion_gemma"])
+@pytest.mark.parametrize(
+    "family", ["llada2", pytest.param("diffusion_gemma", marks=pytest.mark.long)]
+)
 def test_twenty_steps_make_a_checkpoint_that_serves(family: str, tmp_path: Path) -> None:
     from tests.engine.harness import engine
 
