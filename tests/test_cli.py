@@ -86,10 +86,11 @@ def test_show_config() -> None:
     assert ["penalty_lambda", "0", "default"] in lines
     assert ["execution", "fdfo", "default"] in lines
     assert ["canvas_length", "32", "checkpoint"] in lines
-    done = show_config("tiny-diffusiongemma", {"execution": "sync"})
+    own = ("--diffusion-config", '{"max_denoising_steps": 5}')
+    done = show_config("tiny-diffusiongemma", {"execution": "sync"}, *own)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["entropy_bound", "0.1", "checkpoint"] in lines
-    assert ["max_steps", "32", "checkpoint"] in lines
+    assert ["max_steps", "5", "server"] in lines
     assert ["execution", "sync", "server"] in lines
     assert ["canvas_length", "32", "checkpoint"] in lines
 

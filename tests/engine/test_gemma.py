@@ -17,7 +17,11 @@ pytestmark = pytest.mark.engine
 CANVAS = 32
 LENGTHS = (1, 10, 40, 70, 100, 200)
 WINDOWS = {"narrow": 16, "wide": 48, "unreached": 1024}
-ENGINE = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+ENGINE = {
+    "limit_mm_per_prompt": {"image": 0, "video": 0},
+    # The canvas length is left to the checkpoint.
+    "diffusion_config": {"max_denoising_steps": 32},
+}
 
 
 def prompts(seed: int) -> list[list[int]]:

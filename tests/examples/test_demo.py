@@ -23,6 +23,8 @@ def run_demo(*arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        # A shell lets what it starts in the background ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -45,6 +45,10 @@ class DiffusionGemmaCheckpointConfig(VerifyAndUpdateConfig):
         stated = parse_sampler(generation_config(vllm_config))
         Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
         DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
+        if not vllm_config.diffusion_config.canvas_length:
+            # `--diffusion-config` may say something else and leave the length to the checkpoint.
+            length = vllm_config.model_config.hf_config.canvas_length
+            vllm_config.diffusion_config.canvas_length = length
 
 
 class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
