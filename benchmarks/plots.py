@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import Record, RefusedError
+from benchmarks.records import Record, RefusedError
 
 # Told apart without red against green, and in grey.
 BLUE, ORANGE, GREY = "#1f6fb4", "#e07b1a", "#8a8a8a"

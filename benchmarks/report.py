@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.tables import TABLES, Record, RefusedError, section  # noqa: E402
+from benchmarks.records import Record, RefusedError  # noqa: E402
+from benchmarks.tables import TABLES, section  # noqa: E402
 
 DOCUMENTS = [
     ROOT / "README.md",

@@ -16,7 +16,8 @@ import pytest
 from benchmarks import llada2, plain_llada2, prefill, report
 from benchmarks.floor import LLADA2_MINI, Attention, Geometry, floor
 from benchmarks.plots import PLOTS, draw_all
-from benchmarks.tables import KINDS, TABLES, Record, RefusedError, section
+from benchmarks.records import KINDS, Record, RefusedError
+from benchmarks.tables import TABLES, section
 from examples.tiny.llada2 import load
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import llada2_tokenizer

@@ -149,9 +149,12 @@ def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
     assert before >= 0.75 * len(examples)
 
 
-def test_calibrated_nvfp4(family: str) -> None:
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_calibrated_nvfp4(family: str, eager: bool) -> None:
+    """Compiled too, as a server is unless told not to: experts branch on what a router chose."""
     examples = encoded(family)
-    with engine(CALIBRATED / f"{FAMILIES[family]}-nvfp4", BLOCK, **TEXT_ONLY) as running:
+    options = {**TEXT_ONLY, "enforce_eager": eager}
+    with engine(CALIBRATED / f"{FAMILIES[family]}-nvfp4", BLOCK, **options) as running:
         assert solved(running, examples) >= 0.6 * len(examples)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe import modular_kernel as mk
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -239,6 +240,7 @@ class StandIn:
             use_monolithic=False,
         )
         self.moe_kernel = mk.FusedMoEKernel(prepare, experts)
+        _keep_whole(layer.layer_name)
 
     def dequantized(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 weights of both products from the loaded parameters."""
@@ -247,3 +249,15 @@ class StandIn:
     def roundings(self, layer: torch.nn.Module) -> tuple[Rounding, Rounding]:
         """What rounds the rows that enter the first and the second product."""
         raise NotImplementedError
+
+
+def _keep_whole(layer_name: str) -> None:
+    """Let a compiled model call these experts as one operator.
+
+    The compiler cannot look into a loop over the experts that were chosen. vLLM has such operators
+    and calls through them on every platform but the CPU, whose own experts it can look into.
+    """
+    runner = get_current_vllm_config().compilation_config.static_forward_context[layer_name]
+    ops = torch.ops.vllm
+    shares = runner._shared_experts is not None
+    runner._forward_entry = ops.moe_forward_shared if shares else ops.moe_forward
