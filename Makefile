@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-versions bench bench-ops lint format clean
+.PHONY: help setup demo test test-long test-fast test-versions bench bench-gpu bench-ops lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -36,13 +36,16 @@ bench-ops: ## time the kernels on a GPU (PYTHON=...: one that has torch and trit
 	@$(PYTHON) benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
 	@$(PYTHON) benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
 
+bench-gpu: ## time a step at the published sizes on a GPU (PYTHON=...: one that has vLLM and this package)
+	@OMP_NUM_THREADS=8 $(PYTHON) benchmarks/real_size.py --json benchmarks/results/real_size.json
+
 # Each script has more to give than this short form: see its --help.
 bench: setup ## time a step, prefill and serving, against every peer; tables and plots
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
 	@$(bin)/python benchmarks/prefill.py --lengths 512 2048 --json benchmarks/results/prefill.json
 	@$(bin)/python benchmarks/serve.py --concurrency 1 16 --turns 1 --least 16 --rounds 2 \
 	  --json benchmarks/results/serve.json
-	@$(bin)/python benchmarks/gemma.py --repeats 1 --json benchmarks/results/gemma.json
+	@$(bin)/python benchmarks/gemma.py --rounds 1 --json benchmarks/results/gemma.json
 	@$(bin)/python benchmarks/llada2.py --per-task 6 --repeats 2 --json benchmarks/results/llada2.json
 	@$(bin)/python benchmarks/growth.py --finished 300 --json benchmarks/results/growth.json
 	@$(bin)/python benchmarks/fdfo.py --per-task 20 --json benchmarks/results/fdfo.json

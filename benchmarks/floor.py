@@ -48,7 +48,7 @@ class Geometry:
     """A model by its published configuration.
 
     Attributes:
-        dense: width of every layer's dense or shared MLP, by number of layers.
+        dense: width of every dense or shared MLP, to their number.
         experts, chosen, width: routed experts of a layer, how many a token takes, their width.
         moe_layers: layers that have them.
         tied: the embedding is the head; self-conditioning reads it once more.
@@ -82,7 +82,7 @@ DIFFUSION_GEMMA = Geometry(
     hidden=2816,
     vocabulary=262144,
     attention=(Attention(25, 16, 8, 256, window=1024), Attention(5, 16, 2, 512, values=1)),
-    dense={2112: 30},
+    dense={2112: 31},  # one of them is self-conditioning's
     experts=128,
     chosen=8,
     width=704,

@@ -1,36 +1,47 @@
 """DiffusionGemma: this package's class, vLLM's own class, and transformers' `generate`.
 
     .venv/bin/python benchmarks/gemma.py --json benchmarks/results/gemma.json
-    .venv/bin/python benchmarks/gemma.py --vocabulary 32768 --repeats 1
+    .venv/bin/python benchmarks/gemma.py --vocabulary 32768 --rounds 1
 
-One checkpoint (default: `tiny-diffusiongemma`), one machine, one run, one thread. Every canvas
-takes the same number of denoise steps (early stopping is switched off), so that all three do
-the same work. vLLM compiles both of its models, as it does unless told not to. Tokens per
-second at 1, 4 and 16 concurrent requests of equal length, and at 16 of mixed lengths and mixed
-numbers of steps, where transformers' lockstep batch waits for its slowest row.
+One checkpoint (default: `tiny-diffusiongemma`), one machine, one thread each, in turns, so that
+each ratio is of runs that stood side by side. Every canvas takes the same number of denoise steps
+(early stopping is switched off), so that all three do the same work. vLLM compiles both of its
+models, as it does unless told not to. Tokens per second at 1, 4 and 16 concurrent requests of
+equal length, and at 16 of mixed lengths and mixed numbers of steps, where transformers' lockstep
+batch waits for its slowest row; and what share of the time the model's forward takes, which both
+of vLLM's classes share.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, child, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
+from tqdm import tqdm  # noqa: E402
+
+from benchmarks.step_time import Stopwatch  # noqa: E402
+from benchmarks.tables import gemma_side as ours_and_theirs  # noqa: E402
+
 MODEL = TINY / "tiny-diffusiongemma"
-CANVAS, STEPS, PROMPT, REPEATS = 32, 8, 40, 3
+CANVAS, STEPS, PROMPT, ROUNDS = 32, 8, 40, 5
 KINDS = ("vllm-dllm", "native", "transformers")
 
 
@@ -72,16 +83,11 @@ def random_model(vocabulary: int, scratch: Path) -> Path:
     return path
 
 
-def best(run: Any, jobs: list[Job], repeats: int) -> dict[str, float]:
-    """Tokens and denoise steps per second, the best of some repeats behind a warm-up."""
-    run(jobs)
-    seconds = min(run(jobs) for _ in range(repeats))
-    tokens = sum(job.canvases * CANVAS for job in jobs)
-    steps = sum(job.canvases * job.steps for job in jobs)
-    return {"tokens_per_s": tokens / seconds, "steps_per_s": steps / seconds}
+# Jobs to seconds, and how many of them the model's forward took (0: not looked at).
+Run = Callable[[list[Job]], tuple[float, float]]
 
 
-def through_vllm(model: Path) -> Any:
+def through_vllm(model: Path) -> Run:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -94,7 +100,12 @@ def through_vllm(model: Path) -> Any:
         limit_mm_per_prompt={"image": 0, "video": 0},
     )
 
-    def run(jobs: list[Job]) -> float:
+    watch = Stopwatch()
+    core = llm.llm_engine.engine_core.engine_core
+    watch.wrap(core.model_executor.driver_worker.worker.model_runner.model, "forward", "forward")
+
+    def run(jobs: list[Job]) -> tuple[float, float]:
+        watch.current.clear()
         params = [
             SamplingParams(
                 max_tokens=job.canvases * CANVAS,
@@ -110,12 +121,12 @@ def through_vllm(model: Path) -> Any:
         for job, output in zip(jobs, outputs, strict=True):
             if len(output.outputs[0].token_ids) != job.canvases * CANVAS:
                 raise RuntimeError("an answer is too short: the figures would mean nothing")
-        return seconds
+        return seconds, watch.current["forward"]
 
     return run
 
 
-def through_transformers(model: Path) -> Any:
+def through_transformers(model: Path) -> Run:
     import torch
     from transformers import DiffusionGemmaForBlockDiffusion
 
@@ -123,7 +134,7 @@ def through_transformers(model: Path) -> Any:
     network = DiffusionGemmaForBlockDiffusion.from_pretrained(model, dtype=torch.float32)
     network.generation_config.eos_token_id = None
 
-    def run(jobs: list[Job]) -> float:
+    def run(jobs: list[Job]) -> tuple[float, float]:
         ids = torch.tensor([prompt(n) for n in range(len(jobs))])
         begin = time.perf_counter()
         # One lockstep batch: the longest answer and the most steps, for every row.
@@ -132,9 +143,94 @@ def through_transformers(model: Path) -> Any:
             max_new_tokens=CANVAS * max(job.canvases for job in jobs),
             max_denoising_steps=max(job.steps for job in jobs),
         )
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin, 0.0
 
     return run
+
+
+class Peer:
+    """A process that holds one of the three, and runs a workload when it is told its name."""
+
+    def __init__(self, kind: str, model: Path, scratch: Path) -> None:
+        self.errors = scratch / f"{kind}.log"
+        command = [sys.executable, __file__, "--child", kind, "--model", str(model)]
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"VLLM_DLLM_NATIVE": "1" if kind == "native" else "0"},
+            )
+
+    def __call__(self, name: str) -> tuple[float, float]:
+        """Seconds, and how many of them were the model's forward.
+
+        Raises:
+            RuntimeError: the process has ended.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{name}\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("["):
+                seconds, forward = json.loads(line)
+                return seconds, forward
+        raise RuntimeError(f"a peer has ended:\n{self.errors.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(kind: str, model: Path) -> None:
+    """The other end of `Peer`."""
+    run = through_transformers(model) if kind == "transformers" else through_vllm(model)
+    for name in sys.stdin:
+        print(json.dumps(run(workloads()[name.strip()])), flush=True)
+
+
+def in_turns(peers: Mapping[str, Peer], rounds: int) -> dict[str, dict[str, list[Any]]]:
+    """Each one's (seconds, of them forward) by workload; a round behind a warm-up is a turn each.
+
+    A machine that other work slows down slows down all of a round.
+    """
+    samples: dict[str, dict[str, list[Any]]] = {kind: {} for kind in peers}
+    for name in tqdm(workloads(), desc="workloads", leave=False):
+        for number in range(1 + rounds):
+            for kind, peer in peers.items():
+                found = peer(name)
+                if number:
+                    samples[kind].setdefault(name, []).append(found)
+    return samples
+
+
+def figures(samples: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, Any]:
+    """Of each: tokens and steps per second at best, and the forward's share of the time.
+
+    And how many times as fast we are as each peer: the median of the rounds' ratios.
+    """
+    found: dict[str, Any] = {kind: {} for kind in samples}
+    for name, jobs in workloads().items():
+        tokens = sum(job.canvases * CANVAS for job in jobs)
+        steps = sum(job.canvases * job.steps for job in jobs)
+        ours = [seconds for seconds, _ in samples[KINDS[0]][name]]
+        for kind, by_name in samples.items():
+            seconds = [all_of_it for all_of_it, _ in by_name[name]]
+            shares = [forward / all_of_it for all_of_it, forward in by_name[name]]
+            rounds = [theirs / own for theirs, own in zip(seconds, ours, strict=True)]
+            found[kind][name] = {
+                "tokens_per_s": tokens / min(seconds),
+                "steps_per_s": steps / min(seconds),
+                "forward_share": median(shares) or None,
+                "times_as_fast": median(rounds),
+                "samples_s": seconds,
+            }
+    return found
 
 
 def main() -> None:
@@ -143,34 +239,24 @@ def main() -> None:
     parser.add_argument(
         "--vocabulary", type=int, help="random weights with so many ids, in place of --model"
     )
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.child:
-        make = through_transformers if args.child == "transformers" else through_vllm
-        run = make(args.model)
-        print(
-            json.dumps({name: best(run, jobs, args.repeats) for name, jobs in workloads().items()})
-        )
+        serve(args.child, args.model)
         return
     with tempfile.TemporaryDirectory() as scratch:
         made = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
         model = prepared(made, Path(scratch))
-        shared = ("--model", str(model), "--repeats", str(args.repeats))
-        results: dict[str, dict[str, dict[str, float]]] = {
-            kind: child(__file__, "--child", kind, *shared, native=kind == "native")
-            for kind in KINDS
-        }
-    print(f"{'tokens per second':20}" + "".join(f"{kind:>16}" for kind in KINDS))
-    for name in workloads():
-        figures = [results[kind][name]["tokens_per_s"] for kind in KINDS]
-        ours, native, authors = figures
-        print(
-            f"{name:20}"
-            + "".join(f"{value:16.0f}" for value in figures)
-            + f"   {ours / native:.2f} x native, {ours / authors:.2f} x transformers"
-        )
+        peers = {kind: Peer(kind, model, Path(scratch)) for kind in KINDS}
+        try:
+            results = figures(in_turns(peers, args.rounds))
+        finally:
+            for peer in peers.values():
+                peer.close()
+    for row in ours_and_theirs(results):
+        print("".join(f"{cell:>24}" for cell in row))
     write(args.json, "gemma", results)
 
 

@@ -10,6 +10,11 @@ from typing import Any
 from benchmarks.records import Record, RefusedError
 
 MEGABYTE = 1 << 20
+# Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
+PEERS = {
+    "DiffusionGemma": "DiffusionGemma native",
+    "DiffusionGemma FP8": "DiffusionGemma native FP8",
+}
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,23 @@ def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
         ]
 
 
-def gemma(tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    kinds = {"vllm-dllm": "vllm-dllm", "native": "vLLM's class", "transformers": "transformers"}
-    yield ["requests", *kinds.values(), "", *kinds.values()]
-    for load in tiny["vllm-dllm"]:
-        sides = (
-            [f"{side[kind][load]['tokens_per_s']:.0f}" for kind in kinds] for side in (tiny, wide)
-        )
-        left, right = sides
+def gemma_side(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    """Of one vocabulary."""
+    peers = {"native": "vLLM's class", "transformers": "transformers"}
+    columns = (column for peer in peers.values() for column in (peer, f"to {peer}"))
+    yield ["requests", "vllm-dllm", "forward", *columns]
+    for load, ours in results["vllm-dllm"].items():
         name = load.removesuffix(" equal").replace(" mixed", ", mixed lengths and steps")
-        yield [name, *left, "", *right]
+        row = [name, f"{ours['tokens_per_s']:.0f}", f"{100 * ours['forward_share']:.0f} %"]
+        for peer in peers:
+            found = results[peer][load]
+            row += [f"{found['tokens_per_s']:.0f}", f"{found['times_as_fast']:.2f}x"]
+        yield row
+
+
+def gemma(tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    for left, right in zip(gemma_side(tiny), gemma_side(wide), strict=True):
+        yield [*left, "", *right[1:]]
 
 
 def llada2(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -226,7 +238,7 @@ def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     ]
     systems = results["systems"]
     for name, by_requests in systems.items():
-        peer = systems.get(name.replace("DiffusionGemma", "DiffusionGemma native"), {})
+        peer = systems.get(PEERS.get(name, ""), {})
         for requests, found in by_requests.items():
             ms, least = found["ms"], found["floor_ms"]
             steps, ratio = 1e3 / ms, peer.get(requests)
@@ -236,7 +248,7 @@ def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
                 *((f"{least:.2f}", f"{ms / least:.2f}") if least else ("-", "-")),
                 f"{steps:.1f}",
                 f"{tokens:.0f}" if name.startswith("LLaDA2") else "-",
-                f"{ratio['ms'] / ms:.2f}x" if ratio and "native" not in name else "-",
+                f"{ratio['ms'] / ms:.2f}x" if ratio else "-",
             ]
 
 

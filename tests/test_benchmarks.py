@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
-from benchmarks import llada2, plain_llada2, prefill, report
-from benchmarks.floor import LLADA2_MINI, Attention, Geometry, floor
+from benchmarks import llada2, plain_llada2, prefill, real_size, report
+from benchmarks.floor import Attention, Geometry, floor
 from benchmarks.plots import PLOTS, draw_all
 from benchmarks.records import KINDS, Record, RefusedError
 from benchmarks.tables import TABLES, section
@@ -22,7 +23,8 @@ from examples.tiny.llada2 import load
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import llada2_tokenizer
 from examples.tiny.training import Encoder
-from vllm_dllm.models.llada2 import tensor_shapes
+from vllm_dllm.models.diffusion_gemma import tensor_shapes as gemma_shapes
+from vllm_dllm.models.llada2 import tensor_shapes as llada2_shapes
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -297,17 +299,58 @@ def test_figures_of_wrong_answers_are_refused() -> None:
         llada2.figures(right | {"recomputing": found([[1, 2], [4]])})
 
 
-def test_the_floor_counts_every_weight_of_a_checkpoint() -> None:
-    """With many tokens every expert is read: all of the file but the embedding's rows."""
-    config = LLaDA2MoeConfig(num_hidden_layers=20, hidden_size=2048, num_attention_heads=16)
-    shapes = tensor_shapes(config)
-    small = {name for name, shape in shapes.items() if len(shape) == 1}  # norms and biases
-    stored = sum(
-        math.prod(shape)
-        for name, shape in shapes.items()
-        if name not in small and "word_embeddings" not in name
-    )
-    assert floor(LLADA2_MINI, requests=64, context=0).weight_bytes == pytest.approx(2 * stored)
+@pytest.mark.parametrize("name", ["LLaDA2.0-mini", "DiffusionGemma"])
+def test_the_floor_counts_every_weight_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+    """With many tokens every expert is read, and of the embedding no more than the head is."""
+    system = real_size.SYSTEMS[name]
+    real_size.write_checkpoint(system, tmp_path / "model", tiny=False, layers=None)
+    of_config, shapes_of = {
+        "LLaDA2.0-mini": (LLaDA2MoeConfig, llada2_shapes),
+        "DiffusionGemma": (AutoConfig, gemma_shapes),
+    }[name]
+    shapes = shapes_of(of_config.from_pretrained(tmp_path / "model"))
+    counted = {
+        tensor: math.prod(shape)
+        for tensor, shape in shapes.items()
+        # Without norms and biases, and without the images' half.
+        if len(shape) > 1 and "vision" not in tensor and "word_embeddings" not in tensor
+    }
+    if "lm_head.weight" not in counted:  # read as the head, and by self-conditioning
+        counted["lm_head.weight"] = counted["model.embed_tokens.weight"]
+    least = floor(system.geometry, requests=64, context=0)
+    assert least.weight_bytes == pytest.approx(2 * sum(counted.values()))
+
+
+def test_a_step_at_the_published_sizes_beside_vllm_s_class() -> None:
+    systems = {
+        "LLaDA2.0-mini": {"1": {"ms": 5.0, "floor_ms": 4.0}},
+        "DiffusionGemma": {
+            "1": {"ms": 10.0, "floor_ms": None},
+            "64": {"ms": 80.0, "floor_ms": 40.0},
+        },
+        "DiffusionGemma native": {"1": {"ms": 12.0, "floor_ms": None}},
+    }
+    rows = list(TABLES["real_size"].rows({"tokens_per_forward": 3.0, "systems": systems}))
+    assert rows[1] == ["LLaDA2.0-mini", "1", "5.00", "4.00", "1.25", "200.0", "600", "-"]
+    assert rows[2] == ["DiffusionGemma", "1", "10.00", "-", "-", "100.0", "-", "1.20x"]
+    assert rows[3] == ["DiffusionGemma", "64", "80.00", "40.00", "2.00", "12.5", "-", "-"]
+    assert rows[4] == ["DiffusionGemma native", "1", "12.00", "-", "-", "83.3", "-", "-"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_published_sizes_script_runs_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "real_size.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "real_size.py"), "--tiny", "--steps", "5"]
+    command += ["--requests", "1", "3", "--context", "40", "--json", str(out)]
+    command += ["--systems", "LLaDA2.0-mini", "DiffusionGemma"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    systems = json.loads(out.read_text())["results"]["systems"]
+    for found in systems.values():
+        assert [list(found), min(one["ms"] > 0 for one in found.values())] == [["1", "3"], True]
+    assert "| LLaDA2.0-mini | 3 |" in done.stdout
 
 
 def test_the_floor_of_one_request_by_hand() -> None:
