@@ -116,6 +116,7 @@ def surroundings() -> dict[str, Any]:
         "machine": {
             "cpu": _processor(),
             "cores": os.cpu_count(),
+            "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or None,
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "load_average": [round(load, 2) for load in os.getloadavg()],
         },

@@ -1,6 +1,6 @@
 """Prefill of long prompts: chunks of many blocks in one pass, against block by block.
 
-    .venv/bin/python benchmarks/prefill.py --json benchmarks/results/prefill.json
+    OMP_NUM_THREADS=2 .venv/bin/python benchmarks/prefill.py --json benchmarks/results/prefill.json
 
 One LLaDA2 engine in this process, prefix caching off, one request at a time. Three ways, timed in
 turn, round after round:

@@ -70,8 +70,9 @@ class Record:
         """File, code and machine, in a sentence without a verb. The command is in the file."""
         machine, versions = self.fields["machine"], self.fields["versions"]
         changed = " with uncommitted changes" if self.fields["modified"] else ""
-        load, gpu = machine.get("load_average"), machine.get("gpu")
-        busy = f", load average {load[0]:.1f}" if load else ""
+        load, gpu, threads = (machine.get(name) for name in ("load_average", "gpu", "threads"))
+        busy = f", {threads} threads" if (threads or 1) > 1 else ""
+        busy += f", load average {load[0]:.1f}" if load else ""
         return (
             f"`benchmarks/results/{self.name}`: commit {self.fields['commit'][:7]}{changed}; "
             f"{f'{gpu}, ' if gpu else ''}{machine['cpu']}, {machine['cores']} cores{busy}; "
