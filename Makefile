@@ -36,6 +36,7 @@ bench-ops: ## time the kernels on a GPU (PYTHON=...: one that has torch and trit
 	@$(PYTHON) benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
 	@$(PYTHON) benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
 
+# More than one thread on the host: the runner's own copies and lists, not what is compared.
 bench-gpu: ## time a step at the published sizes on a GPU (PYTHON=...: one that has vLLM and this package)
 	@OMP_NUM_THREADS=8 $(PYTHON) benchmarks/real_size.py --json benchmarks/results/real_size.json
 

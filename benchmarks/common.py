@@ -44,14 +44,19 @@ def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
+def environment(native: bool) -> dict[str, str]:
+    """Of a child process; `native` leaves DiffusionGemma to vLLM's own class."""
+    return os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"}
+
+
 def child(script: str, *arguments: str, native: bool = False) -> Any:
     """What a benchmark prints, in a process of its own: the last line, which is JSON.
 
-    `native` leaves DiffusionGemma to vLLM's own class.
+    `native` as in `environment`.
     """
     done = subprocess.run(
         [sys.executable, script, *arguments],
-        env=os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"},
+        env=environment(native),
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -31,14 +30,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import TINY, engines_in_this_process, environment, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.step_time import Stopwatch  # noqa: E402
-from benchmarks.tables import gemma_side as ours_and_theirs  # noqa: E402
+from benchmarks.tables import gemma_side  # noqa: E402
 
 MODEL = TINY / "tiny-diffusiongemma"
 CANVAS, STEPS, PROMPT, ROUNDS = 32, 8, 40, 5
@@ -161,7 +160,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=os.environ | {"VLLM_DLLM_NATIVE": "1" if kind == "native" else "0"},
+                env=environment(kind == "native"),
             )
 
     def __call__(self, name: str) -> tuple[float, float]:
@@ -255,7 +254,7 @@ def main() -> None:
         finally:
             for peer in peers.values():
                 peer.close()
-    for row in ours_and_theirs(results):
+    for row in gemma_side(results):
         print("".join(f"{cell:>24}" for cell in row))
     write(args.json, "gemma", results)
 

@@ -166,7 +166,7 @@ def measure(llm: Any, system: System, requests: int, args: argparse.Namespace) -
     """Milliseconds of a step in which every request denoises.
 
     Raises:
-        RuntimeError: a request ended before the clock did, or was refused by the sampler.
+        RuntimeError: a request ended before the clock did.
     """
     from vllm import SamplingParams
 

@@ -86,12 +86,21 @@ def test_show_config() -> None:
     assert ["penalty_lambda", "0", "default"] in lines
     assert ["execution", "fdfo", "default"] in lines
     assert ["canvas_length", "32", "checkpoint"] in lines
-    own = ("--diffusion-config", '{"max_denoising_steps": 5}')
-    done = show_config("tiny-diffusiongemma", {"execution": "sync"}, *own)
+    done = show_config("tiny-diffusiongemma", {"execution": "sync"})
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["entropy_bound", "0.1", "checkpoint"] in lines
-    assert ["max_steps", "5", "server"] in lines
+    assert ["max_steps", "32", "checkpoint"] in lines
     assert ["execution", "sync", "server"] in lines
+    assert ["canvas_length", "32", "checkpoint"] in lines
+
+
+@pytest.mark.engine
+def test_a_diffusion_config_may_leave_the_canvas_length_to_the_checkpoint() -> None:
+    own = ("--diffusion-config", '{"max_denoising_steps": 5}')
+    lines = [
+        line.split() for line in show_config("tiny-diffusiongemma", {}, *own).stdout.splitlines()
+    ]
+    assert ["max_steps", "5", "server"] in lines
     assert ["canvas_length", "32", "checkpoint"] in lines
 
 
