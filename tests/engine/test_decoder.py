@@ -13,6 +13,7 @@ from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Upda
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.engine.choices import Choice
 from vllm_dllm.engine.decoder import Decoder
+from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions
 from vllm_dllm.engine.plan import Plan, Policy
 from vllm_dllm.engine.requests import CanvasKind, Limits, Phase, SlotState
 from vllm_dllm.engine.statistics import MaskedStatistics, Rows
@@ -68,7 +69,9 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
     whole = WholeRows(slots, VOCABULARY, "raw_logprobs")
     level = torch.zeros(4 * L, VOCABULARY)
     level[:, 7] = 0.1
-    found = MaskedStatistics(lambda hidden: level.clone(), whole, VOCABULARY)(level, plan.wanted)
+    kernels = PlainKernels(RowFunctions())
+    statistics = MaskedStatistics(lambda hidden: level.clone(), whole, VOCABULARY, kernels)
+    found = statistics(level, plan.wanted)
     greedy = (found.statistics.token == 7).all(1)
     assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"
 
@@ -80,9 +83,9 @@ def test_what_is_written_back(sync: bool) -> None:
     decoder, plan = plan_of(slots, Policy(sync, early=True, skip_last_commit=True, in_place=True))
     tokens = torch.arange(2 * L).view(2, L)
     rows = Rows(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
-    outcome = decoder.decide(plan, rows, None, L)
+    outcome = decoder.decide(plan, rows, None)
     decided = decoder.decided(plan, outcome)
-    reads = decoder.keep(plan, outcome, L)
+    reads = decoder.keep(plan, outcome)
     assert torch.equal(reads, slots.tokens)
     assert reads.tolist() == [[0, 1, 2, 3], [MASK, 5, MASK, MASK]]
     assert decided.tolist() == [[True] * L, [False, True, False, False]]
@@ -93,8 +96,8 @@ def test_what_is_written_back(sync: bool) -> None:
     assert outcome.goes_on.tolist() == [sync, True]
 
     decoder, plan = plan_of(slots, decoder.policy)
-    outcome = decoder.decide(plan, rows, None, L)
-    decoder.keep(plan, outcome, L)
+    outcome = decoder.decide(plan, rows, None)
+    decoder.keep(plan, outcome)
     assert outcome.leaves.tolist() == [not sync, False]
     assert outcome.out.tolist() == [0 if sync else L, 0]
     assert slots.step.tolist() == [2 if sync else 0, 2]
@@ -113,8 +116,8 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     decoder, plan = plan_of(slots, replace(FDFO, fused=True))
     tokens = torch.arange(L).expand(4, L)
     sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
-    outcome = decoder.decide(plan, Rows(RowStatistics(tokens, sure)), None, L)
-    decoder.keep(plan, outcome, L)
+    outcome = decoder.decide(plan, Rows(RowStatistics(tokens, sure)), None)
+    decoder.keep(plan, outcome)
     assert outcome.leaves.tolist() == [True, True, True, False]
     assert outcome.unwritten.tolist() == [True, False, False, False]
     assert outcome.out.tolist() == [L, L, L, 0]
@@ -129,7 +132,7 @@ def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
     slots = slots_with(*kinds, temperature=0.0, tokens=2)
     decoder, plan = plan_of(slots)
     assert [group.index.tolist() for group in plan.groups] == [[0, 2], [1]]
-    outcome = decoder.decide(plan, rows, None, L)
+    outcome = decoder.decide(plan, rows, None)
     assert outcome.canvas.masked.sum(1).tolist() == [3, 0, 3]
     # Only two of its tokens are wanted, and nobody reads its keys and values.
     assert outcome.leaves.tolist() == [False, True, False]

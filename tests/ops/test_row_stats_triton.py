@@ -17,6 +17,7 @@ from tests.ops.test_noise import chi_square, limit
 from tests.ops.test_sampled_stats import Meeting
 from vllm_dllm.ops import noise, tiled_stats
 from vllm_dllm.ops.fold_triton import MeasuredStatistics
+from vllm_dllm.ops.head import Head, Shard
 from vllm_dllm.ops.noise import row_keys
 from vllm_dllm.ops.row_stats import row_statistics
 from vllm_dllm.ops.sampled_stats import (
@@ -24,11 +25,11 @@ from vllm_dllm.ops.sampled_stats import (
     GROUP,
     draw,
     group_noise,
+    group_starts,
     grouped,
     sampled_statistics,
     take_group,
 )
-from vllm_dllm.ops.tiled_stats import Head, Shard
 
 NOISE = interpreted("tests.ops.draw_noise_triton")
 FOLD = interpreted("vllm_dllm.ops.fold_triton")
@@ -73,7 +74,7 @@ def draws(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 def decided(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Rows whose draw is not within rounding: both stages' winners are ahead by `CLOSE`."""
     groups = grouped(scaled)
-    score = groups.logsumexp(-1) + group_noise(keys, 0, groups.shape[1])
+    score = groups.logsumexp(-1) + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
     chosen = score.argmax(-1)
     ids = chosen[:, None] * GROUP + torch.arange(GROUP, device=keys.device)
     inside = take_group(groups, chosen) + noise.gumbel(keys, ids)

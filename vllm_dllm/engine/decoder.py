@@ -50,6 +50,7 @@ class Decoder:
         wanted = Wanted(
             slots,
             on_host,
+            width,
             _spread(temperatures, groups, len(slots)),
             adjust=None if ids is None or amounts is None else (ids, amounts),
             ask=_spread(asks, groups, len(slots)),
@@ -57,10 +58,10 @@ class Decoder:
         )
         plan = Plan(before, standing, groups, wanted)
         if self.slots.constraints.asked(on_host):
-            plan = replace(plan, wanted=replace(wanted, window=self._window(plan, width)))
+            plan = replace(plan, wanted=replace(wanted, window=self._window(plan)))
         return plan
 
-    def _window(self, plan: Plan, width: torch.Tensor | int) -> Window:
+    def _window(self, plan: Plan) -> Window:
         """What constraints see of the canvases: tokens that stay, and room for others."""
         now, before = plan.standing, plan.before
         revises = self._edited(plan) & ~self._rests(now)
@@ -68,7 +69,7 @@ class Decoder:
             state=self.slots.constraints.state.index_select(0, plan.wanted.slots),
             first=now.tail,
             budget=now.remaining,
-            width=torch.zeros_like(now.tail) + width,
+            width=torch.zeros_like(now.tail) + plan.wanted.width,
             forced=torch.where(
                 torch.where(revises[:, None], before.fixed, ~before.masked), before.tokens, -1
             ),
@@ -86,12 +87,10 @@ class Decoder:
         """Canvases that this pass does not denoise: they commit, or wait for others."""
         return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
-    def decide(
-        self, plan: Plan, rows: Rows, present: torch.Tensor | None, width: torch.Tensor | int
-    ) -> Outcome:
+    def decide(self, plan: Plan, rows: Rows, present: torch.Tensor | None) -> Outcome:
         """Run the algorithms, and settle what becomes of each canvas.
 
-        `present` is as in `StepContext`, `width` the number of positions that exist.
+        `present` is as in `StepContext`.
         """
         now, sync = plan.standing, self.policy.sync
         commits, rests = now.phase == int(Phase.COMMIT), self._rests(now)
@@ -105,7 +104,7 @@ class Decoder:
             canvas, done = _where(rests, plan.before, canvas), done | rests
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
-        ready = self._ready(plan, canvas, done, reach, width)
+        ready = self._ready(plan, canvas, done, reach)
         settled = ready > 0
         if sync:
             settled = settled & settled.all()
@@ -127,6 +126,7 @@ class Decoder:
             unwritten=leaves & ~(commits | written),
             out=out,
             path=rows.path,
+            fresh=rows.fresh,
         )
 
     def decided(self, plan: Plan, outcome: Outcome) -> torch.Tensor:
@@ -138,7 +138,7 @@ class Decoder:
             chosen = (after.tokens != before.tokens) | (before.masked & ~after.masked)
         return chosen & ~outcome.rests[:, None]
 
-    def keep(self, plan: Plan, outcome: Outcome, width: torch.Tensor | int) -> torch.Tensor:
+    def keep(self, plan: Plan, outcome: Outcome) -> torch.Tensor:
         """Write the outcome into the slots; returns int64 ``[n, L]``, what the model reads next."""
         state, now, slots, leaves = self.slots, plan.standing, plan.wanted.slots, outcome.leaves
         for group, new in zip(plan.groups, outcome.state, strict=True):
@@ -151,7 +151,8 @@ class Decoder:
         state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
         if outcome.path is not None:
             state.constraints.advance(slots, outcome.path, outcome.out)
-        return state.advance(slots, outcome.canvas, leaves, width)
+        width, fresh = plan.wanted.width, outcome.fresh
+        return state.advance(slots, outcome.canvas, leaves, width, fresh)
 
     def _update(self, group: Group, plan: Plan, rows: Rows, present: torch.Tensor | None) -> Update:
         now, index = plan.standing, group.index
@@ -171,14 +172,10 @@ class Decoder:
         )
 
     def _ready(
-        self,
-        plan: Plan,
-        canvas: Canvas,
-        done: torch.Tensor,
-        reach: torch.Tensor,
-        width: torch.Tensor | int,
+        self, plan: Plan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
     ) -> torch.Tensor:
         """The prefix that may leave, int64 ``[n]``: all of an edited canvas, once it is `done`."""
+        width = plan.wanted.width
         edits = [group.bank.algorithm.edits for group in plan.groups]
         if all(edits):
             return torch.where(done, width, 0)

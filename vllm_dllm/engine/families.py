@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from vllm.config.compilation import CompilationMode
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.config import STEPS, DllmSettings, parse_checkpoint, parse_sampler, parse_settings
@@ -21,11 +22,21 @@ from vllm_dllm.engine.attention import AttentionRule, BlockCausal, CausalUnlessD
 from vllm_dllm.engine.choices import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.fused import fuses
-from vllm_dllm.engine.masked_kernels import MaskedKernels, ShardKernels
+from vllm_dllm.engine.masked_kernels import (
+    MaskedKernels,
+    PlainKernels,
+    RowFunctions,
+    ShardKernels,
+)
 from vllm_dllm.engine.plan import Policy
 from vllm_dllm.engine.requests import CanvasKind, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
-from vllm_dllm.engine.statistics import MaskedStatistics, Statistics, TiledStatistics
+from vllm_dllm.engine.statistics import (
+    MaskedStatistics,
+    SampledKernels,
+    Statistics,
+    TiledStatistics,
+)
 from vllm_dllm.engine.whole_rows import WholeRows
 from vllm_dllm.ops.masks import Window
 from vllm_dllm.ranges import SettingsError
@@ -64,6 +75,11 @@ class Family:
 def is_masked(vllm_config: VllmConfig) -> bool:
     """Whether the model's canvases start as masks, rather than as uniform noise."""
     return vllm_config.model_config.architecture == "LLaDA2MoeModelLM"
+
+
+def compiles(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model; what follows the model is compiled if it does."""
+    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
 
 
 def corruption_of(vllm_config: VllmConfig) -> Corruption:
@@ -161,15 +177,16 @@ def _llada2(vllm_config: VllmConfig, served: Served) -> Family:
 
     def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
         whole = WholeRows(slots, vocabulary, model_config.logprobs_mode)
-        kernels: MaskedKernels | None = None
+        functions = RowFunctions.compiled() if compiles(vllm_config) else RowFunctions()
+        kernels: MaskedKernels = PlainKernels(functions)
         if not model.has_head:
             pass  # an earlier pipeline stage
         elif served.settings.kernels == "triton":
             from vllm_dllm.engine.triton_statistics import TritonKernels
 
-            kernels = TritonKernels(model.tiled_head())
+            kernels = TritonKernels(functions, model.tiled_head())
         elif vllm_config.parallel_config.tensor_parallel_size > 1 and model.has_plain_head:
-            kernels = ShardKernels(model.tiled_head())
+            kernels = ShardKernels(functions, model.tiled_head())
         return MaskedStatistics(model.head, whole, vocabulary, kernels), whole
 
     def attention(slots: SlotState, ruled: bool) -> AttentionRule:
@@ -196,11 +213,12 @@ def _diffusion_gemma(vllm_config: VllmConfig, served: Served) -> Family:
     def statistics(model: Any, slots: SlotState) -> tuple[Statistics, WholeRows]:
         head = model.tiled_head()
         whole = WholeRows(slots, vocabulary, model_config.logprobs_mode, head)
-        if served.settings.kernels == "torch":
-            return TiledStatistics(head, whole), whole
-        from vllm_dllm.ops.soft_embedding_triton import fused_statistics
+        kernels = SampledKernels.compiled() if compiles(vllm_config) else SampledKernels()
+        if served.settings.kernels == "triton":
+            from vllm_dllm.ops.soft_embedding_triton import fused_statistics
 
-        return TiledStatistics(head, whole, fused_statistics), whole
+            kernels = replace(kernels, statistics=fused_statistics)
+        return TiledStatistics(head, whole, kernels), whole
 
     def embeddings(state: Any) -> InputEmbeddings:
         hidden = model_config.hf_text_config.hidden_size

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from vllm_dllm.ops.row_stats import RowStatistics, row_statistics, with_drawn
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.head import Head
+from vllm_dllm.ops.noise import Counters, candidate_keys
+from vllm_dllm.ops.row_stats import (
+    RowStatistics,
+    pure_row_statistics,
+    row_statistics,
+    with_drawn,
+)
+from vllm_dllm.ops.sampled_stats import draw
 from vllm_dllm.ops.shard_stats import sharded_statistics, without
-from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
+from vllm_dllm.ops.tiled_stats import tiled_statistics
 
 # Bytes of float32 temporaries that a step may hold between hidden states and statistics.
 HEAD_BYTES = 256 << 20
@@ -24,8 +34,30 @@ class Draws:
     keys: torch.Tensor
 
 
+@dataclass(frozen=True)
+class RowFunctions:
+    """What is computed of whole rows of logits.
+
+    Attributes:
+        statistics: as `row_statistics`.
+        keys: as `candidate_keys`.
+        draw: as `draw`.
+    """
+
+    statistics: Callable[[torch.Tensor, int, bool], RowStatistics] = row_statistics
+    keys: Callable[[Counters], torch.Tensor] = candidate_keys
+    draw: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = draw
+
+    @classmethod
+    def compiled(cls) -> RowFunctions:
+        """The same functions through PyTorch's compiler."""
+        return cls(compiled(pure_row_statistics), compiled(candidate_keys), compiled(draw))
+
+
 class MaskedKernels(Protocol):
     """How the statistics of a masked model are computed."""
+
+    functions: RowFunctions
 
     def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """As `row_statistics`."""
@@ -45,6 +77,9 @@ class MaskedKernels(Protocol):
 class OfLogits:
     """Kernels that draw from logits only."""
 
+    def __init__(self, functions: RowFunctions) -> None:
+        self.functions = functions
+
     def drawn(
         self, hidden: torch.Tensor, forbidden: int, draws: Draws, entropy: bool
     ) -> RowStatistics | None:
@@ -57,7 +92,7 @@ class PlainKernels(OfLogits):
 
     def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """See `MaskedKernels`."""
-        return row_statistics(logits, forbidden, entropy)
+        return self.functions.statistics(logits, forbidden, entropy)
 
     def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics | None:
         """See `MaskedKernels`."""
@@ -67,7 +102,8 @@ class PlainKernels(OfLogits):
 class ShardKernels(PlainKernels):
     """The same for a head that is spread over ranks: statistics cross them instead of logits."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, functions: RowFunctions, head: Head) -> None:
+        super().__init__(functions)
         self.tiles = head
 
     def head(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:

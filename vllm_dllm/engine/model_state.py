@@ -21,7 +21,9 @@ from vllm_dllm.engine.requests import Limits, SlotState
 from vllm_dllm.engine.routes import Masking, take_routes
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.statistics import EXAMPLES
 from vllm_dllm.engine.structured import unpacked
+from vllm_dllm.ops.compiled import compiling_ahead
 
 
 class DiffusionModelState(ModelState):
@@ -53,6 +55,11 @@ class DiffusionModelState(ModelState):
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
         self.sees_logits = True
+        with compiling_ahead():
+            size = self.model_config.get_hidden_size()
+            self.statistics.warm_up(
+                torch.zeros(EXAMPLES, size, dtype=self.dtype, device=self.device)
+            )
         return DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,

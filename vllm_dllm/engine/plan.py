@@ -67,6 +67,7 @@ class Outcome:
         unwritten: the canvas leaves, and its keys and values are not yet those of its tokens.
         out: int64 ``[n]``, the prefix that is out after this step.
         path: of constrained canvases, or None.
+        fresh: int64 ``[n, L]``, what the canvas behind this one begins with; None for masks.
     """
 
     canvas: Canvas
@@ -79,6 +80,7 @@ class Outcome:
     unwritten: torch.Tensor
     out: torch.Tensor
     path: Chosen | None
+    fresh: torch.Tensor | None
 
     @property
     def goes_on(self) -> torch.Tensor:

@@ -248,18 +248,22 @@ class SlotState:
         after: Canvas,
         leaves: torch.Tensor,
         width: torch.Tensor | int,
+        fresh: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Keep what a step made of the canvases of ``slots`` (int64 ``[n]``).
 
         Those that are true in ``leaves`` (bool ``[n]``) make room for a fresh one behind them;
-        `width` is how far they reached. Nothing of a canvas outlives it.
+        `width` is how far they reached. Nothing of a canvas outlives it. `fresh` is int64
+        ``[n, L]`` where the step has computed `fresh_tokens` of the next canvases.
 
         Returns:
             int64 ``[n, L]``, what the model reads next.
         """
         every = leaves[:, None]
         self.start.index_add_(0, slots, leaves * width)
-        tokens = torch.where(every, self.fresh_tokens(slots), after.tokens)
+        if fresh is None:
+            fresh = self.fresh_tokens(slots)
+        tokens = torch.where(every, fresh, after.tokens)
         self.tokens.index_copy_(0, slots, tokens)
         if self.kind.mask_token is not None:
             self.masked.index_copy_(0, slots, after.masked | every)

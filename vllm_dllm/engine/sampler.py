@@ -150,14 +150,14 @@ class DiffusionSampler:
             hidden_states = self._padded(hidden_states, canvases.width)
         plan = self.decoder.plan(state.canvas(slot), slot, on_host, width)
         rows = self.statistics(hidden_states, plan.wanted)
-        outcome = self.decoder.decide(plan, rows, present, width)
+        outcome = self.decoder.decide(plan, rows, present)
         if self.whole.rows:
             decided = self.decoder.decided(plan, outcome)
             self.whole.report(outcome.canvas.tokens, decided, on_host)
-        self.req_states.draft_tokens.index_copy_(0, slot, self.decoder.keep(plan, outcome, width))
+        self.req_states.draft_tokens.index_copy_(0, slot, self.decoder.keep(plan, outcome))
         if self.conditioning is not None and rows.soft is not None:
             self.conditioning.store(slot, rows.soft, outcome.goes_on)
-        return self._output(plan, outcome, width, self._sound(hidden_states, rows, slot))
+        return self._output(plan, outcome, self._sound(hidden_states, rows, slot))
 
     def _sound(self, hidden_states: torch.Tensor, rows: Rows, slot: torch.Tensor) -> torch.Tensor:
         """Canvases that were read without NaN and infinities, bool ``[n]``; notes the others.
@@ -182,9 +182,7 @@ class DiffusionSampler:
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _output(
-        self, plan: Plan, outcome: Outcome, width: torch.Tensor | int, sound: torch.Tensor
-    ) -> SamplerOutput:
+    def _output(self, plan: Plan, outcome: Outcome, sound: torch.Tensor) -> SamplerOutput:
         """Tokens behind what was out already, or a rejection; nothing of canvases not ``sound``.
 
         What is streamed counts for vLLM like a longer prompt: its scheduler goes on behind it,
@@ -201,5 +199,5 @@ class DiffusionSampler:
             # The scheduler ends requests that are not sound, and goes back with the unwritten.
             num_nans=torch.where(sound, outcome.unwritten * UNWRITTEN, UNSOUND).int(),
             num_sampled=((outcome.out - tail) * sound).int(),
-            num_rejected=(width * ~(written & sound)).int(),
+            num_rejected=(plan.wanted.width * ~(written & sound)).int(),
         )

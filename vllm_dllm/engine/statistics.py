@@ -22,14 +22,20 @@ from vllm_dllm.engine.masked_kernels import (
     TILE_BYTES,
     Draws,
     MaskedKernels,
-    PlainKernels,
 )
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.whole_rows import WholeRows
-from vllm_dllm.ops.noise import Stream, more_keys, row_keys, uniform_tokens
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.head import Head
+from vllm_dllm.ops.noise import Counters, StepNoise, step_noise
 from vllm_dllm.ops.row_stats import RowStatistics, with_samples
-from vllm_dllm.ops.sampled_stats import SampledStatistics, draw
-from vllm_dllm.ops.tiled_stats import Head, tiled_statistics
+from vllm_dllm.ops.sampled_stats import SampledStatistics
+from vllm_dllm.ops.tiled_stats import (
+    compiled_statistics,
+    tile_bytes,
+    tile_shape,
+    tiled_statistics,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Wanted:
     Attributes:
         slots: int64 ``[n]``, on the device.
         on_host: the same for numpy.
+        width: positions of the canvases that exist, int64 ``[n]``, or L for all.
         temperature: float32 ``[n]``, of this step; 0 is greedy.
         adjust: ids int64 ``[n, L]`` and what to add to their logits, or None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
@@ -48,11 +55,17 @@ class Wanted:
 
     slots: torch.Tensor
     on_host: np.ndarray
+    width: torch.Tensor | int
     temperature: torch.Tensor
     adjust: tuple[torch.Tensor, torch.Tensor] | None = None
     ask: torch.Tensor | None = None
     entropy: bool = False
     window: Window | None = None
+
+    @property
+    def full(self) -> bool:
+        """All canvases are L wide."""
+        return isinstance(self.width, int)
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class Rows:
     Attributes:
         statistics: row statistics ``[n, L]``.
         noise: int64 ``[n, L]``, uniform random tokens, or None where none are needed.
+        fresh: the same for what the canvases behind these begin with, where these are L wide.
         soft: float32 ``[n, L, hidden]``, the soft embedding before the embedding's scale, or None.
         asked: float32 ``[n, L, K]``, log-probabilities, or None.
         path: what constraints make of the canvases, or None where none has any.
@@ -69,27 +83,35 @@ class Rows:
 
     statistics: RowStatistics
     noise: torch.Tensor | None = None
+    fresh: torch.Tensor | None = None
     soft: torch.Tensor | None = None
     asked: torch.Tensor | None = None
     path: Chosen | None = None
 
 
+# Rows of the examples that functions are compiled with ahead of time: any number but 0 and 1.
+EXAMPLES = 3
+
+
 class Statistics(Protocol):
     """Row statistics for the canvases of some slots."""
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """Call what a step calls, on `EXAMPLES` hidden states; all ranks do so together."""
+        ...
 
     def __call__(self, hidden: torch.Tensor, wanted: Wanted) -> Rows:
         """`Rows` of hidden states ``[n * L, hidden]``."""
         ...
 
 
-def step_keys(state: SlotState, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What this step of ``slots`` (int64 ``[n]``) draws with.
+def counters(state: SlotState, slots: torch.Tensor) -> Counters:
+    """What the positions of ``slots`` (int64 ``[n]``) draw from.
 
-    Returns:
-        Keys int64 ``[n]``, and those of the candidates of each position, int64 ``[n, L]``.
+    By position and not by canvas, as for a compiler one canvas would be a kind of its own.
     """
-    keys = row_keys(state.seed[slots], state.start[slots], state.step[slots].long())
-    return keys, more_keys(keys[:, None], state.position, Stream.CANDIDATE)
+    rows = slots.repeat_interleave(state.length)
+    return Counters(state.seed, state.start, state.step, rows, state.length)
 
 
 class MaskedStatistics:
@@ -104,9 +126,9 @@ class MaskedStatistics:
         head: Callable[[torch.Tensor], torch.Tensor],
         whole: WholeRows,
         vocabulary: int,
-        kernels: MaskedKernels | None = None,
+        kernels: MaskedKernels,
     ) -> None:
-        self.kernels = kernels or PlainKernels()
+        self.kernels = kernels
         self.slots = whole.slots
         mask = self.slots.kind.mask_token
         if mask is None:
@@ -145,6 +167,16 @@ class MaskedStatistics:
         log_p = torch.cat(asked).view(*statistics.token.shape, -1)
         return Rows(statistics, asked=log_p, path=path)
 
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """See `Statistics`."""
+        functions, logits = self.kernels.functions, self.head(hidden)
+        for entropy in (False, True):
+            functions.statistics(logits, self.mask_token, entropy)
+        functions.keys(
+            counters(self.slots, torch.zeros(1, dtype=torch.int64, device=hidden.device))
+        )
+        functions.draw(logits.float(), torch.arange(len(hidden), device=hidden.device))
+
     def _needs_rows(self, wanted: Wanted) -> bool:
         """Whether a request of the batch needs a row of logits for more than a choice or a draw."""
         needed = any(part is not None for part in (wanted.adjust, wanted.ask, wanted.window))
@@ -154,9 +186,8 @@ class MaskedStatistics:
         """Without logits, if the kernels can."""
         if not self.slots.samples[wanted.on_host].any():
             return self.kernels.head(hidden, self.mask_token, wanted.entropy)
-        _, candidates = step_keys(self.slots, wanted.slots)
-        temperature = wanted.temperature.repeat_interleave(self.length)
-        draws = Draws(temperature, candidates.flatten())
+        keys = self.kernels.functions.keys(counters(self.slots, wanted.slots))
+        draws = Draws(wanted.temperature.repeat_interleave(self.length), keys)
         return self.kernels.drawn(hidden, self.mask_token, draws, wanted.entropy)
 
     def _statistics(
@@ -176,13 +207,17 @@ class MaskedStatistics:
                 whole.remember(logits, on_host)
             return self._on_path(greedy, Scores(logits), wanted, some, path)
         temperature = wanted.temperature[some].repeat_interleave(self.length)
-        _, candidates = step_keys(self.slots, wanted.slots[some])
+        functions = self.kernels.functions
+        keys = functions.keys(counters(self.slots, wanted.slots[some]))
         scaled = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         scaled[:, self.mask_token] = -torch.inf
         filtered = whole.filter(scaled, on_host)
         if whole.processed:
             whole.remember(filtered, on_host)
-        found = with_samples(greedy, scaled, temperature, draw(filtered, candidates.flatten()))
+        found = with_samples(
+            greedy, scaled, temperature, self.kernels.functions.draw(filtered, keys)
+        )
+        candidates = keys.view(-1, self.length)
         scores = Scores(logits, Drawn(greedy, scaled, filtered, candidates))
         return self._on_path(found, scores, wanted, some, path)
 
@@ -197,11 +232,26 @@ class MaskedStatistics:
         return found
 
 
-# (hidden, head, temperature, keys, bytes) to statistics and soft embedding: `tiled_statistics`.
-TileStatistics = Callable[
-    [torch.Tensor, Head, torch.Tensor, torch.Tensor, int],
-    tuple[SampledStatistics, torch.Tensor | None],
-]
+@dataclass(frozen=True)
+class SampledKernels:
+    """How a step of a model of uniform noise is computed.
+
+    Attributes:
+        statistics: (hidden, head, temperature, keys, bytes) to statistics and soft embedding, as
+            `tiled_statistics`.
+        noise: (where positions stand, vocabulary) to random numbers, as `step_noise`.
+    """
+
+    statistics: Callable[
+        [torch.Tensor, Head, torch.Tensor, torch.Tensor, int],
+        tuple[SampledStatistics, torch.Tensor | None],
+    ] = tiled_statistics
+    noise: Callable[[Counters, int], StepNoise] = step_noise
+
+    @classmethod
+    def compiled(cls) -> SampledKernels:
+        """The same functions through PyTorch's compiler."""
+        return cls(compiled_statistics, compiled(step_noise))
 
 
 class TiledStatistics:
@@ -210,29 +260,40 @@ class TiledStatistics:
     Requests that need whole rows take a second pass of their own, see `WholeRows`.
     """
 
-    def __init__(
-        self, head: Head, whole: WholeRows, compute: TileStatistics = tiled_statistics
-    ) -> None:
+    def __init__(self, head: Head, whole: WholeRows, kernels: SampledKernels) -> None:
         self.whole = whole
         self.head = head
-        self.compute = compute
+        self.kernels = kernels
         self.slots = whole.slots
 
     def __call__(self, hidden: torch.Tensor, wanted: Wanted) -> Rows:
         """See `Statistics`."""
-        length = self.slots.length
-        keys, candidates = step_keys(self.slots, wanted.slots)
-        flat, soft = self.compute(
+        state, length = self.slots, self.slots.length
+        drawn = self.kernels.noise(counters(state, wanted.slots), self.head.vocabulary)
+        flat, soft = self.kernels.statistics(
             hidden,
             self.head,
             wanted.temperature.repeat_interleave(length),
-            candidates.flatten(),
+            drawn.keys,
             TILE_BYTES,
         )
         statistics, path = flat.view(-1, length), None
         if soft is not None:
             soft = soft.view(len(wanted.slots), length, -1)
-            draws, batch = (wanted.temperature, candidates), (wanted.on_host, wanted.window)
+            draws = wanted.temperature, drawn.keys.view(-1, length)
+            batch = wanted.on_host, wanted.window
             path = self.whole.refine(statistics, soft, hidden, draws, batch)
-        noise = uniform_tokens(more_keys(keys, Stream.RENOISE), length, self.head.vocabulary)
-        return Rows(statistics, noise, soft, path=path)
+        noise, fresh = (tokens.view(-1, length) for tokens in (drawn.renoise, drawn.fresh))
+        return Rows(statistics, noise, fresh if wanted.full else None, soft, path=path)
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """See `Statistics`."""
+        slots, length = self.slots.tokens.shape
+        self.kernels.noise(counters(self.slots, self.slots.position[:1]), self.head.vocabulary)
+        keys = torch.arange(len(hidden), device=hidden.device)
+        temperature = torch.zeros(len(hidden), device=hidden.device)
+        # Tiles as wide as those of the smallest and of the largest batch.
+        for rows in (length, slots * length):
+            _, ids = tile_shape(rows, len(self.head.ids), TILE_BYTES)
+            budget = tile_bytes(len(hidden), ids)
+            self.kernels.statistics(hidden, self.head, temperature, keys, budget)

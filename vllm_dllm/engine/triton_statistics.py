@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.engine.masked_kernels import OfLogits
+from vllm_dllm.engine.masked_kernels import OfLogits, RowFunctions
 from vllm_dllm.ops.fold_triton import measured
+from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.head_stats_triton import head_statistics
 from vllm_dllm.ops.row_stats import RowStatistics
 from vllm_dllm.ops.row_stats_triton import measured_statistics
 from vllm_dllm.ops.sampled_stats import wanted_of
-from vllm_dllm.ops.tiled_stats import Head
 
 
 class TritonKernels(OfLogits):
     """Of a masked model: one pass over logits, or over the head without any."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, functions: RowFunctions, head: Head) -> None:
+        super().__init__(functions)
         if head.weight is None:
             raise ValueError("this head has no weight for kernels to read")
         self.tiles = head

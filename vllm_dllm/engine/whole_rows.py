@@ -27,8 +27,8 @@ from vllm_dllm.constraints.step import Chosen
 from vllm_dllm.engine.constrained import on_path
 from vllm_dllm.engine.requests import SlotState
 from vllm_dllm.engine.row_needs import RowNeeds
+from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.sampled_stats import SampledStatistics, sampled_statistics
-from vllm_dllm.ops.tiled_stats import Head
 
 NO_NEEDS = RowNeeds()
 

@@ -23,7 +23,7 @@ from vllm_dllm.models.quantized import (
     spell_out,
 )
 from vllm_dllm.models.tiled_head import tiled_head
-from vllm_dllm.ops.tiled_stats import Head
+from vllm_dllm.ops.head import Head
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig

@@ -20,7 +20,7 @@ from vllm_dllm.models.checkpoint import verified
 from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
 from vllm_dllm.models.quantized import KV_SCALES, expected, naming_the_scheme
 from vllm_dllm.models.tiled_head import is_plain, tiled_head
-from vllm_dllm.ops.tiled_stats import Head
+from vllm_dllm.ops.head import Head
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState

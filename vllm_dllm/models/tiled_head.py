@@ -13,7 +13,7 @@ from vllm.distributed import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from vllm_dllm.ops.tiled_stats import Head, Shard
+from vllm_dllm.ops.head import Head, Shard
 
 
 def tiled_head(

@@ -33,9 +33,10 @@ from vllm_dllm.ops.fold_triton import (
     pick,
     read_at_once,
 )
+from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.noise_triton import split_keys
 from vllm_dllm.ops.sampled_stats import GROUP
-from vllm_dllm.ops.tiled_stats import Found, Head
+from vllm_dllm.ops.tiled_stats import Found
 
 _GROUP = tl.constexpr(GROUP)
 

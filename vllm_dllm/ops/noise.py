@@ -9,6 +9,7 @@ Functions", 2018) mix the index; keys come from SplitMix64 (Steele et al., 2014)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -58,7 +59,12 @@ def uniform_bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     Returns:
         int32 ``[rows, n]``, uniform over all 2^32 patterns.
     """
-    low, high = keys.int()[:, None], (keys >> 32).int()[:, None]
+    return _bits(keys[:, None], index)
+
+
+def _bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Of keys and indices whose shapes broadcast."""
+    low, high = keys.int(), (keys >> 32).int()
     # An odd multiplier spreads neighbouring indices before the key joins them.
     bits = index.int() * _int32(0x9E3779B1) + low
     return _lowbias(_lowbias(bits) ^ high)
@@ -96,8 +102,69 @@ def uniform_tokens(keys: torch.Tensor, length: int, vocabulary: int) -> torch.Te
     Returns:
         int64 ``[rows, length]``. The bias of the multiplication is below ``vocabulary / 2^32``.
     """
-    bits = uniform_bits(keys, torch.arange(length, device=keys.device)).long() & 0xFFFFFFFF
-    return (bits * vocabulary) >> 32
+    return _tokens(uniform_bits(keys, torch.arange(length, device=keys.device)), vocabulary)
+
+
+def _tokens(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    return ((bits.long() & 0xFFFFFFFF) * vocabulary) >> 32
+
+
+@dataclass(frozen=True)
+class StepNoise:
+    """All that a denoise step of a model of uniform noise draws.
+
+    Attributes:
+        keys: int64 ``[rows]``, keys of the candidates' Gumbel noise.
+        renoise: int64 ``[rows]``, tokens in place of rejected ones.
+        fresh: int64 ``[rows]``, tokens of the canvas behind this one, if this one is L wide.
+    """
+
+    keys: torch.Tensor
+    renoise: torch.Tensor
+    fresh: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the numbers of a step are drawn from; a row is a position of a canvas.
+
+    Attributes:
+        seed, start, step: int64, int64 and int32 ``[slots]``: a request's seed, where its canvas
+            begins, and the denoise steps that the canvas has taken.
+        slot: int64 ``[rows]``, whole canvases one behind the other.
+        length: L.
+    """
+
+    seed: torch.Tensor
+    start: torch.Tensor
+    step: torch.Tensor
+    slot: torch.Tensor
+    length: int
+
+    @property
+    def position(self) -> torch.Tensor:
+        """Of the rows in their canvas, int64 ``[rows]``."""
+        return torch.arange(len(self.slot), device=self.slot.device) % self.length
+
+    def keys(self) -> torch.Tensor:
+        """Of the rows' canvases in this step, int64 ``[rows]``."""
+        return row_keys(self.seed[self.slot], self.start[self.slot], self.step[self.slot].long())
+
+
+def candidate_keys(of: Counters) -> torch.Tensor:
+    """What rows draw their candidates with, int64 ``[rows]``."""
+    return more_keys(of.keys(), of.position, Stream.CANDIDATE)
+
+
+def step_noise(of: Counters, vocabulary: int) -> StepNoise:
+    """All noise of a step, in one function that a compiler can make one loop of."""
+    seed, start, position = of.seed[of.slot], of.start[of.slot], of.position
+    behind = row_keys(seed, start + of.length, Stream.CANVAS)
+    return StepNoise(
+        keys=candidate_keys(of),
+        renoise=_tokens(_bits(more_keys(of.keys(), Stream.RENOISE), position), vocabulary),
+        fresh=_tokens(_bits(behind, position), vocabulary),
+    )
 
 
 def _splitmix(x: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,20 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
     return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
 
 
+def pure_row_statistics(
+    logits: torch.Tensor, forbidden: int, entropy: bool = False
+) -> RowStatistics:
+    """`row_statistics` without a write, and with a temporary for each operator: for a compiler."""
+    scores = logits.float()
+    probability = scores.softmax(-1)
+    allowed = torch.arange(logits.shape[1], device=logits.device) != forbidden
+    token = torch.where(allowed, scores, -torch.inf).argmax(-1)
+    top = probability.gather(1, token[:, None])[:, 0]
+    if not entropy:
+        return RowStatistics(token, top)
+    return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
+
+
 def with_samples(
     greedy: RowStatistics, scaled: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor
 ) -> RowStatistics:

@@ -80,7 +80,7 @@ def sampled_statistics(
 def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Ids drawn from ``softmax(scaled)``, int64 ``[rows]``, as the module's docstring says."""
     groups = grouped(scaled)
-    score = groups.logsumexp(-1) + group_noise(keys, 0, groups.shape[1])
+    score = groups.logsumexp(-1) + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
     chosen = score.argmax(-1)
     return draw_in_group(take_group(groups, chosen), chosen * GROUP, keys)[0]
 
@@ -98,13 +98,17 @@ def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return groups.gather(1, index[:, None, None].expand(-1, 1, GROUP))[:, 0]
 
 
-def group_noise(keys: torch.Tensor, first: int, groups: int) -> torch.Tensor:
-    """Gumbel noise ``[rows, groups]`` of the groups from id ``first`` on.
+def group_starts(first: int, end: int, device: torch.device) -> torch.Tensor:
+    """The first id of every group of the ids ``first..end``, int64 ``[groups]``."""
+    return torch.arange(first, end, GROUP, device=device)
+
+
+def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise ``[rows, groups]`` of the groups that begin at ``starts`` (int64 ``[groups]``).
 
     A group is known by its first id, so that no two share their noise, wherever a shard begins.
     """
-    ids = torch.arange(first, first + groups * GROUP, GROUP, device=keys.device)
-    return gumbel(keys, FIRST_GROUP_INDEX + ids)
+    return gumbel(keys, FIRST_GROUP_INDEX + starts)
 
 
 def draw_in_group(

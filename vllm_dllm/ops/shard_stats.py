@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
+from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.row_stats import RowStatistics
 from vllm_dllm.ops.sampled_stats import wanted_of
-from vllm_dllm.ops.tiled_stats import FAR, Found, Head
+from vllm_dllm.ops.tiled_stats import FAR, Found
 
 # Float32 values of a rank's share of the logits that are alive together.
 COPIES = 3

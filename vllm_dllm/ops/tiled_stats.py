@@ -13,14 +13,20 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.head import Head, Shard
 from vllm_dllm.ops.sampled_stats import (
     GROUP,
     SampledStatistics,
     draw_in_group,
     group_noise,
+    group_starts,
     grouped,
     take_group,
 )
+
+# Statistics [rows], and the soft embedding [rows, hidden] where there is one.
+Result = tuple[SampledStatistics, torch.Tensor | None]
 
 # Float32 values of a tile's size that are alive together in one pass (scaled logits, their
 # distance to the maximum, weights, and a temporary).
@@ -31,86 +37,6 @@ MAX_ROWS = 2048
 FAR = -87.0
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One rank's ids of a head that is spread over ranks, and how the ranks meet.
-
-    Attributes:
-        first: the rank's first id.
-        end: behind its last id; `first` or less for a rank that has only padding.
-        width: ids of a rank with its padding, the same on all ranks.
-        gather: ``[...]`` of this rank to ``[ranks, ...]``, bit for bit.
-        sum: ``[...]`` to the sum over all ranks.
-    """
-
-    first: int
-    end: int
-    width: int
-    gather: Callable[[torch.Tensor], torch.Tensor]
-    sum: Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Head:
-    """A head that is computed a tile at a time.
-
-    Attributes:
-        logits: (hidden states ``[rows, hidden]``, first id, behind the last id) to float32
-            logits ``[rows, ids]``, soft cap included; a tensor that the caller may overwrite.
-            The ids are those of this rank.
-        vocabulary: number of ids, over all ranks.
-        embedding: ``[ids, hidden]`` of this rank for the soft embedding, or None for none.
-        shard: this rank's part, or None where one rank has all.
-        weight: ``[ids or more, hidden]`` of this rank, what `logits` multiplies hidden states
-            with, from this rank's first id on (rows behind its last id are not read); None where
-            the head is no plain matrix. Only fused kernels read it.
-        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None for none; for
-            fused kernels as `weight`.
-    """
-
-    logits: Callable[[torch.Tensor, int, int], torch.Tensor]
-    vocabulary: int
-    embedding: torch.Tensor | None = None
-    shard: Shard | None = None
-    weight: torch.Tensor | None = None
-    soft_cap: float | None = None
-
-    @property
-    def ids(self) -> range:
-        """This rank's ids."""
-        if self.shard is None:
-            return range(self.vocabulary)
-        return range(self.shard.first, max(self.shard.first, self.shard.end))
-
-    def whole(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocabulary]`` of all ranks' ids."""
-        own = self.logits(hidden, self.ids.start, self.ids.stop)
-        if self.shard is None:
-            return own
-        missing = self.shard.width - own.shape[1]
-        parts = self.shard.gather(torch.nn.functional.pad(own, (0, missing)))
-        return parts.transpose(0, 1).flatten(1)[:, : self.vocabulary]
-
-    def average(self, distribution: torch.Tensor) -> torch.Tensor:
-        """``distribution @ embedding``, ``[rows, vocabulary]`` to ``[rows, hidden]``."""
-        if self.embedding is None:
-            raise ValueError("this head has no embedding")
-        own = distribution[:, self.ids.start : self.ids.stop] @ self.embedding.float()
-        return own if self.shard is None else self.shard.sum(own)
-
-    def embed(self, token: torch.Tensor) -> torch.Tensor:
-        """Rows of the embedding, float32 ``[rows, hidden]``; 0 for ids of other ranks."""
-        if self.embedding is None:
-            raise ValueError("this head has no embedding")
-        if self.shard is None:
-            return self.embedding[token].float()
-        at = token - self.ids.start
-        own = (at >= 0) & (at < len(self.ids))
-        if not len(self.ids):
-            return self.embedding.new_zeros((len(token), self.embedding.shape[1])).float()
-        return torch.where(own[:, None], self.embedding[torch.where(own, at, 0)].float(), 0.0)
-
-
 def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
     """(rows, ids) that may be in flight together within `budget` bytes of float32 temporaries.
 
@@ -119,6 +45,11 @@ def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
     rows = max(1, min(rows, MAX_ROWS))
     groups = max(1, budget // (4 * TILE_COPIES * rows * GROUP))
     return rows, min(max(1, vocabulary), groups * GROUP)
+
+
+def tile_bytes(rows: int, ids: int) -> int:
+    """The budget for which `tile_shape` gives tiles of so many rows and ids."""
+    return 4 * TILE_COPIES * rows * GROUP * -(-ids // GROUP)
 
 
 def tiled_statistics(
@@ -141,17 +72,65 @@ def tiled_statistics(
         The same on all ranks: statistics of shape ``[rows]``, and ``distribution @ embedding``
         (float32 ``[rows, hidden]``), or None without an embedding.
     """
+    return _in_tiles(hidden, head, temperature, keys, budget, _fold, _only_tile)
+
+
+def compiled_statistics(
+    hidden: torch.Tensor,
+    head: Head,
+    temperature: torch.Tensor,
+    keys: torch.Tensor,
+    budget: int,
+) -> tuple[SampledStatistics, torch.Tensor | None]:
+    """`tiled_statistics` by the compiler's kernels: the same ids, other roundings in the floats."""
+    fold, only = compiled(_fold), compiled(_only_tile)
+    return _in_tiles(hidden, head, temperature, keys, budget, fold, only)
+
+
+def _in_tiles(
+    hidden: torch.Tensor,
+    head: Head,
+    temperature: torch.Tensor,
+    keys: torch.Tensor,
+    budget: int,
+    fold: Callable[[_Running, torch.Tensor, torch.Tensor, torch.Tensor | None], None],
+    only_tile: Callable[[Head, torch.Tensor, torch.Tensor, torch.Tensor], Result],
+) -> Result:
     rows, ids = tile_shape(len(hidden), len(head.ids), budget)
     parts = []
     for chunk in zip(hidden.split(rows), temperature.split(rows), keys.split(rows), strict=True):
-        running = _Running(*chunk, head)
+        some, warmth, draws = chunk
+        if head.shard is None and ids == head.vocabulary:
+            parts.append(only_tile(head, head.logits(some, 0, ids), warmth, draws))
+            continue
+        running = _Running(warmth, draws, head)
         for first in head.ids[::ids]:
-            running.add(first, min(first + ids, head.ids.stop))
-        parts.append(running.result())
+            end = min(first + ids, head.ids.stop)
+            starts = group_starts(first, end, keys.device)
+            # A narrower last tile is not worth a graph of its own.
+            add = fold if end - first == ids else _fold
+            add(running, head.logits(some, first, end), starts, head.part(first, end))
+        parts.append(running.result(head))
     statistics = SampledStatistics.join([found for found, _ in parts])
     if head.embedding is None or len(parts) == 1:
         return statistics, parts[0][1]
     return statistics, torch.cat([soft for _, soft in parts if soft is not None])
+
+
+def _fold(
+    running: _Running, logits: torch.Tensor, starts: torch.Tensor, embedding: torch.Tensor | None
+) -> None:
+    """A tile of several; what the compiler sees of it."""
+    running.add(logits, starts, embedding)
+
+
+def _only_tile(
+    head: Head, logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
+) -> Result:
+    """A tile of all ids, from logits to results; what the compiler sees of it."""
+    running = _Running(temperature, keys, head)
+    running.add(logits, group_starts(0, logits.shape[1], keys.device), head.embedding)
+    return running.result(head)
 
 
 @dataclass
@@ -171,11 +150,11 @@ class _Winner:
             torch.full((rows, GROUP), -torch.inf, device=device),
         )
 
-    def meet(self, scores: torch.Tensor, groups: torch.Tensor, first: int) -> None:
+    def meet(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
         """Let the groups of a tile, scores ``[rows, groups]``, compete; ties stay with the old."""
         score, at = scores.max(-1)
         better = score > self.score
-        self.first = torch.where(better, first + at * GROUP, self.first)
+        self.first = torch.where(better, starts[at], self.first)
         self.group = torch.where(better[:, None], take_group(groups, at), self.group)
         self.score = torch.maximum(self.score, score)
 
@@ -183,11 +162,9 @@ class _Winner:
 class _Running:
     """The state of one pass over the vocabulary, for some rows."""
 
-    def __init__(
-        self, hidden: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, head: Head
-    ) -> None:
-        rows, device = len(hidden), hidden.device
-        self.hidden, self.head, self.keys = hidden, head, keys
+    def __init__(self, temperature: torch.Tensor, keys: torch.Tensor, head: Head) -> None:
+        rows, device = len(keys), keys.device
+        self.keys = keys
         self.greedy = temperature == 0
         self.divisor = torch.where(self.greedy, 1.0, temperature)[:, None]
         self.likeliest, self.drawn = (_Winner.none(rows, device) for _ in range(2))
@@ -196,28 +173,29 @@ class _Running:
         width = 0 if head.embedding is None else head.embedding.shape[1]
         self.soft = torch.zeros((rows, width), device=device)
 
-    def add(self, first: int, end: int) -> None:
-        """Fold the ids ``first..end`` in."""
+    def add(
+        self, logits: torch.Tensor, starts: torch.Tensor, embedding: torch.Tensor | None
+    ) -> None:
+        """Fold a tile in: its logits ``[rows, ids]``, and those rows of the embedding."""
         before = self.likeliest.score
-        groups = grouped(self.head.logits(self.hidden, first, end).div_(self.divisor))
-        self.likeliest.meet(groups.amax(-1), groups, first)
+        groups = grouped(logits.div_(self.divisor))
+        self.likeliest.meet(groups.amax(-1), groups, starts)
         # Sums are relative to the running maximum; a row that saw only -inf has none yet.
         origin = torch.where(self.likeliest.score == -torch.inf, 0.0, self.likeliest.score)
         distance = (groups - origin[:, None, None]).clamp_min_(FAR)
         weight = distance.exp()  # [rows, groups, GROUP]
         mass = weight.sum(-1)
-        noise = group_noise(self.keys, first, mass.shape[1])
-        self.drawn.meet(mass.log() + origin[:, None] + noise, groups, first)
+        self.drawn.meet(
+            mass.log() + origin[:, None] + group_noise(self.keys, starts), groups, starts
+        )
         self._sum(
             before,
             origin,
             mass.sum(-1),
             torch.linalg.vecdot(weight.flatten(1), distance.flatten(1)),
         )
-        if self.head.embedding is not None:
-            begin = first - self.head.ids.start
-            tile = self.head.embedding[begin : begin + end - first].float()
-            self.soft.addmm_(weight.flatten(1)[:, : end - first], tile)
+        if embedding is not None:
+            self.soft.addmm_(weight.flatten(1)[:, : len(embedding)], embedding.float())
 
     def _sum(
         self,
@@ -233,10 +211,9 @@ class _Running:
         self.sum = self.sum * shrink + mass
         self.soft.mul_(shrink[:, None])
 
-    def result(self) -> tuple[SampledStatistics, torch.Tensor | None]:
+    def result(self, head: Head) -> Result:
         """Statistics and soft embedding of all ids, those of other ranks included."""
-        head, greedy = self.head, self.greedy
-        found = self._found()
+        greedy, found = self.greedy, self._found()
         if head.shard is not None:
             found = found.met(head.shard)
         statistics = found.statistics(greedy)

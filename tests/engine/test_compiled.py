@@ -1,0 +1,66 @@
+"""What vLLM compiles by default, compiled: the same answers, and nothing is compiled later on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch._dynamo.utils import counters as dynamo
+
+from tests.engine.harness import Engine
+from tests.reliability.drive import Family, gemma, llada2
+from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions
+from vllm_dllm.engine.statistics import SampledKernels, TiledStatistics
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+LENGTHS = (3, 20, 33, 47, 64)
+
+
+@pytest.fixture(scope="module", params=["llada2", "gemma"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    if request.param == "llada2":
+        return llada2()
+    return gemma(tmp_path_factory.mktemp("gemma") / "model")
+
+
+def sampling(family: Family, **options: Any) -> Any:
+    """A request whose first canvas takes some steps, drawn at temperature 1."""
+    params = family.params(2 * family.length, ignore_eos=True, **options)
+    params.temperature = 1.0
+    return params
+
+
+def answers(running: Engine, family: Family) -> list[list[list[int]]]:
+    """Greedy and drawn: alone, and five at a time; a narrow canvas among them."""
+    prompts = family.prompts(LENGTHS, seed=3)
+    greedy = [family.params(2 * family.length, "quick", ignore_eos=True)] * len(prompts)
+    drawn = [sampling(family, seed=n) for n in range(len(prompts))]
+    if not family.aligned:
+        drawn[2] = sampling(family, seed=2, diffusion_canvas_length=family.length // 2)
+    return [
+        [tokens for tokens, _ in running.generate(some, params[: len(some)])]
+        for params in (greedy, drawn)
+        for some in (prompts[:1], prompts)
+    ]
+
+
+def is_compiled(running: Engine) -> bool:
+    statistics = running.runner.model_state.statistics
+    if isinstance(statistics, TiledStatistics):
+        return statistics.kernels == SampledKernels.compiled()
+    assert type(statistics.kernels) is PlainKernels
+    return statistics.kernels.functions == RowFunctions.compiled()
+
+
+def test_compiled_engine(family: Family) -> None:
+    with family.start() as running:
+        assert not is_compiled(running)
+        want = answers(running, family)
+    with family.start(enforce_eager=False) as running:
+        assert is_compiled(running)
+        made = dynamo["stats"]["unique_graphs"]
+        assert made, "something was compiled"
+        assert answers(running, family) == want
+        assert dynamo["stats"]["unique_graphs"] == made, "compiled while serving"
+    assert want[2][0] == want[3][0], "a seed's answer does not depend on its neighbours"
