@@ -46,26 +46,30 @@ def prompts(per_task: int) -> list[list[int]]:
     return [encoder(problem).prompt for problem in mixed_problems(per_task)]
 
 
-def served(**options: Any) -> Any:
+def served(model: Path = MODEL, **options: Any) -> Any:
     """An engine for `answers`."""
     from vllm import LLM
 
+    settings = {"additional_config": {"dllm": {"threshold": THRESHOLD}}}
     return LLM(
-        model=str(MODEL),
+        model=str(model),
         dtype="float32",
         max_model_len=1024,
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 28,
         enable_prefix_caching=False,
-        additional_config={"dllm": {"threshold": THRESHOLD}},
-        **options,
+        **(settings | options),
     )
 
 
-def answers(llm: Any, asked: Sequence[list[int]], at_once: int) -> list[list[int]]:
-    """Token ids of the answers, so many requests at a time."""
+def answers(
+    llm: Any, asked: Sequence[list[int]], at_once: int, temperature: float | None = None
+) -> list[list[int]]:
+    """Token ids of the answers, so many requests at a time; at the model's own temperature."""
     params = llm.get_default_sampling_params()
-    params.max_tokens = MAX_TOKENS
+    params.max_tokens, params.seed = MAX_TOKENS, 0
+    if temperature is not None:
+        params.temperature = temperature
     given = ({"prompt_token_ids": ids} for ids in asked)
     ended = in_flight(llm.llm_engine, given, params, at_once)
     found = {number: list(output.outputs[0].token_ids) for number, _, output in ended}

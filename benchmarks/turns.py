@@ -3,19 +3,22 @@
     .venv/bin/python benchmarks/turns.py --json benchmarks/results/turns.json
 
 A machine that is slow for a minute is so for both sides of a turn, so the median of the turns'
-ratios says more than two runs would. `tiny-llada2` answers held-out problems, eager and in float32;
-it stops if an answer differs.
+ratios says more than two runs would. The tiny checkpoints answer held-out problems in float32, in a
+process for each engine; it stops if an answer differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,21 +26,34 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import engines_in_this_process, write  # noqa: E402
+from benchmarks.common import (  # noqa: E402
+    TINY,
+    child,
+    engines_in_this_process,
+    mixed_problems,
+    write,
+)
 
 engines_in_this_process()  # before torch and vLLM are imported
 
-from benchmarks.llada2 import answers, prompts, served  # noqa: E402
+from benchmarks.llada2 import answers, served  # noqa: E402
+from examples.tiny.training import Encoder  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
+from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions  # noqa: E402
+from vllm_dllm.engine.statistics import SampledKernels  # noqa: E402
 
 Without = Callable[[Any], contextlib.AbstractContextManager[Any]]
+
+
+def sampler_of(llm: Any) -> Any:
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner.sampler
 
 
 @contextlib.contextmanager
 def without_fused_commits(llm: Any) -> Iterator[None]:
     """Blocks are committed in passes of their own."""
-    core = llm.llm_engine.engine_core.engine_core
-    decoder = core.model_executor.driver_worker.worker.model_runner.sampler.decoder
+    decoder = sampler_of(llm).decoder
     with mock.patch.object(decoder, "policy", replace(decoder.policy, fused=False)):
         yield
 
@@ -47,24 +63,77 @@ def without_compiled_norms(llm: Any) -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(norms, "_takes", return_value=False)
 
 
-LEVERS: dict[str, Without] = {
-    "fused_commit": without_fused_commits,
-    "norms in one pass": without_compiled_norms,
+def with_plain_kernels(kernels: Any) -> Without:
+    """Row statistics and noise by PyTorch's operators."""
+    return lambda llm: mock.patch.object(sampler_of(llm).statistics, "kernels", kernels)
+
+
+def llada2(**options: Any) -> Any:
+    return served(TINY / "tiny-llada2", **options)
+
+
+def gemma() -> Any:
+    text = {"image": 0, "video": 0}
+    return served(TINY / "tiny-diffusiongemma", additional_config={}, limit_mm_per_prompt=text)
+
+
+@dataclass(frozen=True)
+class Ride:
+    """An engine, what it is asked, and its levers.
+
+    Attributes:
+        start: starts the engine.
+        levers: names to what takes a lever away.
+        temperature: of the requests; None for the model's own.
+    """
+
+    start: Callable[[], Any]
+    levers: Mapping[str, Without]
+    temperature: float | None = None
+
+
+PLAIN_LLADA2 = with_plain_kernels(PlainKernels(RowFunctions()))
+RIDES = {
+    "llada2, eager": Ride(
+        partial(llada2, enforce_eager=True),
+        {
+            "fused_commit": without_fused_commits,
+            "norms in one pass": without_compiled_norms,
+        },
+    ),
+    "llada2, greedy": Ride(llada2, {"compiled sampler, LLaDA2 greedy": PLAIN_LLADA2}),
+    "llada2, drawn": Ride(llada2, {"compiled sampler, LLaDA2 drawn": PLAIN_LLADA2}, 1.0),
+    "gemma": Ride(
+        gemma, {"compiled sampler, DiffusionGemma": with_plain_kernels(SampledKernels())}
+    ),
 }
 
 
-def gains(llm: Any, without: Without, asked: list[list[int]], at_once: int) -> Iterator[float]:
+def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[float]:
     """Of one turn after the other: seconds without the lever over seconds with it."""
     while True:
         begin = time.perf_counter()
-        expected = answers(llm, asked, at_once)
+        expected = answered()
         middle = time.perf_counter()
         with without(llm):
-            found = answers(llm, asked, at_once)
+            found = answered()
         end = time.perf_counter()
         if found != expected:
             raise RuntimeError("other answers without the lever; the figures would mean nothing")
         yield (end - middle) / (middle - begin)
+
+
+def measured(ride: Ride, at_once: int, per_task: int, turns: int) -> dict[str, list[float]]:
+    """The ratios of the turns, by lever."""
+    llm = ride.start()
+    encoder = Encoder(llm.get_tokenizer())
+    asked = [encoder(problem).prompt for problem in mixed_problems(per_task)]
+    answered = partial(answers, llm, asked, at_once, ride.temperature)
+    answered()  # warm up
+    return {
+        name: list(itertools.islice(gains(llm, without, answered), turns))
+        for name, without in ride.levers.items()
+    }
 
 
 def main() -> None:
@@ -72,19 +141,21 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--per-task", type=int, default=8, help="problems of each task")
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--child", choices=RIDES, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    llm, asked = served(enforce_eager=True), prompts(args.per_task)
-    answers(llm, asked, 16)  # warm up
+    if args.child:
+        print(json.dumps(measured(RIDES[args.child], args.at_once[0], args.per_task, args.turns)))
+        return
     results: dict[str, dict[str, list[float]]] = {}
-    for name, without in LEVERS.items():
-        for at_once in args.at_once:
-            turns = gains(llm, without, asked, at_once)
-            found = [next(turns) for _ in range(args.turns)]
-            results.setdefault(name, {})[str(at_once)] = found
+    sizes = "--per-task", str(args.per_task), "--turns", str(args.turns)
+    for ride, at_once in itertools.product(RIDES, map(str, args.at_once)):
+        found = child(__file__, "--child", ride, "--at-once", at_once, *sizes)
+        for name, ratios in found.items():
+            results.setdefault(name, {})[at_once] = ratios
             print(
-                f"{name:20}{at_once:4} at a time: {statistics.median(found):.2f} x "
-                f"({min(found):.2f} to {max(found):.2f})",
+                f"{name:34}{at_once:>4} at a time: {statistics.median(ratios):.2f} x "
+                f"({min(ratios):.2f} to {max(ratios):.2f})",
                 flush=True,
             )
     write(args.json, "turns", results)
