@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
-from vllm_dllm.engine.families import Family, family_of
+from vllm_dllm.engine.families import Family, compiles, family_of
 from vllm_dllm.engine.fused import read_again
 from vllm_dllm.engine.pages import Pages
 from vllm_dllm.engine.requests import Limits, SlotState
@@ -24,6 +26,8 @@ from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.statistics import EXAMPLES
 from vllm_dllm.engine.structured import unpacked
 from vllm_dllm.ops.compiled import compiling_ahead
+
+logger = init_logger("vllm.dllm")
 
 
 class DiffusionModelState(ModelState):
@@ -55,11 +59,8 @@ class DiffusionModelState(ModelState):
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
         self.sees_logits = True
-        with compiling_ahead():
-            size = self.model_config.get_hidden_size()
-            self.statistics.warm_up(
-                torch.zeros(EXAMPLES, size, dtype=self.dtype, device=self.device)
-            )
+        if compiles(self.vllm_config):
+            self._compile()
         return DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
@@ -68,6 +69,14 @@ class DiffusionModelState(ModelState):
             whole=self.whole,
             conditioning=None if self.embeddings is None else self.embeddings.conditioning,
         ), None
+
+    def _compile(self) -> None:
+        """Compile what follows the model, before the first request rather than in it."""
+        begin = time.perf_counter()
+        shape = EXAMPLES, self.model_config.get_hidden_size()
+        with compiling_ahead():
+            self.statistics.warm_up(torch.zeros(shape, dtype=self.dtype, device=self.device))
+        logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """A new (or resumed) request takes a slot; a resumed one brings its output as prompt."""
