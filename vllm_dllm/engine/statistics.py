@@ -172,9 +172,7 @@ class MaskedStatistics:
         functions, logits = self.kernels.functions, self.head(hidden)
         for entropy in (False, True):
             functions.statistics(logits, self.mask_token, entropy)
-        functions.keys(
-            counters(self.slots, torch.zeros(1, dtype=torch.int64, device=hidden.device))
-        )
+        functions.keys(counters(self.slots, self.slots.position[:1]))
         functions.draw(logits.float(), torch.arange(len(hidden), device=hidden.device))
 
     def _needs_rows(self, wanted: Wanted) -> bool:
@@ -214,9 +212,7 @@ class MaskedStatistics:
         filtered = whole.filter(scaled, on_host)
         if whole.processed:
             whole.remember(filtered, on_host)
-        found = with_samples(
-            greedy, scaled, temperature, self.kernels.functions.draw(filtered, keys)
-        )
+        found = with_samples(greedy, scaled, temperature, functions.draw(filtered, keys))
         candidates = keys.view(-1, self.length)
         scores = Scores(logits, Drawn(greedy, scaled, filtered, candidates))
         return self._on_path(found, scores, wanted, some, path)
