@@ -78,8 +78,9 @@ def is_masked(vllm_config: VllmConfig) -> bool:
 
 
 def compiles(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM compiles the model; what follows the model is compiled if it does."""
-    return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
+    """Whether vLLM compiles the model to kernels; what follows the model is compiled if it does."""
+    compilation = vllm_config.compilation_config
+    return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
 
 
 def corruption_of(vllm_config: VllmConfig) -> Corruption:

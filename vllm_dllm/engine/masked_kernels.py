@@ -88,7 +88,7 @@ class OfLogits:
 
 
 class PlainKernels(OfLogits):
-    """PyTorch's operators."""
+    """PyTorch's operators, or what its compiler makes of them."""
 
     def rows(self, logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """See `MaskedKernels`."""

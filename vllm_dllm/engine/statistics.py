@@ -89,8 +89,9 @@ class Rows:
     path: Chosen | None = None
 
 
-# Rows of the examples that functions are compiled with ahead of time: any number but 0 and 1.
-EXAMPLES = 3
+# Rows of the examples that functions are compiled with ahead of time. The compiler takes any other
+# number, too, and lays its loops out for such as these: a few canvases.
+EXAMPLES = 128
 
 
 class Statistics(Protocol):
@@ -171,9 +172,11 @@ class MaskedStatistics:
         """See `Statistics`."""
         functions, logits = self.kernels.functions, self.head(hidden)
         for entropy in (False, True):
-            functions.statistics(logits, self.mask_token, entropy)
-        functions.keys(counters(self.slots, self.slots.position[:1]))
-        functions.draw(logits.float(), torch.arange(len(hidden), device=hidden.device))
+            self.kernels.rows(logits, self.mask_token, entropy)
+        keys = functions.keys(counters(self.slots, self.slots.position[:1]))
+        # In a tensor of their own, as in a step: a head may give a part of a wider one.
+        scaled = logits.float() / torch.ones_like(hidden[:, :1], dtype=torch.float32)
+        functions.draw(scaled, keys[:1].expand(len(hidden)).contiguous())
 
     def _needs_rows(self, wanted: Wanted) -> bool:
         """Whether a request of the batch needs a row of logits for more than a choice or a draw."""

@@ -16,10 +16,17 @@ from torch.fx.experimental import _config as symbolic_shapes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Operators that the compiler writes out anew for each use of their result, before it keeps the
-# result instead. An integer hash uses every number twice, so that its text doubles with each
-# round: with the compiler's own 30 it takes minutes to write a few dozen lines.
-_OPTIONS = {"realize_opcount_threshold": 12}
+_OPTIONS = {
+    # Operators that the compiler writes out anew for each use of their result, before it keeps the
+    # result instead. An integer hash uses every number twice, so that its text doubles with each
+    # round: with the compiler's own 30 it takes minutes to write a few dozen lines.
+    "realize_opcount_threshold": 12,
+    # As vLLM's CPU platform has it: the number of threads is looked up when a loop runs.
+    "cpp.dynamic_threads": True,
+}
+# Kinds of arguments for a function: engines of one process share what is compiled, and one more
+# than this is an error in the middle of a step.
+_KINDS = 64
 
 
 @functools.cache
@@ -28,7 +35,9 @@ def compiled(function: Function) -> Function:
 
     Sizes are free, but for 0 and 1. What cannot be compiled is an error.
     """
-    return torch.compile(function, dynamic=True, fullgraph=True, options=_OPTIONS)
+    return torch.compile(
+        function, dynamic=True, fullgraph=True, options=_OPTIONS, recompile_limit=_KINDS
+    )
 
 
 @contextmanager

@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 
 from vllm_dllm.ops.device import multiprocessors
+from vllm_dllm.ops.found import Found
 from vllm_dllm.ops.noise_triton import gumbel
 from vllm_dllm.ops.sampled_stats import FIRST_GROUP_INDEX, GROUP, SampledStatistics
-from vllm_dllm.ops.tiled_stats import Found
 
 # A merge reads all partial results of a row at once.
 MAX_SPLITS = 512

@@ -33,10 +33,10 @@ from vllm_dllm.ops.fold_triton import (
     pick,
     read_at_once,
 )
+from vllm_dllm.ops.found import Found
 from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.noise_triton import split_keys
 from vllm_dllm.ops.sampled_stats import GROUP
-from vllm_dllm.ops.tiled_stats import Found
 
 _GROUP = tl.constexpr(GROUP)
 

@@ -158,11 +158,11 @@ def candidate_keys(of: Counters) -> torch.Tensor:
 
 def step_noise(of: Counters, vocabulary: int) -> StepNoise:
     """All noise of a step, in one function that a compiler can make one loop of."""
-    seed, start, position = of.seed[of.slot], of.start[of.slot], of.position
-    behind = row_keys(seed, start + of.length, Stream.CANVAS)
+    keys, position = of.keys(), of.position
+    behind = row_keys(of.seed[of.slot], of.start[of.slot] + of.length, Stream.CANVAS)
     return StepNoise(
-        keys=candidate_keys(of),
-        renoise=_tokens(_bits(more_keys(of.keys(), Stream.RENOISE), position), vocabulary),
+        keys=more_keys(keys, position, Stream.CANDIDATE),
+        renoise=_tokens(_bits(more_keys(keys, Stream.RENOISE), position), vocabulary),
         fresh=_tokens(_bits(behind, position), vocabulary),
     )
 

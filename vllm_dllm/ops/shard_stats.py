@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from vllm_dllm.ops.found import Found
 from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.row_stats import RowStatistics
 from vllm_dllm.ops.sampled_stats import wanted_of
-from vllm_dllm.ops.tiled_stats import FAR, Found
+from vllm_dllm.ops.tiled_stats import FAR
 
 # Float32 values of a rank's share of the logits that are alive together.
 COPIES = 3

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.fold_triton import LOG2_E, empty, measured, tiles_per_split
+from vllm_dllm.ops.found import Found
 from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.head_stats_triton import (
     HeadTile,
@@ -31,7 +32,6 @@ from vllm_dllm.ops.head_stats_triton import (
     tile_for,
 )
 from vllm_dllm.ops.sampled_stats import SampledStatistics
-from vllm_dllm.ops.tiled_stats import Found
 
 # A sum of few rows is split along the ids, each part with a sum of its own.
 MAX_PARTS = 8

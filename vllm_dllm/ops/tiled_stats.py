@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.ops.head import Head, Shard
+from vllm_dllm.ops.found import Found
+from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.sampled_stats import (
     GROUP,
     SampledStatistics,
@@ -72,7 +73,7 @@ def tiled_statistics(
         The same on all ranks: statistics of shape ``[rows]``, and ``distribution @ embedding``
         (float32 ``[rows, hidden]``), or None without an embedding.
     """
-    return _in_tiles(hidden, head, temperature, keys, budget, _fold, _only_tile)
+    return _in_tiles((hidden, temperature, keys), head, budget, _PLAIN)
 
 
 def compiled_statistics(
@@ -81,35 +82,30 @@ def compiled_statistics(
     temperature: torch.Tensor,
     keys: torch.Tensor,
     budget: int,
-) -> tuple[SampledStatistics, torch.Tensor | None]:
-    """`tiled_statistics` by the compiler's kernels: the same ids, other roundings in the floats."""
-    fold, only = compiled(_fold), compiled(_only_tile)
-    return _in_tiles(hidden, head, temperature, keys, budget, fold, only)
+) -> Result:
+    """`tiled_statistics` by the compiler's kernels: alike but for the rounding of floats."""
+    way = _Way(compiled(_fold), compiled(_only_tile))
+    return _in_tiles((hidden, temperature, keys), head, budget, way)
 
 
 def _in_tiles(
-    hidden: torch.Tensor,
-    head: Head,
-    temperature: torch.Tensor,
-    keys: torch.Tensor,
-    budget: int,
-    fold: Callable[[_Running, torch.Tensor, torch.Tensor, torch.Tensor | None], None],
-    only_tile: Callable[[Head, torch.Tensor, torch.Tensor, torch.Tensor], Result],
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor], head: Head, budget: int, way: _Way
 ) -> Result:
-    rows, ids = tile_shape(len(hidden), len(head.ids), budget)
+    """Of hidden states, temperatures and keys."""
+    at_once, ids = tile_shape(len(rows[0]), len(head.ids), budget)
     parts = []
-    for chunk in zip(hidden.split(rows), temperature.split(rows), keys.split(rows), strict=True):
-        some, warmth, draws = chunk
+    for hidden, temperature, keys in zip(*(of.split(at_once) for of in rows), strict=True):
         if head.shard is None and ids == head.vocabulary:
-            parts.append(only_tile(head, head.logits(some, 0, ids), warmth, draws))
+            parts.append(way.only_tile(head, head.logits(hidden, 0, ids), temperature, keys))
             continue
-        running = _Running(warmth, draws, head)
+        running = _Running(temperature, keys, head)
         for first in head.ids[::ids]:
             end = min(first + ids, head.ids.stop)
             starts = group_starts(first, end, keys.device)
             # A narrower last tile is not worth a graph of its own.
-            add = fold if end - first == ids else _fold
-            add(running, head.logits(some, first, end), starts, head.part(first, end))
+            fold = way.fold if end - first == ids else _fold
+            weight = fold(running, head.logits(hidden, first, end), starts)
+            running.embed(weight, head.part(first, end))
         parts.append(running.result(head))
     statistics = SampledStatistics.join([found for found, _ in parts])
     if head.embedding is None or len(parts) == 1:
@@ -117,11 +113,12 @@ def _in_tiles(
     return statistics, torch.cat([soft for _, soft in parts if soft is not None])
 
 
-def _fold(
-    running: _Running, logits: torch.Tensor, starts: torch.Tensor, embedding: torch.Tensor | None
-) -> None:
-    """A tile of several; what the compiler sees of it."""
-    running.add(logits, starts, embedding)
+def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """A tile of several; what the compiler sees of it.
+
+    The soft embedding is left to the caller: it is a product of matrices, and would be copied.
+    """
+    return running.add(logits, starts)
 
 
 def _only_tile(
@@ -129,8 +126,20 @@ def _only_tile(
 ) -> Result:
     """A tile of all ids, from logits to results; what the compiler sees of it."""
     running = _Running(temperature, keys, head)
-    running.add(logits, group_starts(0, logits.shape[1], keys.device), head.embedding)
+    weight = running.add(logits, group_starts(0, logits.shape[1], keys.device))
+    running.embed(weight, head.embedding)
     return running.result(head)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a tile is computed: `_fold` and `_only_tile`, or what the compiler makes of them."""
+
+    fold: Callable[[_Running, torch.Tensor, torch.Tensor], torch.Tensor]
+    only_tile: Callable[[Head, torch.Tensor, torch.Tensor, torch.Tensor], Result]
+
+
+_PLAIN = _Way(_fold, _only_tile)
 
 
 @dataclass
@@ -170,13 +179,12 @@ class _Running:
         self.likeliest, self.drawn = (_Winner.none(rows, device) for _ in range(2))
         self.sum = torch.zeros(rows, device=device)
         self.weighted = torch.zeros(rows, device=device)
+        self.shrink = torch.ones(rows, device=device)  # of the sums, by the last tile
         width = 0 if head.embedding is None else head.embedding.shape[1]
         self.soft = torch.zeros((rows, width), device=device)
 
-    def add(
-        self, logits: torch.Tensor, starts: torch.Tensor, embedding: torch.Tensor | None
-    ) -> None:
-        """Fold a tile in: its logits ``[rows, ids]``, and those rows of the embedding."""
+    def add(self, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Fold a tile in, its logits ``[rows, ids]``; returns the ids' weights, of whole groups."""
         before = self.likeliest.score
         groups = grouped(logits.div_(self.divisor))
         self.likeliest.meet(groups.amax(-1), groups, starts)
@@ -185,17 +193,11 @@ class _Running:
         distance = (groups - origin[:, None, None]).clamp_min_(FAR)
         weight = distance.exp()  # [rows, groups, GROUP]
         mass = weight.sum(-1)
-        self.drawn.meet(
-            mass.log() + origin[:, None] + group_noise(self.keys, starts), groups, starts
-        )
-        self._sum(
-            before,
-            origin,
-            mass.sum(-1),
-            torch.linalg.vecdot(weight.flatten(1), distance.flatten(1)),
-        )
-        if embedding is not None:
-            self.soft.addmm_(weight.flatten(1)[:, : len(embedding)], embedding.float())
+        noise = group_noise(self.keys, starts)
+        self.drawn.meet(mass.log() + origin[:, None] + noise, groups, starts)
+        flat = weight.flatten(1)
+        self._sum(before, origin, mass.sum(-1), torch.linalg.vecdot(flat, distance.flatten(1)))
+        return flat
 
     def _sum(
         self,
@@ -205,11 +207,16 @@ class _Running:
         weighted: torch.Tensor,
     ) -> None:
         """Move the sums' origin up from the last maximum, and add a tile's sums."""
-        shrink = torch.exp(before - origin)
+        self.shrink = torch.exp(before - origin)
         moved = torch.where(before == -torch.inf, 0.0, before - origin)
-        self.weighted = shrink * (self.weighted + self.sum * moved) + weighted
-        self.sum = self.sum * shrink + mass
-        self.soft.mul_(shrink[:, None])
+        self.weighted = self.shrink * (self.weighted + self.sum * moved) + weighted
+        self.sum = self.sum * self.shrink + mass
+
+    def embed(self, weight: torch.Tensor, embedding: torch.Tensor | None) -> None:
+        """Add what `add` returned, times those rows of the embedding."""
+        if embedding is not None:
+            self.soft.mul_(self.shrink[:, None])
+            self.soft.addmm_(weight[:, : len(embedding)], embedding.float())
 
     def result(self, head: Head) -> Result:
         """Statistics and soft embedding of all ids, those of other ranks included."""
@@ -236,66 +243,4 @@ class _Running:
             sum=self.sum,
             weighted=self.weighted,
             soft=self.soft,
-        )
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a pass found.
-
-    Attributes:
-        best, token: the largest scaled logit that may be chosen, and its id; ``[rows]`` as all
-            but `soft`.
-        origin: what sums are relative to: the largest scaled logit of all. It differs from
-            `best` only where an id takes part in the sums that may not be chosen.
-        drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit.
-        sum, weighted: of exp(scaled - origin), and of that times (scaled - origin).
-        soft: ``[rows, hidden]``, the sum of exp(scaled - origin) times the embedding.
-    """
-
-    best: torch.Tensor
-    token: torch.Tensor
-    origin: torch.Tensor
-    drawn: torch.Tensor
-    sample: torch.Tensor
-    scaled: torch.Tensor
-    sum: torch.Tensor
-    weighted: torch.Tensor
-    soft: torch.Tensor
-
-    def met(self, shard: Shard) -> Found:
-        """The same over the ids of all ranks; only `soft` stays this rank's share."""
-        numbers = torch.stack(
-            [self.best, self.origin, self.drawn, self.scaled, self.sum, self.weighted]
-        )
-        ids = torch.stack([self.token, self.sample]).int().view(torch.float32)
-        everyone = shard.gather(torch.cat([numbers, ids]))  # [ranks, 8, rows]
-        best, origins, drawn, scaled, total, weighted = everyone[:, :6].unbind(1)
-        token, sample = everyone[:, 6:].contiguous().view(torch.int32).long().unbind(1)
-        origin = origins.amax(0)
-        share = torch.exp(origins - origin)  # [ranks, rows], 0 for a rank with nothing to add
-        distance = torch.where(share > 0, origins - origin, 0.0)
-        first, winner = best.argmax(0, keepdim=True), drawn.argmax(0, keepdim=True)
-        return Found(
-            best=best.amax(0),
-            token=token.gather(0, first)[0],
-            origin=origin,
-            drawn=drawn.gather(0, winner)[0],
-            sample=sample.gather(0, winner)[0],
-            scaled=scaled.gather(0, winner)[0],
-            sum=(share * total).sum(0),
-            weighted=(share * (weighted + total * distance)).sum(0),
-            soft=self.soft * torch.exp(self.origin - origin)[:, None],
-        )
-
-    def statistics(self, greedy: torch.Tensor) -> SampledStatistics:
-        """Of the ids found here; rows where `greedy`, bool ``[rows]``, are sure of the argmax."""
-        return SampledStatistics(
-            token=self.token,
-            probability=torch.where(greedy, 1.0, torch.exp(self.best - self.origin) / self.sum),
-            sample=torch.where(greedy, self.token, self.sample),
-            sample_probability=torch.where(
-                greedy, 1.0, torch.exp(self.scaled - self.origin) / self.sum
-            ),
-            entropy=torch.where(greedy, 0.0, self.sum.log() - self.weighted / self.sum),
         )
