@@ -73,10 +73,8 @@ def llada2(**options: Any) -> Any:
 
 
 def gemma() -> Any:
-    """Eight steps a canvas, as in `benchmarks/gemma.py`; by itself the checkpoint takes two."""
-    steps = {"dllm": {"confidence_threshold": 1e-30, "max_steps": 8}}
     text = {"image": 0, "video": 0}
-    return served(TINY / "tiny-diffusiongemma", additional_config=steps, limit_mm_per_prompt=text)
+    return served(TINY / "tiny-diffusiongemma", additional_config={}, limit_mm_per_prompt=text)
 
 
 @dataclass(frozen=True)
