@@ -40,9 +40,9 @@ THRESHOLD, MAX_TOKENS = 0.9, 64
 KINDS = ("vllm-dllm", "cached", "recomputing")
 
 
-def prompts(per_task: int) -> list[list[int]]:
+def prompts(per_task: int, tokenizer: Any) -> list[list[int]]:
     """Token ids of held-out problems."""
-    encoder = Encoder(llada2_tokenizer())
+    encoder = Encoder(tokenizer)
     return [encoder(problem).prompt for problem in mixed_problems(per_task)]
 
 
@@ -98,7 +98,7 @@ def through_loop(cached: bool) -> Any:
 def measure(kind: str, args: argparse.Namespace) -> dict[str, Any]:
     """Answers, and seconds of each repeat for each number of requests at a time."""
     run = partial(answers, served()) if kind == KINDS[0] else through_loop(kind == "cached")
-    asked = prompts(args.per_task)
+    asked = prompts(args.per_task, llada2_tokenizer())
     found = run(asked[:32], 16)  # warm up
     seconds: dict[str, list[float]] = {}
     for at_once in args.at_once:

@@ -30,14 +30,12 @@ from benchmarks.common import (  # noqa: E402
     TINY,
     child,
     engines_in_this_process,
-    mixed_problems,
     write,
 )
 
 engines_in_this_process()  # before torch and vLLM are imported
 
-from benchmarks.llada2 import answers, served  # noqa: E402
-from examples.tiny.training import Encoder  # noqa: E402
+from benchmarks.llada2 import answers, prompts, served  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
 from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions  # noqa: E402
 from vllm_dllm.engine.statistics import SampledKernels  # noqa: E402
@@ -126,8 +124,7 @@ def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[f
 def measured(ride: Ride, at_once: int, per_task: int, turns: int) -> dict[str, list[float]]:
     """The ratios of the turns, by lever."""
     llm = ride.start()
-    encoder = Encoder(llm.get_tokenizer())
-    asked = [encoder(problem).prompt for problem in mixed_problems(per_task)]
+    asked = prompts(per_task, llm.get_tokenizer())
     answered = partial(answers, llm, asked, at_once, ride.temperature)
     answered()  # warm up
     return {

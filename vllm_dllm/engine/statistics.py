@@ -29,8 +29,8 @@ from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.noise import Counters, StepNoise, step_noise
 from vllm_dllm.ops.row_stats import RowStatistics, with_samples
-from vllm_dllm.ops.sampled_stats import SampledStatistics
 from vllm_dllm.ops.tiled_stats import (
+    Result,
     compiled_statistics,
     tile_bytes,
     tile_shape,
@@ -173,10 +173,10 @@ class MaskedStatistics:
         functions, logits = self.kernels.functions, self.head(hidden)
         for entropy in (False, True):
             self.kernels.rows(logits, self.mask_token, entropy)
-        keys = functions.keys(counters(self.slots, self.slots.position[:1]))
+        functions.keys(counters(self.slots, torch.tensor([0], device=hidden.device)))
         # In a tensor of their own, as in a step: a head may give a part of a wider one.
-        scaled = logits.float() / torch.ones_like(hidden[:, :1], dtype=torch.float32)
-        functions.draw(scaled, keys[:1].expand(len(hidden)).contiguous())
+        scaled = logits.float().contiguous()
+        functions.draw(scaled, torch.arange(len(hidden), device=hidden.device))
 
     def _needs_rows(self, wanted: Wanted) -> bool:
         """Whether a request of the batch needs a row of logits for more than a choice or a draw."""
@@ -241,10 +241,9 @@ class SampledKernels:
         noise: (where positions stand, vocabulary) to random numbers, as `step_noise`.
     """
 
-    statistics: Callable[
-        [torch.Tensor, Head, torch.Tensor, torch.Tensor, int],
-        tuple[SampledStatistics, torch.Tensor | None],
-    ] = tiled_statistics
+    statistics: Callable[[torch.Tensor, Head, torch.Tensor, torch.Tensor, int], Result] = (
+        tiled_statistics
+    )
     noise: Callable[[Counters, int], StepNoise] = step_noise
 
     @classmethod
@@ -288,10 +287,12 @@ class TiledStatistics:
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Statistics`."""
         slots, length = self.slots.tokens.shape
-        self.kernels.noise(counters(self.slots, self.slots.position[:1]), self.head.vocabulary)
+        first = torch.tensor([0], device=hidden.device)
+        self.kernels.noise(counters(self.slots, first), self.head.vocabulary)
         keys = torch.arange(len(hidden), device=hidden.device)
         temperature = torch.zeros(len(hidden), device=hidden.device)
-        # Tiles as wide as those of the smallest and of the largest batch.
+        # Tiles as wide as those of the smallest and of the largest batch; both even where they are
+        # the same, as ranks with fewer ids must meet the others as often.
         for rows in (length, slots * length):
             _, ids = tile_shape(rows, len(self.head.ids), TILE_BYTES)
             budget = tile_bytes(len(hidden), ids)

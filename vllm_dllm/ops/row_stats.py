@@ -72,20 +72,24 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
     logits[:, forbidden] = -torch.inf
     token = logits.argmax(dim=-1)  # [rows]
     logits[:, forbidden] = column
-    top = probability.gather(1, token[:, None])[:, 0]
-    if not entropy:
-        return RowStatistics(token, top)
-    return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
+    return _of_choice(token, probability, entropy)
 
 
 def pure_row_statistics(
     logits: torch.Tensor, forbidden: int, entropy: bool = False
 ) -> RowStatistics:
-    """`row_statistics` without a write, and with a temporary for each operator: for a compiler."""
-    scores = logits.float()
-    probability = scores.softmax(-1)
+    """`row_statistics` without a write: for a compiler, which makes no copy of the rows either.
+
+    Operators would copy them to leave the forbidden token out, and a compiler the rows it writes.
+    """
+    probability = logits.softmax(dim=-1, dtype=torch.float32)
     allowed = torch.arange(logits.shape[1], device=logits.device) != forbidden
-    token = torch.where(allowed, scores, -torch.inf).argmax(-1)
+    token = torch.where(allowed, logits, -torch.inf).argmax(-1)
+    return _of_choice(token, probability, entropy)
+
+
+def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) -> RowStatistics:
+    """Of the chosen tokens, int64 ``[rows]``, and all probabilities ``[rows, vocabulary]``."""
     top = probability.gather(1, token[:, None])[:, 0]
     if not entropy:
         return RowStatistics(token, top)

@@ -44,7 +44,7 @@ def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
     Ids are whole groups, or all of them; a budget below one group is exceeded by as much.
     """
     rows = max(1, min(rows, MAX_ROWS))
-    groups = max(1, budget // (4 * TILE_COPIES * rows * GROUP))
+    groups = max(1, budget // tile_bytes(rows, GROUP))
     return rows, min(max(1, vocabulary), groups * GROUP)
 
 
@@ -59,7 +59,7 @@ def tiled_statistics(
     temperature: torch.Tensor,
     keys: torch.Tensor,
     budget: int,
-) -> tuple[SampledStatistics, torch.Tensor | None]:
+) -> Result:
     """What `sampled_statistics` computes, without ever holding a row of logits.
 
     Args:
