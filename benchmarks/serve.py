@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/serve.py --concurrency 1 4 16 64 --json out.json
     .venv/bin/python benchmarks/serve.py --systems llada2 causal
 
-Each system is a real server on loopback that vLLM's own benchmark drives. All servers are up at
-the same time and take turns, so that a machine that is slow for a minute is so for all of them;
-figures are medians of the turns:
+Each system is a real server on loopback that vLLM's own benchmark drives; vLLM compiles them, as it
+does by default, unless ``--eager`` is given. All servers are up at the same time and take turns, so
+that a machine that is slow for a minute is so for all of them; figures are medians of the turns:
 
     llada2        this package, tiny-llada2
     causal        vLLM's autoregressive serving of the same weights: what a user would pick instead
@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Figures of each system by concurrency; the servers are started and stopped here."""
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(start(SYSTEMS[name], scratch / f"{name}.log"))
+            name: stack.enter_context(start(SYSTEMS[name], scratch / f"{name}.log", args.eager))
             for name in args.systems
         }
         found: dict[str, dict[str, Any]] = {name: {} for name in servers}
@@ -125,10 +125,13 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def start(system: System, log: Path) -> Server:
+def start(system: System, log: Path, eager: bool) -> Server:
     """Its server, not started yet."""
-    flags = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 28), *system.flags)
-    return Server(system.model, *flags, log=log, env=system.env, start_seconds=300)
+    flags = [
+        *("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 28)),
+        *("--enforce-eager" if eager else "--no-enforce-eager", *system.flags),
+    ]
+    return Server(system.model, *flags, log=log, env=system.env, start_seconds=600)
 
 
 def median_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -157,6 +160,7 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=24, help="requests of a run, at least")
     parser.add_argument("--rounds", type=int, default=3, help="requests for each at a time")
     parser.add_argument("--turns", type=int, default=3, help="runs of each system")
+    parser.add_argument("--eager", action="store_true", help="nothing compiled, for quick starts")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,5 +1,6 @@
 """The answers of an engine with several ranks, as JSON: a line for each batch of requests, with how
-often each rank asked for whole rows of logits by then; at last how often the engine preempted.
+often each rank asked for whole rows of logits by then; at last how often the engine preempted, and
+how many graphs of our functions each rank's compiler made when the engine started and in all.
 
 python -m tests.engine.parallel_child MODEL '[[{"temperature": 0}]]' '{"tensor_parallel_size": 2}'
 """
@@ -11,6 +12,11 @@ import sys
 from typing import Any
 
 from vllm_dllm.engine.statistics import MaskedStatistics
+from vllm_dllm.ops import tiled_stats
+from vllm_dllm.ops.noise import candidate_keys, step_noise
+from vllm_dllm.ops.row_stats import pure_row_statistics
+from vllm_dllm.ops.sampled_stats import draw
+from vllm_dllm.ops.shard_stats import found_among
 
 
 def watch(worker: Any) -> None:
@@ -32,6 +38,15 @@ def whole_rows(worker: Any) -> int | None:
     return getattr(getattr(worker.model_runner.sampler, "statistics", None), "calls", None)
 
 
+def graphs(worker: Any) -> int:
+    """How many graphs a rank's compiler has made of our functions; vLLM's embedding has its own."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
+
+    ours = (candidate_keys, draw, found_among, pure_row_statistics, step_noise)
+    tiles = (tiled_stats._fold, tiled_stats._only_tile)
+    return sum(len(entries(function.__code__)) for function in (*ours, *tiles))
+
+
 if __name__ == "__main__":
     import cloudpickle
     from vllm import LLM
@@ -45,7 +60,8 @@ if __name__ == "__main__":
         model=sys.argv[1], disable_log_stats=False, **(settings(32) | json.loads(sys.argv[3]))
     )
     llm.collective_rpc(watch)
+    made = llm.collective_rpc(graphs)
     for cases in json.loads(sys.argv[2]):
         print(json.dumps([answers(llm, cases), llm.collective_rpc(whole_rows)]), flush=True)
     preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
-    print(json.dumps([preempted]), flush=True)
+    print(json.dumps([preempted, made, llm.collective_rpc(graphs)]), flush=True)

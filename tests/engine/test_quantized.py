@@ -149,7 +149,16 @@ def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
     assert before >= 0.75 * len(examples)
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("family", "eager"),
+    [
+        ("llada2", True),
+        ("llada2", False),
+        ("gemma", True),
+        pytest.param("gemma", False, marks=pytest.mark.long),
+    ],
+    indirect=["family"],
+)
 def test_calibrated_nvfp4(family: str, eager: bool) -> None:
     """Compiled too, as a server is unless told not to: experts branch on what a router chose."""
     examples = encoded(family)

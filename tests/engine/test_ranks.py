@@ -85,21 +85,36 @@ def test_constrained(axis: str) -> None:
     assert all(len(tokens) == 52 for n, tokens in enumerate(two) if n % 3 < 2)
 
 
+def two_ranks_and_one(name: str, model: Path, **options: Any) -> tuple[list, list, list]:
+    """What two ranks print, and the answers of one, both with `options`."""
+    if name == "gemma":
+        reference_gemma.random_checkpoint(model, 0, vocab_size=VOCABULARY)
+    else:
+        random_checkpoint(model, 0, vocab_size=VOCABULARY)
+    both = options | {"tensor_parallel_size": 2}
+    *two, counts = answers_of_child("parallel_child", model, TENSOR[name], both)
+    with engine(model, 32, **options) as running:
+        return two, counts, [answers(running.llm, cases) for cases in TENSOR[name]]
+
+
 @pytest.mark.parametrize("name", TENSOR)
 def test_tensor_parallel(name: str, tmp_path: Path) -> None:
-    if name == "gemma":
-        reference_gemma.random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
-    else:
-        random_checkpoint(tmp_path, 0, vocab_size=VOCABULARY)
-    options = {"tensor_parallel_size": 2}
-    *two, _ = answers_of_child("parallel_child", tmp_path, TENSOR[name], options)
-    with engine(tmp_path, 32) as running:
-        one = [answers(running.llm, cases) for cases in TENSOR[name]]
+    two, _, one = two_ranks_and_one(name, tmp_path)
     assert [found for found, _ in two] == one
     if name == "llada2":
         # Statistics cross the ranks, not logits; those only where a request needs them.
         assert two[0][1] == [0, 0]
         assert min(two[1][1]) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TENSOR)
+def test_compiled(name: str, tmp_path: Path) -> None:
+    """What vLLM compiles by default, on two ranks; a compiled forward may round otherwise."""
+    two, (_, made, in_all), one = two_ranks_and_one(name, tmp_path, enforce_eager=False)
+    assert [found for found, _ in two] == one
+    assert min(made) > 0
+    assert in_all == made, "compiled while serving"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +132,6 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[in
 def test_pipeline_parallel(name: str, staged: tuple[Path, list[list[int]]]) -> None:
     model, one = staged
     options = {"pipeline_parallel_size": 2} | STAGES[name]
-    (two, _), (preemptions,) = answers_of_child("parallel_child", model, [STAGED], options)
+    (two, _), (preemptions, *_) = answers_of_child("parallel_child", model, [STAGED], options)
     assert two == one
     assert (preemptions[0] > 0) == ("preempted" in name)

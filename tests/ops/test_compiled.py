@@ -15,6 +15,7 @@ from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.noise import Counters, candidate_keys, row_keys, step_noise
 from vllm_dllm.ops.row_stats import EntropyStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.sampled_stats import GROUP, draw, sampled_statistics
+from vllm_dllm.ops.shard_stats import found_among
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +141,30 @@ def test_rows(entropy: bool) -> None:
             exact_h = -torch.xlogy(exact, exact).sum(-1)
             budget = 3 * (want.entropy.double() - exact_h).abs().max() + 4e-6
             assert (got.entropy.double() - exact_h).abs().max() <= budget
+    assert graphs() == made
+
+
+@pytest.mark.parametrize("forbidden", [7, 310])
+def test_found_by_a_rank(forbidden: int) -> None:
+    """Of its own ids 300..419, with the forbidden one among them or not."""
+    function, first = compiled(found_among), 300
+    ahead(lambda rows: function(torch.zeros(8 + rows, 120), first, forbidden))
+    made = graphs()
+    for rows in (9, 24, 97):
+        logits = case(420, rows=rows)["logits"][:, first:].contiguous()
+        logits[0, 10] = 50.0
+        got, want = function(logits, first, forbidden), found_among(logits, first, forbidden)
+        for name in ("best", "token", "origin", "sample"):
+            assert torch.equal(getattr(got, name), getattr(want, name)), name
+        # The row that sees only -inf here has nothing to add.
+        origin = want.origin.double().clamp_min(-1e30)
+        weight = (logits.double() - origin[:, None]).exp()
+        for mine, eager, exact in (
+            (got.sum, want.sum, weight.sum(-1)),
+            (got.weighted, want.weighted, torch.xlogy(weight, weight).sum(-1)),
+        ):
+            budget = 3 * (eager.double() - exact).abs().max() + 4e-6
+            assert (mine.double() - exact).abs().max() <= budget
     assert graphs() == made
 
 

@@ -30,10 +30,9 @@ from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.noise import Counters, StepNoise, step_noise
 from vllm_dllm.ops.row_stats import RowStatistics, with_samples
 from vllm_dllm.ops.tiled_stats import (
-    Result,
+    Tiled,
     compiled_statistics,
-    tile_bytes,
-    tile_shape,
+    example_budgets,
     tiled_statistics,
 )
 
@@ -115,6 +114,12 @@ def counters(state: SlotState, slots: torch.Tensor) -> Counters:
     return Counters(state.seed, state.start, state.step, rows, state.length)
 
 
+def extremes(state: SlotState) -> tuple[int, int]:
+    """Rows of the smallest and of the largest batch of canvases."""
+    slots, length = state.tokens.shape
+    return length, slots * length
+
+
 class MaskedStatistics:
     """Of a masked model, from whole rows of logits, as many at a time as `HEAD_BYTES` hold.
 
@@ -177,6 +182,7 @@ class MaskedStatistics:
         # In a tensor of their own, as in a step: a head may give a part of a wider one.
         scaled = logits.float().contiguous()
         functions.draw(scaled, torch.arange(len(hidden), device=hidden.device))
+        self.kernels.warm_up(hidden, self.mask_token, extremes(self.slots))
 
     def _needs_rows(self, wanted: Wanted) -> bool:
         """Whether a request of the batch needs a row of logits for more than a choice or a draw."""
@@ -236,14 +242,11 @@ class SampledKernels:
     """How a step of a model of uniform noise is computed.
 
     Attributes:
-        statistics: (hidden, head, temperature, keys, bytes) to statistics and soft embedding, as
-            `tiled_statistics`.
+        statistics: from hidden states to statistics and soft embedding, as `tiled_statistics`.
         noise: (where positions stand, vocabulary) to random numbers, as `step_noise`.
     """
 
-    statistics: Callable[[torch.Tensor, Head, torch.Tensor, torch.Tensor, int], Result] = (
-        tiled_statistics
-    )
+    statistics: Tiled = tiled_statistics
     noise: Callable[[Counters, int], StepNoise] = step_noise
 
     @classmethod
@@ -286,14 +289,10 @@ class TiledStatistics:
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Statistics`."""
-        slots, length = self.slots.tokens.shape
         first = torch.tensor([0], device=hidden.device)
         self.kernels.noise(counters(self.slots, first), self.head.vocabulary)
         keys = torch.arange(len(hidden), device=hidden.device)
         temperature = torch.zeros(len(hidden), device=hidden.device)
-        # Tiles as wide as those of the smallest and of the largest batch; both even where they are
-        # the same, as ranks with fewer ids must meet the others as often.
-        for rows in (length, slots * length):
-            _, ids = tile_shape(rows, len(self.head.ids), TILE_BYTES)
-            budget = tile_bytes(len(hidden), ids)
+        batches = extremes(self.slots)
+        for budget in example_budgets(len(hidden), batches, self.head, TILE_BYTES):
             self.kernels.statistics(hidden, self.head, temperature, keys, budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,8 +17,48 @@ from vllm_dllm.ops.tiled_stats import FAR
 COPIES = 3
 
 
+# A rank's logits [rows, ids], its first id, and the forbidden id, to what it finds.
+Find = Callable[[torch.Tensor, int, int], Found]
+
+
+def found_among(logits: torch.Tensor, first: int, forbidden: int) -> Found:
+    """What one rank finds among its own ids.
+
+    Args:
+        logits: float32 ``[rows, ids]``, at least one id; left as they are.
+        first: the first of these ids.
+        forbidden: token id, of this rank or not, that counts in the sums and is never chosen.
+
+    Returns:
+        Findings of shape ``[rows]``. Nothing is drawn.
+    """
+    ids = torch.arange(first, first + logits.shape[1], device=logits.device)
+    best, at = torch.where(ids != forbidden, logits, -torch.inf).max(-1)
+    origin = logits.amax(-1)
+    base = torch.where(origin == -torch.inf, 0.0, origin)
+    distance = (logits - base[:, None]).clamp_min_(FAR)
+    weight = distance.exp()
+    token = at + first
+    return Found(
+        best=best,
+        token=token,
+        origin=origin,
+        drawn=best,
+        sample=token,
+        scaled=best,
+        sum=weight.sum(-1),
+        weighted=torch.linalg.vecdot(weight, distance),
+        soft=logits.new_empty((len(logits), 0)),
+    )
+
+
 def sharded_statistics(
-    hidden: torch.Tensor, head: Head, forbidden: int, entropy: bool, budget: int
+    hidden: torch.Tensor,
+    head: Head,
+    forbidden: int,
+    entropy: bool,
+    budget: int,
+    find: Find = found_among,
 ) -> RowStatistics:
     """What `row_statistics` computes from whole rows of logits.
 
@@ -27,6 +68,7 @@ def sharded_statistics(
         forbidden: token id that takes part in the sums and is never chosen.
         entropy: also compute entropies (`EntropyStatistics`).
         budget: bytes that temporaries may take.
+        find: `found_among`, or what a compiler makes of it.
 
     Returns:
         Statistics of shape ``[rows]``, the same on all ranks.
@@ -34,7 +76,12 @@ def sharded_statistics(
     assert head.shard is not None
     # By the width with padding: all ranks must meet equally often.
     rows = max(1, budget // (4 * COPIES * head.shard.width))
-    parts = [_met(part, head, forbidden, entropy) for part in hidden.split(rows)]
+    parts = []
+    for part in hidden.split(rows):
+        found = _share(part, head, forbidden, find).met(head.shard)
+        # Probabilities are the model's own, at temperature 1: no row counts as greedy.
+        never = torch.zeros_like(found.token, dtype=torch.bool)
+        parts.append(wanted_of(found.statistics(never), entropy))
     return type(parts[0]).join(parts)
 
 
@@ -50,39 +97,11 @@ def without(head: Head, forbidden: int) -> Head:
     return replace(head, logits=logits)
 
 
-def _met(hidden: torch.Tensor, head: Head, forbidden: int, entropy: bool) -> RowStatistics:
-    assert head.shard is not None
-    found = _share(hidden, head, forbidden).met(head.shard)
-    # Probabilities are the model's own, at temperature 1: no row counts as greedy.
-    never = torch.zeros_like(found.token, dtype=torch.bool)
-    return wanted_of(found.statistics(never), entropy)
-
-
-def _share(hidden: torch.Tensor, head: Head, forbidden: int) -> Found:
-    """What this rank finds among its own ids. Nothing is drawn."""
+def _share(hidden: torch.Tensor, head: Head, forbidden: int, find: Find) -> Found:
     own = head.ids
     if not len(own):
         return _nothing(hidden)
-    logits = head.logits(hidden, own.start, own.stop)  # [rows, ids]
-    origin = logits.amax(-1)
-    base = torch.where(origin == -torch.inf, 0.0, origin)
-    distance = (logits - base[:, None]).clamp_min_(FAR)
-    weight = distance.exp()
-    if forbidden in own:
-        logits[:, forbidden - own.start] = -torch.inf
-    best, at = logits.max(-1)
-    token = at + own.start
-    return Found(
-        best=best,
-        token=token,
-        origin=origin,
-        drawn=best,
-        sample=token,
-        scaled=best,
-        sum=weight.sum(-1),
-        weighted=torch.linalg.vecdot(weight, distance),
-        soft=logits.new_empty((len(logits), 0)),
-    )
+    return find(head.logits(hidden, own.start, own.stop), own.start, forbidden)
 
 
 def _nothing(hidden: torch.Tensor) -> Found:

@@ -8,7 +8,7 @@ is spread over ranks each rank passes over its own ids, and only the results mee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,8 @@ from vllm_dllm.ops.sampled_stats import (
 
 # Statistics [rows], and the soft embedding [rows, hidden] where there is one.
 Result = tuple[SampledStatistics, torch.Tensor | None]
+# (hidden, head, temperature, keys, bytes) to that, as `tiled_statistics`.
+Tiled = Callable[[torch.Tensor, Head, torch.Tensor, torch.Tensor, int], Result]
 
 # Float32 values of a tile's size that are alive together in one pass (scaled logits, their
 # distance to the maximum, weights, and a temporary).
@@ -51,6 +53,21 @@ def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
 def tile_bytes(rows: int, ids: int) -> int:
     """The budget for which `tile_shape` gives tiles of so many rows and ids."""
     return 4 * TILE_COPIES * rows * GROUP * -(-ids // GROUP)
+
+
+def example_budgets(rows: int, batches: Sequence[int], head: Head, budget: int) -> list[int]:
+    """For each of `batches`, the budget with which `rows` rows take tiles as wide as its own.
+
+    One for each even where they are the same: ranks with fewer ids must meet the others as often.
+
+    Args:
+        rows: of the example.
+        batches: numbers of rows that `budget` is for.
+        head: the head; a rank sees its own ids.
+        budget: bytes that temporaries may take.
+    """
+    widths = [tile_shape(batch, len(head.ids), budget)[1] for batch in batches]
+    return [tile_bytes(rows, width) for width in widths]
 
 
 def tiled_statistics(
