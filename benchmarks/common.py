@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -144,3 +145,17 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.machine()
+
+
+def with_equal_steps(model: Path, copy: Path, steps: int) -> Path:
+    """A copy of a DiffusionGemma checkpoint that takes so many denoise steps for every canvas.
+
+    Early stopping is out of reach: with it the number of steps is chance, as vLLM's own class takes
+    no seed.
+    """
+    shutil.copytree(model, copy)
+    path = copy / "generation_config.json"
+    config = json.loads(path.read_text())
+    config |= {"max_denoising_steps": steps, "confidence_threshold": 1e-30}
+    path.write_text(json.dumps(config))
+    return copy

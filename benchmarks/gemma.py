@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, engines_in_this_process, environment, write  # noqa: E402
+from benchmarks.common import (  # noqa: E402
+    TINY,
+    engines_in_this_process,
+    environment,
+    with_equal_steps,
+    write,
+)
 
 engines_in_this_process()  # before torch and vLLM are imported
 
@@ -59,17 +64,6 @@ def workloads() -> dict[str, list[Job]]:
 
 def prompt(n: int) -> list[int]:
     return [15 + (7 * n + 3 * i) % 200 for i in range(PROMPT)]
-
-
-def prepared(model: Path, scratch: Path) -> Path:
-    """The checkpoint with early stopping out of reach."""
-    copy = scratch / "model"
-    shutil.copytree(model, copy)
-    path = copy / "generation_config.json"
-    config = json.loads(path.read_text())
-    config |= {"max_denoising_steps": STEPS, "confidence_threshold": 1e-30}
-    path.write_text(json.dumps(config))
-    return copy
 
 
 def random_model(vocabulary: int, scratch: Path) -> Path:
@@ -247,7 +241,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         made = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
-        model = prepared(made, Path(scratch))
+        model = with_equal_steps(made, Path(scratch) / "model", STEPS)
         peers = {kind: Peer(kind, model, Path(scratch)) for kind in KINDS}
         try:
             results = figures(in_turns(peers, args.rounds))

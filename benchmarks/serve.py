@@ -9,8 +9,8 @@ that a machine that is slow for a minute is so for all of them; figures are medi
 
     llada2        this package, tiny-llada2
     causal        vLLM's autoregressive serving of the same weights: what a user would pick instead
-    gemma         this package, tiny-diffusiongemma
-    gemma-native  vLLM's own class for it
+    gemma         this package, tiny-diffusiongemma, with 8 denoise steps for every canvas
+    gemma-native  vLLM's own class for the same
 
 The prompts are held-out problems of `examples/tiny/tasks.py`, 64 tokens are put out for each. All
 systems do the same number of tokens; the causal one puts out nonsense, because its weights were
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TEXT_ONLY, TINY, write  # noqa: E402
+from benchmarks.common import TEXT_ONLY, TINY, with_equal_steps, write  # noqa: E402
 from examples.tiny.tasks import TASKS, problems  # noqa: E402
 from tests.e2e.server import Server  # noqa: E402
 
@@ -58,15 +58,23 @@ class System:
     model: Path
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    steps: int | None = None  # of every canvas; None: as many as it takes
+
+    def at(self, scratch: Path) -> System:
+        """The same, with a checkpoint that says how many steps there are."""
+        if self.steps is None:
+            return self
+        return replace(self, model=with_equal_steps(self.model, scratch, self.steps))
 
 
 AS_CAUSAL = '{"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": null}'
 CAUSAL = ("--hf-overrides", AS_CAUSAL)
+GEMMA = TINY / "tiny-diffusiongemma"
 SYSTEMS = {
     "llada2": System(TINY / "tiny-llada2"),
     "causal": System(TINY / "tiny-llada2", CAUSAL),
-    "gemma": System(TINY / "tiny-diffusiongemma", TEXT_ONLY),
-    "gemma-native": System(TINY / "tiny-diffusiongemma", TEXT_ONLY, {"VLLM_DLLM_NATIVE": "1"}),
+    "gemma": System(GEMMA, TEXT_ONLY, steps=8),
+    "gemma-native": System(GEMMA, TEXT_ONLY, {"VLLM_DLLM_NATIVE": "1"}, steps=8),
 }
 
 
@@ -105,10 +113,11 @@ def write_prompts(file: Path, count: int) -> None:
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Figures of each system by concurrency; the servers are started and stopped here."""
+    systems = {name: SYSTEMS[name].at(scratch / name) for name in args.systems}
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(start(SYSTEMS[name], scratch / f"{name}.log", args.eager))
-            for name in args.systems
+            name: stack.enter_context(start(system, scratch / f"{name}.log", args.eager))
+            for name, system in systems.items()
         }
         found: dict[str, dict[str, Any]] = {name: {} for name in servers}
         for concurrency in args.concurrency:
@@ -117,7 +126,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             turns: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
             for _ in range(args.turns):
                 for name, server in servers.items():
-                    turns[name].append(bench(server, SYSTEMS[name], concurrency, prompts))
+                    turns[name].append(bench(server, systems[name], concurrency, prompts))
                     speed = turns[name][-1]["output_throughput"]
                     print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr)
             for name, samples in turns.items():

@@ -67,7 +67,11 @@ def load(name: str) -> tuple[Any, list[Any]]:
     return golden, penalised + cases
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+# Chunks of a block of 32 and a half; those of one and a quarter stay.
+LONG = pytest.param("budget-48", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("schedule", [LONG if s == "budget-48" else s for s in SCHEDULES])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_one_batch(name: str, schedule: str) -> None:
     golden, cases = load(name)

@@ -27,7 +27,7 @@ from benchmarks.soak_rules import (
 )
 from vllm_dllm.decoding import algorithm_names
 
-SIZES = {"llada2": Size(requests=500, distinct=100), "gemma": Size(requests=250, distinct=50)}
+SIZES = {"llada2": Size(requests=350, distinct=80), "gemma": Size(requests=250, distinct=50)}
 
 
 @pytest.mark.e2e
