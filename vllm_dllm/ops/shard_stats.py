@@ -15,8 +15,6 @@ from vllm_dllm.ops.tiled_stats import FAR
 
 # Float32 values of a rank's share of the logits that are alive together.
 COPIES = 3
-
-
 # A rank's logits [rows, ids], its first id, and the forbidden id, to what it finds.
 Find = Callable[[torch.Tensor, int, int], Found]
 
