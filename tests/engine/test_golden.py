@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any
 
 import pytest
@@ -115,8 +115,15 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", CHECKPOINTS)
+# The second checkpoint's short blocks take many passes; these two end steps early or wait.
+SLOWEST = {("ckpt_b_b8", "early"), ("ckpt_b_b8", "sync")}
+EVERY = [
+    pytest.param(*pair, marks=pytest.mark.long if pair in SLOWEST else ())
+    for pair in product(CHECKPOINTS, POLICIES)
+]
+
+
+@pytest.mark.parametrize(("name", "policy"), EVERY)
 def test_every_canvas(name: str, policy: str) -> None:
     """Not only the output: each intermediate canvas, hence also the number of steps."""
     golden, cases = load(name)

@@ -97,7 +97,7 @@ def two_ranks_and_one(name: str, model: Path, **options: Any) -> tuple[list, lis
         return two, counts, [answers(running.llm, cases) for cases in TENSOR[name]]
 
 
-@pytest.mark.parametrize("name", TENSOR)
+@pytest.mark.parametrize("name", ["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def test_tensor_parallel(name: str, tmp_path: Path) -> None:
     two, _, one = two_ranks_and_one(name, tmp_path)
     assert [found for found, _ in two] == one
