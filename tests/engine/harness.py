@@ -108,6 +108,24 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
         running.close()
 
 
+def our_graphs() -> int:
+    """How many graphs the compiler has made of our functions in this process.
+
+    Its own count also has vLLM's, among them one for an embedding that is spread over ranks.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
+
+    from vllm_dllm.ops import tiled_stats
+    from vllm_dllm.ops.noise import candidate_keys, step_noise
+    from vllm_dllm.ops.row_stats import pure_row_statistics
+    from vllm_dllm.ops.sampled_stats import draw
+    from vllm_dllm.ops.shard_stats import found_among
+
+    rows = (candidate_keys, draw, found_among, pure_row_statistics, step_noise)
+    tiles = (tiled_stats._fold, tiled_stats._only_tile)
+    return sum(len(entries(function.__code__)) for function in (*rows, *tiles))
+
+
 def answers_of_child(
     module: str,
     *arguments: Any,

@@ -12,11 +12,6 @@ import sys
 from typing import Any
 
 from vllm_dllm.engine.statistics import MaskedStatistics
-from vllm_dllm.ops import tiled_stats
-from vllm_dllm.ops.noise import candidate_keys, step_noise
-from vllm_dllm.ops.row_stats import pure_row_statistics
-from vllm_dllm.ops.sampled_stats import draw
-from vllm_dllm.ops.shard_stats import found_among
 
 
 def watch(worker: Any) -> None:
@@ -39,12 +34,10 @@ def whole_rows(worker: Any) -> int | None:
 
 
 def graphs(worker: Any) -> int:
-    """How many graphs a rank's compiler has made of our functions; vLLM's embedding has its own."""
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
+    """`our_graphs` on a rank."""
+    from tests.engine.harness import our_graphs
 
-    ours = (candidate_keys, draw, found_among, pure_row_statistics, step_noise)
-    tiles = (tiled_stats._fold, tiled_stats._only_tile)
-    return sum(len(entries(function.__code__)) for function in (*ours, *tiles))
+    return our_graphs()
 
 
 if __name__ == "__main__":

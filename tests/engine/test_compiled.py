@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch._dynamo.utils import counters as dynamo
 
-from tests.engine.harness import Engine
+from tests.engine.harness import Engine, our_graphs
 from tests.reliability.drive import Family, gemma, llada2
 from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions
 from vllm_dllm.engine.statistics import SampledKernels, TiledStatistics
@@ -59,6 +59,7 @@ def test_compiled_engine(family: Family) -> None:
         want = answers(running, family)
     with family.start(enforce_eager=False) as running:
         assert is_compiled(running)
+        assert our_graphs(), "something was compiled"
         made = dynamo["stats"]["unique_graphs"]
         assert answers(running, family) == want
         assert dynamo["stats"]["unique_graphs"] == made, "compiled while serving"

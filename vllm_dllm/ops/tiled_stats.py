@@ -121,8 +121,10 @@ def _in_tiles(
             starts = group_starts(first, end, keys.device)
             # A narrower last tile is not worth a graph of its own.
             fold = way.fold if end - first == ids else _fold
-            weight = fold(running, head.logits(hidden, first, end), starts)
-            running.embed(weight, head.part(first, end))
+            # No name for the weights: they would stay alive beside the next tile.
+            running.embed(
+                fold(running, head.logits(hidden, first, end), starts), head.part(first, end)
+            )
         parts.append(running.result(head))
     statistics = SampledStatistics.join([found for found, _ in parts])
     if head.embedding is None or len(parts) == 1:
