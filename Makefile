@@ -44,7 +44,8 @@ bench-gpu: ## time a step at the published sizes on a GPU (PYTHON=...: one that 
 bench: setup ## time a step, prefill and serving, against every peer; tables and plots
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
 	@OMP_NUM_THREADS=$$(nproc) $(bin)/python benchmarks/prefill.py --lengths 512 2048 --json benchmarks/results/prefill.json
-	@$(bin)/python benchmarks/serve.py --eager --concurrency 1 16 --turns 1 --least 16 --rounds 2 \
+	@$(bin)/python benchmarks/serve.py --eager --systems llada2 causal gemma gemma-native \
+	  --concurrency 1 16 --turns 1 --least 16 --rounds 2 \
 	  --json benchmarks/results/serve.json
 	@$(bin)/python benchmarks/gemma.py --rounds 1 --json benchmarks/results/gemma.json
 	@$(bin)/python benchmarks/llada2.py --per-task 6 --repeats 2 --json benchmarks/results/llada2.json

@@ -153,8 +153,9 @@ def fdfo(axis: Any, results: Mapping[str, Any]) -> None:
 
 
 def serve(axis: Any, results: Mapping[str, Any]) -> None:
-    styles = zip((BLUE, GREY, ORANGE, DARK), ("o-", "s--", "o-", "s--"), strict=True)
-    for (system, found), (colour, style) in zip(results.items(), styles, strict=False):
+    styles = [(BLUE, "o-"), (GREY, "s--"), (ORANGE, "o-"), (DARK, "s--"), (DARK, "^:")]
+    used = styles[: len(results)]
+    for (system, found), (colour, style) in zip(results.items(), used, strict=True):
         speeds = [one["output_throughput"] for one in found.values()]
         axis.plot([int(n) for n in found], speeds, style, label=system, color=colour)
     axis.set_xscale("log", base=2)

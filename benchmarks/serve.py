@@ -7,10 +7,12 @@ Each system is a real server on loopback that vLLM's own benchmark drives; vLLM 
 does by default, unless ``--eager`` is given. All servers are up at the same time and take turns, so
 that a machine that is slow for a minute is so for all of them; figures are medians of the turns:
 
-    llada2        this package, tiny-llada2
-    causal        vLLM's autoregressive serving of the same weights: what a user would pick instead
-    gemma         this package, tiny-diffusiongemma, with 8 denoise steps for every canvas
-    gemma-native  vLLM's own class for the same
+    llada2          this package, tiny-llada2
+    causal          vLLM's autoregressive serving of its weights: what a user would pick instead
+    gemma           this package, tiny-diffusiongemma, with 8 denoise steps for every canvas
+    gemma-native    vLLM's own class for the same
+    gemma-native-8  that class with the 8 requests in a step that it takes unless told otherwise;
+                    the others are told 64
 
 The prompts are held-out problems of `examples/tiny/tasks.py`, 64 tokens are put out for each. All
 systems do the same number of tokens; the causal one puts out nonsense, because its weights were
@@ -59,6 +61,7 @@ class System:
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     steps: int | None = None  # of every canvas; None: as many as it takes
+    at_once: int | None = 64  # most requests in a step; None: vLLM's default
 
     def at(self, scratch: Path) -> System:
         """The same, with a checkpoint that says how many steps there are."""
@@ -70,11 +73,13 @@ class System:
 AS_CAUSAL = '{"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": null}'
 CAUSAL = ("--hf-overrides", AS_CAUSAL)
 GEMMA = TINY / "tiny-diffusiongemma"
+NATIVE = System(GEMMA, TEXT_ONLY, {"VLLM_DLLM_NATIVE": "1"}, steps=8)
 SYSTEMS = {
     "llada2": System(TINY / "tiny-llada2"),
     "causal": System(TINY / "tiny-llada2", CAUSAL),
     "gemma": System(GEMMA, TEXT_ONLY, steps=8),
-    "gemma-native": System(GEMMA, TEXT_ONLY, {"VLLM_DLLM_NATIVE": "1"}, steps=8),
+    "gemma-native": NATIVE,
+    "gemma-native-8": replace(NATIVE, at_once=None),
 }
 
 
@@ -137,7 +142,8 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 def start(system: System, log: Path, eager: bool) -> Server:
     """Its server, not started yet."""
     flags = [
-        *("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 28)),
+        *(() if system.at_once is None else ("--max-num-seqs", str(system.at_once))),
+        *("--kv-cache-memory-bytes", str(1 << 28)),
         *("--enforce-eager" if eager else "--no-enforce-eager", *system.flags),
     ]
     return Server(system.model, *flags, log=log, env=system.env, start_seconds=600)
