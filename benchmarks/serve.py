@@ -11,8 +11,8 @@ that a machine that is slow for a minute is so for all of them; figures are medi
     causal          vLLM's autoregressive serving of its weights: what a user would pick instead
     gemma           this package, tiny-diffusiongemma, with 8 denoise steps for every canvas
     gemma-native    vLLM's own class for the same
-    gemma-native-8  that class with the 8 requests in a step that it takes unless told otherwise;
-                    the others are told 64
+    gemma-native-8  that class with 8 requests in a step, the most that it takes unless told
+                    otherwise; the others may take 64
 
 The prompts are held-out problems of `examples/tiny/tasks.py`, 64 tokens are put out for each. All
 systems do the same number of tokens; the causal one puts out nonsense, because its weights were
@@ -61,7 +61,7 @@ class System:
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     steps: int | None = None  # of every canvas; None: as many as it takes
-    at_once: int | None = 64  # most requests in a step; None: vLLM's default
+    at_once: int = 64  # most requests in a step
 
     def at(self, scratch: Path) -> System:
         """The same, with a checkpoint that says how many steps there are."""
@@ -79,7 +79,7 @@ SYSTEMS = {
     "causal": System(TINY / "tiny-llada2", CAUSAL),
     "gemma": System(GEMMA, TEXT_ONLY, steps=8),
     "gemma-native": NATIVE,
-    "gemma-native-8": replace(NATIVE, at_once=None),
+    "gemma-native-8": replace(NATIVE, at_once=8),
 }
 
 
@@ -121,9 +121,10 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     systems = {name: SYSTEMS[name].at(scratch / name) for name in args.systems}
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(start(system, scratch / f"{name}.log", args.eager))
+            name: server_of(system, scratch / f"{name}.log", args.eager)
             for name, system in systems.items()
         }
+        start(list(servers.values()), stack)
         found: dict[str, dict[str, Any]] = {name: {} for name in servers}
         for concurrency in args.concurrency:
             prompts = scratch / "prompts.jsonl"
@@ -139,11 +140,20 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     return found
 
 
-def start(system: System, log: Path, eager: bool) -> Server:
+def start(servers: list[Server], stack: ExitStack) -> None:
+    """Start them, two at a time: to import vLLM takes a core. The stack stops them."""
+    for number, server in enumerate(servers):
+        server.launch()
+        stack.callback(server.stop)
+        if number:
+            servers[number - 1].wait_until_ready()
+    servers[-1].wait_until_ready()
+
+
+def server_of(system: System, log: Path, eager: bool) -> Server:
     """Its server, not started yet."""
     flags = [
-        *(() if system.at_once is None else ("--max-num-seqs", str(system.at_once))),
-        *("--kv-cache-memory-bytes", str(1 << 28)),
+        *("--max-num-seqs", str(system.at_once), "--kv-cache-memory-bytes", str(1 << 28)),
         *("--enforce-eager" if eager else "--no-enforce-eager", *system.flags),
     ]
     return Server(system.model, *flags, log=log, env=system.env, start_seconds=600)

@@ -54,12 +54,9 @@ class Server:
         self.environment = os.environ | ENVIRONMENT | WITHIN_ENGINE | (env or {})
 
     def __enter__(self) -> Server:
-        with self.log.open("w") as sink:
-            self.process = subprocess.Popen(
-                self.command, stdout=sink, stderr=sink, env=self.environment, start_new_session=True
-            )
+        self.launch()
         try:
-            self._wait()
+            self.wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -68,7 +65,14 @@ class Server:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _wait(self) -> None:
+    def launch(self) -> None:
+        """Start it, and leave to the caller to wait for it and to stop it."""
+        with self.log.open("w") as sink:
+            self.process = subprocess.Popen(
+                self.command, stdout=sink, stderr=sink, env=self.environment, start_new_session=True
+            )
+
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
