@@ -50,7 +50,7 @@ bench: setup ## time a step, prefill and serving, against every peer; tables and
 	@$(bin)/python benchmarks/gemma.py --rounds 1 --json benchmarks/results/gemma.json
 	@$(bin)/python benchmarks/llada2.py --per-task 6 --repeats 2 --json benchmarks/results/llada2.json
 	@$(bin)/python benchmarks/growth.py --finished 300 --json benchmarks/results/growth.json
-	@$(bin)/python benchmarks/fdfo.py --per-task 20 --json benchmarks/results/fdfo.json
+	@$(bin)/python benchmarks/fdfo.py --per-task 10 --json benchmarks/results/fdfo.json
 	@$(bin)/python benchmarks/report.py
 
 lint: setup ## ruff and mypy
