@@ -11,6 +11,7 @@ import json
 import sys
 from typing import Any
 
+from tests.engine.harness import our_graphs, settings
 from vllm_dllm.engine.statistics import MaskedStatistics
 
 
@@ -35,8 +36,6 @@ def whole_rows(worker: Any) -> int | None:
 
 def graphs(worker: Any) -> int:
     """`our_graphs` on a rank."""
-    from tests.engine.harness import our_graphs
-
     return our_graphs()
 
 
@@ -44,7 +43,6 @@ if __name__ == "__main__":
     import cloudpickle
     from vllm import LLM
 
-    from tests.engine.harness import settings
     from tests.engine.test_ranks import answers
 
     # Workers do not have this module, which is the child's `__main__`.
