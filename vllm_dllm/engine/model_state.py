@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.families import Family, compiles, family_of
 from vllm_dllm.engine.fused import read_again
+from vllm_dllm.engine.interrupted import InterruptedCanvas, tell_of_preemptions
 from vllm_dllm.engine.pages import Pages
 from vllm_dllm.engine.requests import Limits, SlotState
 from vllm_dllm.engine.routes import Masking, take_routes
@@ -53,12 +55,16 @@ class DiffusionModelState(ModelState):
         self.statistics, self.whole = self.family.statistics(self.model, self.slots)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
+        # Of preempted requests that have streamed a part of their canvas, until they come back.
+        self.interrupted: dict[str, InterruptedCanvas] = {}
+        tell_of_preemptions()
         # True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
         self.sees_logits = True
+        self.total_len = sampler.req_states.total_len.gpu
         if compiles(self.vllm_config):
             self._compile()
         return DiffusionSampler(
@@ -113,6 +119,26 @@ class DiffusionModelState(ModelState):
         if self.sees_logits:
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
         self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
+        interrupted = self.interrupted.pop(new_req_data.req_id, None)
+        if interrupted is not None:
+            interrupted.resume(self.slots, req_index, self.whole, len(prompt), asked)
+
+    def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
+        """Keep what `add_request` cannot make out again of requests that will come back.
+
+        Args:
+            preempted: ids of requests that give their slots away for now.
+            finished: ids of requests that have ended, maybe while they were waiting to come back.
+        """
+        for req_id in preempted:
+            slot = self.slot_of.get(req_id)
+            # A rank that sees no logits does not know how far a canvas has come, nor needs to.
+            if slot is not None and self.sees_logits and self.slots.streams[slot]:
+                self.interrupted[req_id] = InterruptedCanvas.of(
+                    self.slots, slot, self.whole, self.total_len
+                )
+        for req_id in finished if self.interrupted else ():
+            self.interrupted.pop(req_id, None)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """The pages are there."""

@@ -101,6 +101,8 @@ class SlotState:
     Attributes:
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
         phase: int8 ``[slots]``, a `Phase`.
+        after_prefill: int8 ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
+            one that an interrupted canvas had come to.
         start: int64 ``[slots]``, absolute position of the canvas.
         tail: int64 ``[slots]``, positions at the start of the canvas that vLLM has as tokens: the
             prompt's, and with `stream_prefix` those that have been put out.
@@ -134,6 +136,7 @@ class SlotState:
         self.masked = full(kind.mask_token is not None, torch.bool, length)
         self.fixed = full(False, torch.bool, length)
         self.phase = full(Phase.PREFILL, torch.int8)
+        self.after_prefill = full(Phase.DENOISE, torch.int8)
         self.start = full(0, torch.int64)
         self.tail = full(0, torch.int64)
         self.ready = full(0, torch.int64)
@@ -170,6 +173,7 @@ class SlotState:
         self.fixed[slot].fill_(False)
         self.fixed[slot, :tail].fill_(True)
         self.phase[slot].fill_(Phase.PREFILL)
+        self.after_prefill[slot].fill_(Phase.DENOISE)
         self.tail[slot].fill_(tail)
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)
@@ -202,6 +206,10 @@ class SlotState:
             slots, length = self.tokens.shape
             self.banks[name] = Bank.make(algorithm, slots, length, self.device)
         return self.banks[name]
+
+    def bank_of(self, slot: int) -> Bank:
+        """The tensors of the algorithm that decodes the request in ``slot``."""
+        return list(self.banks.values())[self._which[slot]]
 
     def groups(self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas) -> list[Group]:
         """The canvases of ``slots`` (int64 ``[n]``, `on_host` for numpy) by their algorithms."""
