@@ -16,6 +16,7 @@ from vllm_dllm.config import native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams
 
     from vllm_dllm.engine.front_end import FrontEnd
 
@@ -179,13 +180,23 @@ def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
         from vllm_dllm.engine.front_end import FrontEnd
 
         _serving_ours = True
-        front_end = FrontEnd(vllm_config, self.get_tokenizer)
+        front_end = FrontEnd(vllm_config, self.get_tokenizer, functools.partial(_completed, self))
         setattr(self, _FRONT_END, front_end)
         if "vllm.v1.engine.async_llm" in sys.modules:
             _wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _once_compiled)
         _take_http_requests(front_end)
 
     return init
+
+
+def _completed(processor: Any, params: SamplingParams) -> SamplingParams:
+    """A request's parameters with what vLLM's input processor adds to them."""
+    params = params.clone()
+    end = processor.renderer.get_eos_token_id()
+    params.update_from_generation_config(processor.generation_config_fields, end)
+    if processor.tokenizer is not None:
+        params.update_from_tokenizer(processor.tokenizer)
+    return params
 
 
 def _take_http_requests(front_end: FrontEnd) -> None:

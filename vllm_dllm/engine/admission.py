@@ -5,20 +5,25 @@ Raised errors reach an HTTP client as status 400 with the parameter's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
 from vllm_dllm.config import refuse_canvas_options
 from vllm_dllm.engine.choices import Served
-from vllm_dllm.ranges import SettingsError
+from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
 
 # Below this vLLM itself takes a temperature for greedy.
 GREEDY_EPSILON = 1e-5
 
 # Beyond, a float32 logit times or over the penalty is no number.
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
+
+# What travels to the engine in a message, and what a slot keeps a seed in.
+LEAST_INT64, MOST_INT64 = -(2**63), 2**63 - 1
 
 # What no diffusion model can do, or not yet: (name, is it set?, why)
 _IsSet = Callable[[Any], Any]
@@ -80,6 +85,46 @@ def refuse_misplaced(fields: Iterable[str]) -> None:
             )
 
 
+def _refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError:
+    return VLLMValidationError(f"{name} {sentence}.", parameter=name, value=value)
+
+
+def _whole_numbers(params: Any) -> Iterator[tuple[str, int]]:
+    """(name, value) of the parameters that are whole numbers."""
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield name, value
+    repetition = params.repetition_detection
+    for field in fields(repetition) if repetition is not None else ():
+        yield f"repetition_detection.{field.name}", getattr(repetition, field.name)
+
+
+def validate_numbers(params: Any) -> None:
+    """Refuse numbers that do not fit what holds them on their way.
+
+    Raises:
+        VLLMValidationError: names the parameter.
+    """
+    for name, value in _whole_numbers(params):
+        if not LEAST_INT64 <= value <= MOST_INT64:
+            raise _refused(name, f"must fit 64 bits, got {shown(value)}")
+    if params.seed is not None and params.seed + params.n - 1 > MOST_INT64:
+        # vLLM gives the i-th of n samples the seed plus i.
+        raise _refused(
+            "seed", f"plus n - 1 must be at most 2**63 - 1, got seed={params.seed}, n={params.n}"
+        )
+    for token, bias in (params.logit_bias or {}).items():
+        if not abs(bias) <= MAX_FLOAT32 and bias != -math.inf:
+            raise _refused("logit_bias", f"of token {token} must fit a float32, got {bias}")
+    if not LEAST_PENALTY <= params.repetition_penalty <= MOST_PENALTY:
+        raise _refused(
+            "repetition_penalty",
+            f"must be from {LEAST_PENALTY} to {MOST_PENALTY}, got {params.repetition_penalty}",
+            params.repetition_penalty,
+        )
+
+
 def validate_sampling_params(params: Any, served: Served) -> None:
     """Refuse what block-diffusion decoding cannot do, by name.
 
@@ -94,17 +139,11 @@ def validate_sampling_params(params: Any, served: Served) -> None:
             raise VLLMValidationError(
                 f"{name} is not supported with diffusion models: {reason}.", parameter=name
             )
+    validate_numbers(params)
     if served.mask_token is not None and params.allowed_token_ids == [served.mask_token]:
         raise VLLMValidationError(
             "allowed_token_ids allows nothing but the mask token, which is never put out.",
             parameter="allowed_token_ids",
-        )
-    if not LEAST_PENALTY <= params.repetition_penalty <= MOST_PENALTY:
-        raise VLLMValidationError(
-            f"repetition_penalty must be from {LEAST_PENALTY} to {MOST_PENALTY}, got "
-            f"{params.repetition_penalty}.",
-            parameter="repetition_penalty",
-            value=params.repetition_penalty,
         )
     try:
         options = served.options(params.extra_args)

@@ -18,6 +18,7 @@ from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
 from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
+from vllm_dllm.engine.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.engine.structured import AUTOMATON, Model, StructuredOutput
 
 if TYPE_CHECKING:
@@ -31,15 +32,30 @@ _awaited: ContextVar[Awaited | None] = ContextVar("awaited", default=None)
 class FrontEnd:
     """Of one served model."""
 
-    def __init__(self, vllm_config: VllmConfig, tokenizer: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        tokenizer: Callable[[], Any],
+        completed: Callable[[SamplingParams], SamplingParams],
+    ) -> None:
+        """What requests to a model need to know of it.
+
+        Args:
+            vllm_config: its configuration.
+            tokenizer: gives vLLM's tokenizer.
+            completed: a copy of a request's parameters with what vLLM adds to them: the ids that
+                end a text, and those of bad words.
+        """
+        self.completed = completed
         model, outputs = vllm_config.model_config, vllm_config.structured_outputs_config
         ends = model.try_get_generation_config().get("eos_token_id") or ()
         self.max_model_len = model.max_model_len
+        self.vocabulary = model.get_vocab_size()
         self.served = model.dllm
         self.structured = StructuredOutput(
             Model(
                 tokenizer,
-                vocabulary=model.get_vocab_size(),
+                vocabulary=self.vocabulary,
                 ends=frozenset([ends] if isinstance(ends, int) else ends),
                 no_space=outputs.disable_any_whitespace,
                 reasons=bool(outputs.reasoning_parser) and not outputs.enable_in_reasoning,
@@ -57,12 +73,18 @@ class FrontEnd:
             refuse_misplaced(request.model_extra or ())
             params = original(request, *args, **kwargs)
             validate_sampling_params(params, self.served)
+            if params.bad_words or may_exclude_all(params, self.vocabulary):
+                self._refuse_contradictions(self.completed(params))
             future, awaited = self.structured.submit(params), _awaited.get()
             if future is not None and awaited is not None:
                 awaited.append((future, params.max_tokens))
             return params
 
         return convert
+
+    def _refuse_contradictions(self, params: SamplingParams) -> None:
+        constrained = bool(self.served.options(params.extra_args).constrained)
+        refuse_contradictions(params, constrained, self.served.mask_token, self.vocabulary)
 
     def answer(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A handler of HTTP requests: a stream does not begin before its constraint is known."""
@@ -118,15 +140,20 @@ class FrontEnd:
             prompt: of the user.
             params: of the user; not changed.
         """
-        future = self.structured.submit(params) if isinstance(params, SamplingParams) else None
-        if future is None:
+        if not isinstance(params, SamplingParams):
             return original(prompt, params)
-        plain = params.clone()
-        plain.structured_outputs = None
+        future = self.structured.submit(params)
+        plain = params
+        if future is not None:
+            plain = params.clone()
+            plain.structured_outputs = None
         request = original(prompt, plain)
         final, asked = request.sampling_params, len(request.prompt_token_ids)
-        room = self.max_model_len - asked
-        limit = room if final.max_tokens is None else min(final.max_tokens, room)
-        packed = self.structured.settled(future, limit).to_bytes()
-        final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
+        # What lies behind the context is never put out, and an int32 of vLLM's worker need not
+        # hold it.
+        final.max_tokens = min(final.max_tokens, self.max_model_len - asked)
+        self._refuse_contradictions(final)
+        if future is not None:
+            packed = self.structured.settled(future, final.max_tokens).to_bytes()
+            final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
         return request

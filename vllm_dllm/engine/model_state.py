@@ -21,7 +21,7 @@ from vllm_dllm.engine.families import Family, compiles, family_of
 from vllm_dllm.engine.fused import read_again
 from vllm_dllm.engine.interrupted import InterruptedCanvas, tell_of_preemptions
 from vllm_dllm.engine.pages import Pages
-from vllm_dllm.engine.requests import Limits, SlotState
+from vllm_dllm.engine.requests import Limits, Mark, SlotState
 from vllm_dllm.engine.routes import Masking, take_routes
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.engine.sampler import DiffusionSampler
@@ -85,8 +85,23 @@ class DiffusionModelState(ModelState):
         logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
-        """A new (or resumed) request takes a slot; a resumed one brings its output as prompt."""
+        """A new (or resumed) request takes a slot; a resumed one brings its output as prompt.
+
+        Admission has refused what cannot be taken up. What it has overlooked ends this request,
+        with an error, and no other.
+        """
         self.slot_of[new_req_data.req_id] = req_index
+        try:
+            self._take_up(req_index, new_req_data)
+        except Exception:
+            logger.exception("dllm: request %s could not be taken up", new_req_data.req_id)
+            self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
+            self.slots.configure(req_index, self.family.served.choose(), 0.0, Limits(1))
+            self.slots.constraints.leave(req_index)
+            self.whole.enter(req_index, None)
+            self.slots.failure[req_index].fill_(int(Mark.NOT_TAKEN_UP))
+
+    def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
         seed = params.seed
         if seed is None:

@@ -24,9 +24,16 @@ from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
 # still stops at each of them (vLLM's scheduler sees to that), only without the short cut.
 MAX_END_TOKENS = 8
 NO_TOKEN = -1
-# What the sampler tells the scheduler of a canvas, as vLLM's number of NaNs: it was read with NaN
-# or infinities, or it has left and its keys and values are still to be written.
-UNSOUND, UNWRITTEN = 1, -1
+
+
+class Mark(IntEnum):
+    """What the sampler tells the scheduler of a canvas, in the place of vLLM's number of NaNs."""
+
+    UNWRITTEN = -1  # it has left, and its keys and values are still to be written
+    NONE = 0
+    UNSOUND = 1  # it was read with NaN or infinities
+    NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
+    NOT_TAKEN_UP = 3  # its slot could not be set up
 
 
 class Phase(IntEnum):
@@ -117,6 +124,7 @@ class SlotState:
         stream_prefix: bool ``[slots]``, see `Limits`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         spoiled: bool ``[slots]``, a canvas was read with NaN or infinities.
+        failure: int32 ``[slots]``, a `Mark` with which the request ends for its own sake, or 0.
         banks: the tensors of each algorithm that a request has asked for, by its name.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
@@ -157,6 +165,7 @@ class SlotState:
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
         self.spoiled = full(False, torch.bool)
+        self.failure = full(Mark.NONE, torch.int32)
         pinned = device.type == "cuda"
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=pinned)
 
@@ -178,6 +187,7 @@ class SlotState:
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)
         self.spoiled[slot].fill_(False)
+        self.failure[slot].fill_(int(Mark.NONE))
 
     def configure(self, slot: int, choice: Choice, temperature: float, limits: Limits) -> None:
         """Set what the request in ``slot`` chose."""

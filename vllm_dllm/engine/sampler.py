@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.engine.decoder import Decoder
 from vllm_dllm.engine.plan import Outcome, Plan, Policy
-from vllm_dllm.engine.requests import UNSOUND, UNWRITTEN, SlotState
+from vllm_dllm.engine.requests import Mark, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import Rows, Statistics
 from vllm_dllm.engine.whole_rows import WholeRows
@@ -171,7 +171,8 @@ class DiffusionSampler:
             # Never so, as only tokens of paths are kept: an error beats an answer that breaks it.
             sound = sound & rows.path.feasible
         state = self.slots
-        state.spoiled.index_copy_(0, slot, ~sound)
+        # Whoever has ruled out every token is no sign of bad weights.
+        state.spoiled.index_copy_(0, slot, ~sound & (state.failure[slot] == int(Mark.NONE)))
         # Not waited for: it is read when the request is gone, steps later.
         state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return sound
@@ -193,11 +194,14 @@ class DiffusionSampler:
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         written = outcome.leaves & ~outcome.unwritten
+        failure = self.slots.failure[plan.wanted.slots]
+        sound = sound & (failure == int(Mark.NONE))
+        ends = torch.where(failure == int(Mark.NONE), int(Mark.UNSOUND), failure)
         return SamplerOutput(
             sampled_token_ids=tokens.gather(1, source),
             logprobs_tensors=None,
             # The scheduler ends requests that are not sound, and goes back with the unwritten.
-            num_nans=torch.where(sound, outcome.unwritten * UNWRITTEN, UNSOUND).int(),
+            num_nans=torch.where(sound, outcome.unwritten * int(Mark.UNWRITTEN), ends).int(),
             num_sampled=((outcome.out - tail) * sound).int(),
             num_rejected=(plan.wanted.width * ~(written & sound)).int(),
         )

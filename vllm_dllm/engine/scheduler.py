@@ -26,9 +26,16 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from vllm_dllm.engine.requests import UNSOUND, UNWRITTEN
+from vllm_dllm.engine.requests import Mark
 
 logger = init_logger("vllm.dllm")
+
+# Why a request is ended in the middle of its answer.
+REASONS = {
+    Mark.UNSOUND: "its logits are not finite (NaN or inf)",
+    Mark.NO_TOKEN_LEFT: "its parameters leave no token to choose",
+    Mark.NOT_TAKEN_UP: "its parameters could not be taken up, see the worker's log above",
+}
 
 
 class CommonRules(DiffusionScheduler):
@@ -62,26 +69,26 @@ class CommonRules(DiffusionScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """End requests whose canvas was read with NaN or infinities: alone, and with an error.
+        """End requests that cannot go on: alone, with an error, and with the reason in the log.
 
-        The sampler marks canvases that are not sound, and those that left without a commit.
+        The sampler marks their canvases, and those that left without a commit, see `Mark`.
         """
         marks = model_runner_output.num_nans_in_logits or {}
         for request_id, mark in marks.items():
-            if mark != UNSOUND or request_id not in self.requests:
+            if mark not in REASONS or request_id not in self.requests:
                 continue
             logger.error(
-                "dllm: request %s is ended with an error: its logits are not finite (NaN or inf)",
-                request_id,
+                "dllm: request %s is ended with an error: %s", request_id, REASONS[Mark(mark)]
             )
-            # What it has cached would poison whoever shares its prefix.
-            blocks = self.kv_cache_manager.get_block_ids(request_id)
-            self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
+            if mark == Mark.UNSOUND:
+                # What it has cached would poison whoever shares its prefix.
+                blocks = self.kv_cache_manager.get_block_ids(request_id)
+                self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.
             self.encoder_cache_mismatch_reqs.add(request_id)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request_id, mark in marks.items():
-            if mark == UNWRITTEN and request_id in self.requests:
+            if mark == Mark.UNWRITTEN and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if that were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs

@@ -25,12 +25,14 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm_dllm.constraints.paths import Window
 from vllm_dllm.constraints.step import Chosen
 from vllm_dllm.engine.constrained import on_path
-from vllm_dllm.engine.requests import SlotState
+from vllm_dllm.engine.requests import Mark, SlotState
 from vllm_dllm.engine.row_needs import RowNeeds
 from vllm_dllm.ops.head import Head
 from vllm_dllm.ops.sampled_stats import SampledStatistics, sampled_statistics
 
 NO_NEEDS = RowNeeds()
+# The largest score, by the dtype of logits: one that a temperature, at least 0.01, leaves finite.
+MOST_SCORE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 6e4}
 
 
 class WholeRows:
@@ -88,43 +90,51 @@ class WholeRows:
                 self._shape(logits[index * length : (index + 1) * length], slot, needs)
 
     def _shape(self, rows: torch.Tensor, slot: int, needs: RowNeeds) -> None:
-        """The order is vLLM's: allowed ids, bias, minimum length, bans, penalties."""
+        """The order is vLLM's: allowed ids, bias, minimum length, bans, penalties.
+
+        Whatever numbers meet here, scores stay finite or become -inf, which rules a token out.
+        """
 
         def ids(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int64, device=rows.device)
 
+        scores = rows.float()
         if needs.allowed:
             allowed = ids(needs.allowed)
-            kept = rows[:, allowed]
-            rows.fill_(-torch.inf).index_copy_(1, allowed, kept)
+            scores = torch.full_like(scores, -torch.inf).index_copy_(1, allowed, scores[:, allowed])
         if needs.logit_bias:
             bias = torch.tensor(list(needs.logit_bias.values()), device=rows.device)
-            rows.index_add_(
-                1, ids(list(needs.logit_bias)), bias.to(rows.dtype).expand(len(rows), -1)
-            )
+            scores = scores.index_add(1, ids(list(needs.logit_bias)), bias.expand(len(rows), -1))
         if needs.min_tokens and needs.ends:
             put_out = self.slots.start[slot] + self.slots.position - needs.prompt_length  # [L]
             too_early = (put_out < needs.min_tokens)[:, None]
             # A tokenizer may end with an id that the head does not have.
             ends = ids([end for end in needs.ends if end < self.vocabulary])
-            rows.index_copy_(1, ends, rows[:, ends].masked_fill(too_early, -torch.inf))
+            masked = scores[:, ends].masked_fill(too_early, -torch.inf)
+            scores = scores.index_copy(1, ends, masked)
         if needs.banned:
-            rows.index_fill_(1, ids(needs.banned), -torch.inf)
+            scores = scores.index_fill(1, ids(needs.banned), -torch.inf)
+        ruled_out = scores == -torch.inf
         if needs.penalises:
-            self._penalise(rows, slot, needs)
+            scores = self._penalised(scores, slot, needs)
+        most = MOST_SCORE[rows.dtype]
+        rows.copy_(scores.clamp(-most, most).masked_fill(ruled_out, -torch.inf))
+        nothing_left = ruled_out.all(1).any()
+        failure = self.slots.failure
+        failure[slot] = torch.where(nothing_left, int(Mark.NO_TOKEN_LEFT), failure[slot])
 
-    def _penalise(self, rows: torch.Tensor, slot: int, needs: RowNeeds) -> None:
+    def _penalised(self, scores: torch.Tensor, slot: int, needs: RowNeeds) -> torch.Tensor:
         """As vLLM's penalties, counting what stands before the canvas."""
         tokens = self.history[slot].long().clamp(0, self.vocabulary - 1)
         at = torch.arange(len(tokens), device=tokens.device)
         before = at < torch.clamp(self.slots.start[slot], min=needs.prompt_length)
-        count = torch.zeros(self.vocabulary, device=rows.device)
+        count = torch.zeros(self.vocabulary, device=scores.device)
         count.index_add_(0, tokens, (before & (at >= needs.prompt_length)).float())
-        seen = torch.zeros(self.vocabulary, device=rows.device)
+        seen = torch.zeros(self.vocabulary, device=scores.device)
         seen.index_add_(0, tokens, before.float())
-        repeated = torch.where(rows > 0, rows / needs.repetition, rows * needs.repetition)
-        rows.copy_(torch.where(seen > 0, repeated, rows))
-        rows.sub_((needs.frequency * count + needs.presence * (count > 0)).to(rows.dtype))
+        repeated = torch.where(scores > 0, scores / needs.repetition, scores * needs.repetition)
+        scores = torch.where(seen > 0, repeated, scores)
+        return scores - (needs.frequency * count + needs.presence * (count > 0))
 
     def filter(self, scaled: torch.Tensor, on_host: np.ndarray) -> torch.Tensor:
         """Tempered logits ``[n * L, vocabulary]`` without the tokens that filters exclude."""

@@ -1,0 +1,60 @@
+"""Parameters of a request that together leave no token to choose.
+
+Each of them is in order by itself. Together they would turn a whole row of logits to -inf, in the
+middle of an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+
+def may_exclude_all(params: Any, vocabulary: int) -> bool:
+    """Whether enough tokens may be ruled out for `refuse_contradictions` to be worth its time.
+
+    `params` may be as the user gave them, before vLLM's additions.
+    """
+    if params.allowed_token_ids is not None or params.logprob_token_ids:
+        return True
+    given = (params.stop_token_ids, params.logit_bias, params.bad_words, params.bad_words)
+    return 2 * sum(len(ruled_out or ()) for ruled_out in given) >= vocabulary
+
+
+def refuse_contradictions(
+    params: Any, constrained: bool, mask_token: int | None, vocabulary: int
+) -> None:
+    """Refuse parameters that together leave no token to choose.
+
+    Args:
+        params: with vLLM's own additions: the ids that end a text, and those of bad words.
+        constrained: only ``logprob_token_ids`` may be chosen.
+        mask_token: never chosen, or None.
+        vocabulary: number of ids.
+
+    Raises:
+        VLLMValidationError: names the parameters.
+    """
+    if not may_exclude_all(params, vocabulary):
+        return
+    everything = set(range(vocabulary))
+    allowed = params.logprob_token_ids if constrained else params.allowed_token_ids
+    biases = params.logit_bias or {}
+    ruled_out = {
+        "logprob_token_ids" if constrained else "allowed_token_ids": (
+            set() if allowed is None else everything - set(allowed)
+        ),
+        "bad_words": {word[0] for word in params.bad_words_token_ids or () if len(word) == 1},
+        "logit_bias": {token for token, bias in biases.items() if bias == -math.inf},
+        "min_tokens": set(params.all_stop_token_ids) if params.min_tokens > 0 else set(),
+    }
+    if everything - {mask_token} - set().union(*ruled_out.values()):
+        return
+    names = [name for name, tokens in ruled_out.items() if tokens & everything]
+    raise VLLMValidationError(
+        f"{' and '.join(names)} leave no token to choose"
+        + (", as min_tokens excludes whatever ends a text." if "min_tokens" in names else "."),
+        parameter=names[-1],
+    )
