@@ -34,6 +34,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-steps": ({"vllm_xargs": {"diffusion_max_steps": 0}}, "diffusion_max_steps"),
     "canvas": ({"vllm_xargs": {"diffusion_canvas_length": 4}}, "diffusion_canvas_length"),
     "read-only": ({"vllm_xargs": {"diffusion_read_only": 1}}, "diffusion_read_only"),
+    # Each of these once ended the server, or gave 500.
+    "seed-of-the-second-sample": ({"n": 2, "seed": 2**63 - 1}, "seed"),
+    "every-token-ends": ({"stop_token_ids": list(range(512)), "min_tokens": 2}, "min_tokens"),
     "empty-prompt": ({"prompt": []}, ""),
     "out-of-vocabulary": ({"prompt": [5, 512]}, ""),
 }
@@ -61,7 +64,7 @@ def test_refused_in_chat(server: Server) -> None:
 
 
 # vLLM's own checks of a stream: they begin when the stream has, with status 200.
-CHECKED_IN_STREAM = {"bad_words", "out-of-vocabulary"}
+CHECKED_IN_STREAM = {"out-of-vocabulary"}
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED.keys() - CHECKED_IN_STREAM))

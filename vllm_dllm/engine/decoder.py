@@ -208,7 +208,10 @@ class Decoder:
         if state.kind.mask_token is None or not state.streams[wanted.on_host].any():
             return tail
         sends = state.stream_prefix.index_select(0, wanted.slots) & ~settled
-        return torch.where(sends, torch.minimum(decided_prefix(canvas), limit), tail)
+        # The last position leaves with its canvas. vLLM counts what is out as computed, and would
+        # share a page that is out as a whole before its keys and values are final.
+        decided = decided_prefix(canvas).clamp_max(state.length - 1)
+        return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
 def _merged(plan: Plan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:

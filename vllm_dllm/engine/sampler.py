@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.engine.decoder import Decoder
 from vllm_dllm.engine.plan import Outcome, Plan, Policy
-from vllm_dllm.engine.requests import Mark, SlotState
+from vllm_dllm.engine.requests import Mark, Phase, SlotState
 from vllm_dllm.engine.self_conditioning import SelfConditioning
 from vllm_dllm.engine.statistics import Rows, Statistics
 from vllm_dllm.engine.whole_rows import WholeRows
@@ -134,9 +134,10 @@ class DiffusionSampler:
         if not len(done):
             return
         row = torch.from_numpy(done).to(num_rejected.device, non_blocking=True)
-        slot = input_batch.idx_mapping[row]
+        slot = input_batch.idx_mapping[row].long()
         num_rejected.index_copy_(0, row, self.slots.tail[slot].int())
-        self.slots.phase.index_copy_(0, slot.long(), self.slots.after_prefill[slot])
+        self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
+        self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
         self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
 
     def _update(self, hidden_states: torch.Tensor, canvases: Canvases) -> SamplerOutput:
