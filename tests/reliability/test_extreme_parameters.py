@@ -61,6 +61,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens": ({"max_tokens": 2**63}, "max_tokens"),
     "top_k": ({"top_k": 2**63}, "top_k"),
     "min_tokens": ({"max_tokens": None, "min_tokens": 2**64}, "min_tokens"),
+    "min_tokens beyond the context": (
+        {"max_tokens": 2**31 - 1, "min_tokens": 2**31 - 1},
+        "min_tokens",
+    ),
     "stream_interval": ({"stream_interval": 2**64}, "stream_interval"),
     "bias of NaN": ({"logit_bias": {5: math.nan}}, "logit_bias"),
     "bias of inf": ({"logit_bias": {5: math.inf}}, "logit_bias"),
@@ -144,7 +148,7 @@ def test_contradictions_are_refused(running: Engine, case: str) -> None:
     from vllm.exceptions import VLLMValidationError
 
     options, names = contradictions(running)[case]
-    with pytest.raises(VLLMValidationError, match="leave no token to choose") as refusal:
+    with pytest.raises(VLLMValidationError, match="no token is left to choose") as refusal:
         running.generate([PROMPT[0]], [params(**options)])
     assert all(name in str(refusal.value) for name in names)
 

@@ -54,7 +54,7 @@ def refuse_contradictions(
         return
     names = [name for name, tokens in ruled_out.items() if tokens & everything]
     raise VLLMValidationError(
-        f"{' and '.join(names)} leave no token to choose"
-        + (", as min_tokens excludes whatever ends a text." if "min_tokens" in names else "."),
+        f"no token is left to choose, given {' and '.join(names)}"
+        + (" (min_tokens excludes whatever ends a text)." if "min_tokens" in names else "."),
         parameter=names[-1],
     )

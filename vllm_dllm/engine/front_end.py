@@ -152,6 +152,13 @@ class FrontEnd:
         # What lies behind the context is never put out, and an int32 of vLLM's worker need not
         # hold it.
         final.max_tokens = min(final.max_tokens, self.max_model_len - asked)
+        if final.min_tokens > final.max_tokens:  # it would never end
+            raise VLLMValidationError(
+                f"min_tokens must be at most {final.max_tokens}, which is what the context leaves "
+                f"behind {asked} prompt tokens, got {final.min_tokens}.",
+                parameter="min_tokens",
+                value=final.min_tokens,
+            )
         self._refuse_contradictions(final)
         if future is not None:
             packed = self.structured.settled(future, final.max_tokens).to_bytes()
