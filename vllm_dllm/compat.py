@@ -73,14 +73,19 @@ def is_diffusion(vllm_config: VllmConfig) -> bool:
     return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
 
 
-def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(
+    owner: Any,
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    static: bool = False,
+) -> None:
     """Replace ``owner.name`` by ``make(original)``, once."""
     original = getattr(owner, name)
     if getattr(original, _PATCHED, False):
         return
     wrapper = functools.wraps(original)(make(original))
     setattr(wrapper, _PATCHED, True)
-    setattr(owner, name, wrapper)
+    setattr(owner, name, staticmethod(wrapper) if static else wrapper)
 
 
 def register_models() -> None:
@@ -182,8 +187,11 @@ def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
         front_end = FrontEnd(vllm_config, self.get_tokenizer)
         setattr(self, _FRONT_END, front_end)
         if "vllm.v1.engine.async_llm" in sys.modules:
-            _wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _once_compiled)
+            client = sys.modules["vllm.v1.engine.async_llm"].AsyncLLM
+            _wrap(client, "add_request", _once_compiled)
+            _wrap(client, "shutdown", _answering_first)
         _take_http_requests(front_end)
+        patch_engine_death()
 
     return init
 
@@ -202,6 +210,9 @@ def _take_http_requests(front_end: FrontEnd) -> None:
                 _wrap(asked, "to_beam_search_params", front_end.to_beam_search_params)
             _wrap(getattr(handlers, serving), handler, front_end.answer)
             serves = True
+    entry = sys.modules.get("vllm.entrypoints.launchers.api_server.entry")
+    if entry is not None:
+        _wrap(entry, "serve_http", _failing_with_its_engine)
     if serves:
         front_end.structured.warm()
 
@@ -227,11 +238,70 @@ def _once_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
     ) -> Any:
         front_end = getattr(self.input_processor, _FRONT_END, None)
-        if front_end is not None:
+        if front_end is None:
+            return await original(self, request_id, prompt, params, *rest, **named)
+        with front_end.ending.adding():
             await front_end.admit(params)
-        return await original(self, request_id, prompt, params, *rest, **named)
+            return await original(self, request_id, prompt, params, *rest, **named)
 
     return add
+
+
+def _answering_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``AsyncLLM.shutdown`` lets running requests end, see `Ending.stop`."""
+
+    def shutdown(self: Any, timeout: float | None = None) -> None:
+        front_end = getattr(getattr(self, "input_processor", None), _FRONT_END, None)
+        if front_end is None or getattr(self, "engine_core", None) is None:
+            original(self, timeout)
+        else:
+            front_end.ending.stop(self, timeout, lambda seconds: original(self, seconds))
+
+    return shutdown
+
+
+def _failing_with_its_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``serve_http`` ends the process with a failure when the engine died, see `Ending.serve`."""
+
+    async def serve(app: Any, *args: Any, **named: Any) -> Any:
+        processor = getattr(app.state.engine_client, "input_processor", None)
+        front_end = getattr(processor, _FRONT_END, None)
+        if front_end is None:
+            return await original(app, *args, **named)
+        return await front_end.ending.serve(lambda: original(app, *args, **named), app)
+
+    return serve
+
+
+def patch_engine_death() -> None:
+    """Let an engine that dies say why, where vLLM's engine has been imported."""
+    core = sys.modules.get("vllm.v1.engine.core")
+    if core is None:
+        return
+    from vllm_dllm.engine import death
+
+    def telling(original: Callable[..., Any]) -> Callable[..., Any]:
+        def send(self: Any) -> None:
+            if is_ours(self.vllm_config.model_config):
+                death.tell(self)
+            original(self)
+
+        return send
+
+    _wrap(core.EngineCoreProc, "_send_engine_dead", telling)
+    if "vllm.v1.engine.core_client" in sys.modules:
+        client = sys.modules["vllm.v1.engine.core_client"]
+        _wrap(client, "_process_utility_output", death.listen)
+
+
+def _end_several_servers() -> None:
+    """The parent of several API servers ends as a single one does. Called once it serves ours."""
+    parent = sys.modules.get("vllm.entrypoints.cli.serve")
+    if parent is not None:
+        from vllm_dllm.engine import death, ending
+
+        _wrap(parent, "wait_for_completion_or_failure", death.name_the_dead)
+        _wrap(parent.APIServerProcessManager, "shutdown", ending.hurry_the_others)
 
 
 def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,24 +315,37 @@ def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., 
 
 
 def patch_default_budgets() -> None:
-    """Adjust vLLM's *default* ``max_num_seqs`` and token budget for our models.
+    """Adjust vLLM's *defaults* of ``max_num_seqs``, token budget and drain for our models.
 
     Only here can a default be told from a value that the user gave.
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dllm.engine.budget import set_defaults
+    from vllm_dllm.engine.budget import DRAIN_SECONDS, NotGiven, set_defaults
 
     def for_canvases(original: Callable[..., Any]) -> Callable[..., Any]:
         def fill_in(self: Any, usage_context: Any, model_config: Any, *rest: Any) -> None:
             given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
             original(self, usage_context, model_config, *rest)
-            if is_ours(model_config):
+            ours, not_given = is_ours(model_config), isinstance(self.shutdown_timeout, NotGiven)
+            if not_given:
+                self.shutdown_timeout = DRAIN_SECONDS if ours else int(self.shutdown_timeout)
+            if ours:
                 set_defaults(self, model_config, given)
+                _end_several_servers()
 
         return fill_in
 
+    def telling_a_default(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add(parser: Any) -> Any:
+            parser = original(parser)
+            parser.set_defaults(shutdown_timeout=NotGiven(parser.get_default("shutdown_timeout")))
+            return parser
+
+        return add
+
     _wrap(EngineArgs, "_set_default_max_num_seqs_and_batched_tokens_args", for_canvases)
+    _wrap(EngineArgs, "add_cli_args", telling_a_default, static=True)
 
 
 def patch_async_scheduling() -> None:
@@ -291,11 +374,7 @@ def patch_async_scheduling() -> None:
         return hook
 
     _wrap(VllmConfig, "try_verify_and_update_config", remember)
-    platform = type(current_platform)
-    if not getattr(platform.check_and_update_config, _PATCHED, False):
-        hook = restore(platform.check_and_update_config)
-        setattr(hook, _PATCHED, True)
-        platform.check_and_update_config = staticmethod(hook)
+    _wrap(type(current_platform), "check_and_update_config", restore, static=True)
 
 
 def patch_damaged_files() -> None:

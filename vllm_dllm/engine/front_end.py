@@ -18,6 +18,7 @@ from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
 from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
+from vllm_dllm.engine.ending import Ending
 from vllm_dllm.engine.structured import AUTOMATON, Model, StructuredOutput
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class FrontEnd:
         ends = model.try_get_generation_config().get("eos_token_id") or ()
         self.max_model_len = model.max_model_len
         self.served = model.dllm
+        self.ending = Ending()
         self.structured = StructuredOutput(
             Model(
                 tokenizer,
@@ -68,6 +70,7 @@ class FrontEnd:
         """A handler of HTTP requests: a stream does not begin before its constraint is known."""
 
         async def handle(*args: Any, **kwargs: Any) -> Any:
+            self.ending.refuse_when_ending()
             awaited: Awaited = []
             before = _awaited.set(awaited)
             try:

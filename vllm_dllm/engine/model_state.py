@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
+from vllm_dllm.engine.ending import outlive_signals
 from vllm_dllm.engine.families import Family, compiles, family_of
 from vllm_dllm.engine.fused import read_again
 from vllm_dllm.engine.pages import Pages
@@ -53,6 +54,7 @@ class DiffusionModelState(ModelState):
         self.statistics, self.whole = self.family.statistics(self.model, self.slots)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
+        outlive_signals()
         # True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False
 
