@@ -56,6 +56,7 @@ def test_every_key() -> None:
         "fused_commit": False,
         "window": "reference",
         "kernels": "triton",
+        "request_step_limit": 99,
     }
     parsed = settings({"dllm": given})
     assert parsed == DllmSettings(

@@ -191,6 +191,7 @@ def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
             _wrap(client, "add_request", _once_compiled)
             _wrap(client, "shutdown", _answering_first)
         _take_http_requests(front_end)
+        _refuse_offline_beams()
         patch_engine_death()
 
     return init
@@ -206,8 +207,9 @@ def _take_http_requests(front_end: FrontEnd) -> None:
             handlers = import_module(f"{place}.serving")  # the server has yet to import it
             asked = getattr(protocol, request)
             _wrap(asked, "to_sampling_params", front_end.to_sampling_params)
+            front_end.endpoints.append(asked)
             if hasattr(asked, "to_beam_search_params"):
-                _wrap(asked, "to_beam_search_params", front_end.to_beam_search_params)
+                _wrap(asked, "to_beam_search_params", front_end.refuse_beam_search)
             _wrap(getattr(handlers, serving), handler, front_end.answer)
             serves = True
     entry = sys.modules.get("vllm.entrypoints.launchers.api_server.entry")
@@ -215,6 +217,23 @@ def _take_http_requests(front_end: FrontEnd) -> None:
         _wrap(entry, "serve_http", _failing_with_its_engine)
     if serves:
         front_end.structured.warm()
+
+
+def _refuse_offline_beams() -> None:
+    """``LLM.beam_search``, of an engine that serves one of our models."""
+    offline = sys.modules.get("vllm.entrypoints.generate.beam_search.offline")
+    if offline is None:
+        return
+
+    def unless_ours(original: Callable[..., Any]) -> Callable[..., Any]:
+        def search(self: Any, *args: Any, **named: Any) -> Any:
+            front_end = getattr(self.llm_engine.input_processor, _FRONT_END, None)
+            refuse = original if front_end is None else front_end.refuse_beam_search(original)
+            return refuse(self, *args, **named)
+
+        return search
+
+    _wrap(offline.BeamSearchOfflineMixin, "beam_search", unless_ours)
 
 
 def _with_automaton(original: Callable[..., Any]) -> Callable[..., Any]:

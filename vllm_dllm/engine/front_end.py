@@ -38,6 +38,7 @@ class FrontEnd:
         self.max_model_len = model.max_model_len
         self.served = model.dllm
         self.ending = Ending()
+        self.endpoints: list[type[Any]] = []  # the classes of requests that HTTP may bring
         self.structured = StructuredOutput(
             Model(
                 tokenizer,
@@ -56,7 +57,7 @@ class FrontEnd:
         """
 
         def convert(request: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_misplaced(request.model_extra or ())
+            refuse_misplaced(request, self.endpoints)
             params = original(request, *args, **kwargs)
             validate_sampling_params(params, self.served)
             future, awaited = self.structured.submit(params), _awaited.get()
@@ -99,19 +100,18 @@ class FrontEnd:
         await asyncio.gather(waiting, return_exceptions=True)
         self.structured.settled(future, budget)
 
-    def to_beam_search_params(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """An HTTP request's parameters of a beam search, in which vLLM passes over constraints."""
+    @staticmethod
+    def refuse_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+        """In the place of what begins a beam search; never calls it."""
 
-        def convert(request: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_misplaced(request.model_extra or ())
-            if request.extract_structured_outputs() is not None:
-                raise VLLMValidationError(
-                    "structured_outputs is not supported beside use_beam_search.",
-                    parameter="structured_outputs",
-                )
-            return original(request, *args, **kwargs)
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise VLLMValidationError(
+                "use_beam_search (LLM.beam_search) is not supported with diffusion models: it "
+                "compares the beginnings of texts, and a canvas is not written from its beginning.",
+                parameter="use_beam_search",
+            )
 
-        return convert
+        return refuse
 
     def process(self, original: Callable[..., Any], prompt: Any, params: Any) -> Any:
         """The engine's request; its automaton takes the place of vLLM's grammar.

@@ -14,6 +14,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
+from vllm_dllm.engine.admission import GREEDY_EPSILON
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
 from vllm_dllm.engine.ending import outlive_signals
@@ -84,11 +85,7 @@ class DiffusionModelState(ModelState):
         """A new (or resumed) request takes a slot; a resumed one brings its output as prompt."""
         self.slot_of[new_req_data.req_id] = req_index
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
-        seed = params.seed
-        if seed is None:
-            # All ranks must draw the same, and two requests of one batch must not.
-            text = f"{self.model_seed} {new_req_data.req_id}".encode()
-            seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
+        seed = self._default_seed(new_req_data) if params.seed is None else params.seed
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
@@ -115,6 +112,19 @@ class DiffusionModelState(ModelState):
         if self.sees_logits:
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
         self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
+
+    def _default_seed(self, new_req_data: Any) -> int:
+        """The seed of a request without one, in int64, the same on all ranks.
+
+        A greedy answer repeats: its seed comes from its prompt, because a canvas may begin with
+        random tokens. Others differ from each other, so that theirs come from their ids.
+        """
+        text = f"{self.model_seed} {new_req_data.req_id}".encode()
+        if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
+            # Not with the output of a request that comes back, which a new one does not have.
+            prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
+            text = f"{self.model_seed} ".encode() + prompt.tobytes()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """The pages are there."""
