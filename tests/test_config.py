@@ -60,7 +60,16 @@ def test_every_key() -> None:
     }
     parsed = settings({"dllm": given})
     assert parsed == DllmSettings(
-        "LowConfidence", {"threshold": 0.5}, 7, "sync", False, False, False, "reference", "triton"
+        "LowConfidence",
+        {"threshold": 0.5},
+        7,
+        "sync",
+        False,
+        False,
+        False,
+        "reference",
+        "triton",
+        99,
     )
     options = {
         "diffusion_threshold": 1,

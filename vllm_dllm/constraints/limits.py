@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 # Of an error's message, which may quote what was sent.
 MOST_CHARACTERS = 1000
 
