@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.config import native_gemma
+from vllm_dllm.engine import FRONT_END
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -163,8 +164,6 @@ def patch_sampling_validation() -> None:
 
 
 _serving_ours = False
-# The front end of an input processor for one of our models.
-_FRONT_END = "dllm_front_end"
 # The requests of vLLM's HTTP endpoints, and what handles them, by package: (class, class, method).
 _HTTP = {
     "completion": ("CompletionRequest", "OpenAIServingCompletion", "create_completion"),
@@ -181,17 +180,20 @@ def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, vllm_config, *args, **kwargs)
         if not is_ours(vllm_config.model_config):
             return
-        from vllm_dllm.engine.front_end import FrontEnd
+        from vllm_dllm.engine.ending import answering_first
+        from vllm_dllm.engine.front_end import FrontEnd, refusing_beam_search
 
         _serving_ours = True
         front_end = FrontEnd(vllm_config, self.get_tokenizer)
-        setattr(self, _FRONT_END, front_end)
+        setattr(self, FRONT_END, front_end)
         if "vllm.v1.engine.async_llm" in sys.modules:
             client = sys.modules["vllm.v1.engine.async_llm"].AsyncLLM
             _wrap(client, "add_request", _once_compiled)
-            _wrap(client, "shutdown", _answering_first)
+            _wrap(client, "shutdown", answering_first)
         _take_http_requests(front_end)
-        _refuse_offline_beams()
+        offline = sys.modules.get("vllm.entrypoints.generate.beam_search.offline")
+        if offline is not None:
+            _wrap(offline.BeamSearchOfflineMixin, "beam_search", refusing_beam_search)
         patch_engine_death()
 
     return init
@@ -199,6 +201,9 @@ def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take_http_requests(front_end: FrontEnd) -> None:
     """See `FrontEnd`. Offline vLLM's server is not imported, and would take a second."""
+    from vllm_dllm.engine.ending import failing_with_its_engine
+    from vllm_dllm.engine.front_end import no_beam_search
+
     serves = False
     for package, (request, serving, handler) in _HTTP.items():
         place = f"vllm.entrypoints.openai.{package}"
@@ -209,38 +214,21 @@ def _take_http_requests(front_end: FrontEnd) -> None:
             _wrap(asked, "to_sampling_params", front_end.to_sampling_params)
             front_end.endpoints.append(asked)
             if hasattr(asked, "to_beam_search_params"):
-                _wrap(asked, "to_beam_search_params", front_end.refuse_beam_search)
+                _wrap(asked, "to_beam_search_params", no_beam_search)
             _wrap(getattr(handlers, serving), handler, front_end.answer)
             serves = True
     entry = sys.modules.get("vllm.entrypoints.launchers.api_server.entry")
     if entry is not None:
-        _wrap(entry, "serve_http", _failing_with_its_engine)
+        _wrap(entry, "serve_http", failing_with_its_engine)
     if serves:
         front_end.structured.warm()
-
-
-def _refuse_offline_beams() -> None:
-    """``LLM.beam_search``, of an engine that serves one of our models."""
-    offline = sys.modules.get("vllm.entrypoints.generate.beam_search.offline")
-    if offline is None:
-        return
-
-    def unless_ours(original: Callable[..., Any]) -> Callable[..., Any]:
-        def search(self: Any, *args: Any, **named: Any) -> Any:
-            front_end = getattr(self.llm_engine.input_processor, _FRONT_END, None)
-            refuse = original if front_end is None else front_end.refuse_beam_search(original)
-            return refuse(self, *args, **named)
-
-        return search
-
-    _wrap(offline.BeamSearchOfflineMixin, "beam_search", unless_ours)
 
 
 def _with_automaton(original: Callable[..., Any]) -> Callable[..., Any]:
     def process(
         self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
     ) -> Any:
-        front_end = getattr(self, _FRONT_END, None)
+        front_end = getattr(self, FRONT_END, None)
         if front_end is None:
             return original(self, request_id, prompt, params, *rest, **named)
         return front_end.process(
@@ -256,7 +244,7 @@ def _once_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
     async def add(
         self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
     ) -> Any:
-        front_end = getattr(self.input_processor, _FRONT_END, None)
+        front_end = getattr(self.input_processor, FRONT_END, None)
         if front_end is None:
             return await original(self, request_id, prompt, params, *rest, **named)
         with front_end.ending.adding():
@@ -266,32 +254,6 @@ def _once_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
-def _answering_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``AsyncLLM.shutdown`` lets running requests end, see `Ending.stop`."""
-
-    def shutdown(self: Any, timeout: float | None = None) -> None:
-        front_end = getattr(getattr(self, "input_processor", None), _FRONT_END, None)
-        if front_end is None or getattr(self, "engine_core", None) is None:
-            original(self, timeout)
-        else:
-            front_end.ending.stop(self, timeout, lambda seconds: original(self, seconds))
-
-    return shutdown
-
-
-def _failing_with_its_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``serve_http`` ends the process with a failure when the engine died, see `Ending.serve`."""
-
-    async def serve(app: Any, *args: Any, **named: Any) -> Any:
-        processor = getattr(app.state.engine_client, "input_processor", None)
-        front_end = getattr(processor, _FRONT_END, None)
-        if front_end is None:
-            return await original(app, *args, **named)
-        return await front_end.ending.serve(lambda: original(app, *args, **named), app)
-
-    return serve
-
-
 def patch_engine_death() -> None:
     """Let an engine that dies say why, where vLLM's engine has been imported."""
     core = sys.modules.get("vllm.v1.engine.core")
@@ -299,15 +261,7 @@ def patch_engine_death() -> None:
         return
     from vllm_dllm.engine import death
 
-    def telling(original: Callable[..., Any]) -> Callable[..., Any]:
-        def send(self: Any) -> None:
-            if is_ours(self.vllm_config.model_config):
-                death.tell(self)
-            original(self)
-
-        return send
-
-    _wrap(core.EngineCoreProc, "_send_engine_dead", telling)
+    _wrap(core.EngineCoreProc, "_send_engine_dead", death.telling)
     if "vllm.v1.engine.core_client" in sys.modules:
         client = sys.modules["vllm.v1.engine.core_client"]
         _wrap(client, "_process_utility_output", death.listen)

@@ -48,6 +48,17 @@ def tell(core: Any) -> None:
     core.output_queue.put_nowait((0, message))
 
 
+def telling(original: Callable[..., None]) -> Callable[..., None]:
+    """``EngineCoreProc._send_engine_dead``, with the cause where the model is ours."""
+
+    def send(self: Any) -> None:
+        if hasattr(self.vllm_config.model_config, "dllm"):
+            tell(self)
+        original(self)
+
+    return send
+
+
 def listen(original: Callable[..., None]) -> Callable[..., None]:
     """The front end's side of `tell`."""
 

@@ -21,6 +21,7 @@ from typing import Any
 from vllm.exceptions import GracefulHTTPError
 from vllm.logger import init_logger
 
+from vllm_dllm.engine import FRONT_END
 from vllm_dllm.engine.death import cause_of_death, speak_last
 
 logger = init_logger("vllm.dllm")
@@ -157,12 +158,45 @@ class Ending:
 
     def _give_up(self, client: Any) -> None:
         """Refuse what still runs, and let the engine forget it."""
-        left = list(client.output_processor.request_states)
+        left = dict(client.output_processor.request_states)
         if not left:
             return
         logger.warning("dllm: %d requests are refused, the server ends", len(left))
-        client.output_processor.propagate_error(ShuttingDownError())
-        self._aborting = asyncio.ensure_future(client.abort(left, internal=True))
+        for state in left.values():
+            # One each: a shared one would grow by a traceback for each of them, into the log.
+            state.queue.put(ShuttingDownError())
+        self._aborting = asyncio.ensure_future(client.abort(list(left), internal=True))
+
+
+def _ending_of(client: Any) -> Ending | None:
+    """Of an engine's client, where the model is ours."""
+    front_end = getattr(getattr(client, "input_processor", None), FRONT_END, None)
+    return None if front_end is None else front_end.ending
+
+
+def answering_first(original: Callable[..., None]) -> Callable[..., None]:
+    """``AsyncLLM.shutdown``, see `Ending.stop`."""
+
+    def shutdown(self: Any, timeout: float | None = None) -> None:
+        ending = _ending_of(self)
+        if ending is None or getattr(self, "engine_core", None) is None:
+            original(self, timeout)
+        else:
+            ending.stop(self, timeout, lambda seconds: original(self, seconds))
+
+    return shutdown
+
+
+def failing_with_its_engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``serve_http``, see `Ending.serve`."""
+
+    async def serve(app: Any, *args: Any, **named: Any) -> Any:
+        ending = _ending_of(app.state.engine_client)
+        if ending is None:
+            return await original(app, *args, **named)
+        return await ending.serve(lambda: original(app, *args, **named), app)
+
+    return serve
 
 
 def hurry_the_others(original: Callable[..., None]) -> Callable[..., None]:

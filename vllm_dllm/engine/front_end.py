@@ -17,6 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
+from vllm_dllm.engine import FRONT_END
 from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
 from vllm_dllm.engine.ending import Ending
 from vllm_dllm.engine.structured import AUTOMATON, Model, StructuredOutput
@@ -27,6 +28,29 @@ if TYPE_CHECKING:
 # What the requests of one HTTP call wait for: automata, and the tokens that each may put out.
 Awaited = list[tuple[Future[TokenAutomaton], int | None]]
 _awaited: ContextVar[Awaited | None] = ContextVar("awaited", default=None)
+
+
+def no_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of what begins a beam search; never calls it."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise VLLMValidationError(
+            "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
+            "the beginnings of texts, and a canvas is not written from its beginning.",
+            parameter="use_beam_search",
+        )
+
+    return refuse
+
+
+def refusing_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``LLM.beam_search``, where the model is ours."""
+
+    def search(self: Any, *args: Any, **named: Any) -> Any:
+        ours = hasattr(self.llm_engine.input_processor, FRONT_END)
+        return (no_beam_search(original) if ours else original)(self, *args, **named)
+
+    return search
 
 
 class FrontEnd:
@@ -99,19 +123,6 @@ class FrontEnd:
         waiting = asyncio.shield(asyncio.wrap_future(future))
         await asyncio.gather(waiting, return_exceptions=True)
         self.structured.settled(future, budget)
-
-    @staticmethod
-    def refuse_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
-        """In the place of what begins a beam search; never calls it."""
-
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise VLLMValidationError(
-                "use_beam_search (LLM.beam_search) is not supported with diffusion models: it "
-                "compares the beginnings of texts, and a canvas is not written from its beginning.",
-                parameter="use_beam_search",
-            )
-
-        return refuse
 
     def process(self, original: Callable[..., Any], prompt: Any, params: Any) -> Any:
         """The engine's request; its automaton takes the place of vLLM's grammar.
