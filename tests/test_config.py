@@ -56,10 +56,20 @@ def test_every_key() -> None:
         "fused_commit": False,
         "window": "reference",
         "kernels": "triton",
+        "request_step_limit": 99,
     }
     parsed = settings({"dllm": given})
     assert parsed == DllmSettings(
-        "LowConfidence", {"threshold": 0.5}, 7, "sync", False, False, False, "reference", "triton"
+        "LowConfidence",
+        {"threshold": 0.5},
+        7,
+        "sync",
+        False,
+        False,
+        False,
+        "reference",
+        "triton",
+        99,
     )
     options = {
         "diffusion_threshold": 1,

@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.config import native_gemma
+from vllm_dllm.engine import FRONT_END
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -74,14 +75,19 @@ def is_diffusion(vllm_config: VllmConfig) -> bool:
     return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
 
 
-def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(
+    owner: Any,
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    static: bool = False,
+) -> None:
     """Replace ``owner.name`` by ``make(original)``, once."""
     original = getattr(owner, name)
     if getattr(original, _PATCHED, False):
         return
     wrapper = functools.wraps(original)(make(original))
     setattr(wrapper, _PATCHED, True)
-    setattr(owner, name, wrapper)
+    setattr(owner, name, staticmethod(wrapper) if static else wrapper)
 
 
 def register_models() -> None:
@@ -159,8 +165,6 @@ def patch_sampling_validation() -> None:
 
 
 _serving_ours = False
-# The front end of an input processor for one of our models.
-_FRONT_END = "dllm_front_end"
 # The requests of vLLM's HTTP endpoints, and what handles them, by package: (class, class, method).
 _HTTP = {
     "completion": ("CompletionRequest", "OpenAIServingCompletion", "create_completion"),
@@ -177,14 +181,21 @@ def _take_requests(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, vllm_config, *args, **kwargs)
         if not is_ours(vllm_config.model_config):
             return
-        from vllm_dllm.engine.front_end import FrontEnd
+        from vllm_dllm.engine.ending import answering_first
+        from vllm_dllm.engine.front_end import FrontEnd, refusing_beam_search
 
         _serving_ours = True
         front_end = FrontEnd(vllm_config, self.get_tokenizer, functools.partial(_completed, self))
-        setattr(self, _FRONT_END, front_end)
+        setattr(self, FRONT_END, front_end)
         if "vllm.v1.engine.async_llm" in sys.modules:
-            _wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _once_compiled)
+            client = sys.modules["vllm.v1.engine.async_llm"].AsyncLLM
+            _wrap(client, "add_request", _once_compiled)
+            _wrap(client, "shutdown", answering_first)
         _take_http_requests(front_end)
+        offline = sys.modules.get("vllm.entrypoints.generate.beam_search.offline")
+        if offline is not None:
+            _wrap(offline.BeamSearchOfflineMixin, "beam_search", refusing_beam_search)
+        patch_engine_death()
 
     return init
 
@@ -201,6 +212,9 @@ def _completed(processor: Any, params: SamplingParams) -> SamplingParams:
 
 def _take_http_requests(front_end: FrontEnd) -> None:
     """See `FrontEnd`. Offline vLLM's server is not imported, and would take a second."""
+    from vllm_dllm.engine.ending import failing_with_its_engine
+    from vllm_dllm.engine.front_end import no_beam_search
+
     serves = False
     for package, (request, serving, handler) in _HTTP.items():
         place = f"vllm.entrypoints.openai.{package}"
@@ -209,10 +223,14 @@ def _take_http_requests(front_end: FrontEnd) -> None:
             handlers = import_module(f"{place}.serving")  # the server has yet to import it
             asked = getattr(protocol, request)
             _wrap(asked, "to_sampling_params", front_end.to_sampling_params)
+            front_end.endpoints.append(asked)
             if hasattr(asked, "to_beam_search_params"):
-                _wrap(asked, "to_beam_search_params", front_end.to_beam_search_params)
+                _wrap(asked, "to_beam_search_params", no_beam_search)
             _wrap(getattr(handlers, serving), handler, front_end.answer)
             serves = True
+    entry = sys.modules.get("vllm.entrypoints.launchers.api_server.entry")
+    if entry is not None:
+        _wrap(entry, "serve_http", failing_with_its_engine)
     if serves:
         front_end.structured.warm()
 
@@ -221,7 +239,7 @@ def _with_automaton(original: Callable[..., Any]) -> Callable[..., Any]:
     def process(
         self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
     ) -> Any:
-        front_end = getattr(self, _FRONT_END, None)
+        front_end = getattr(self, FRONT_END, None)
         if front_end is None:
             return original(self, request_id, prompt, params, *rest, **named)
         return front_end.process(
@@ -237,12 +255,37 @@ def _once_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
     async def add(
         self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
     ) -> Any:
-        front_end = getattr(self.input_processor, _FRONT_END, None)
-        if front_end is not None:
+        front_end = getattr(self.input_processor, FRONT_END, None)
+        if front_end is None:
+            return await original(self, request_id, prompt, params, *rest, **named)
+        with front_end.ending.adding():
             await front_end.admit(params)
-        return await original(self, request_id, prompt, params, *rest, **named)
+            return await original(self, request_id, prompt, params, *rest, **named)
 
     return add
+
+
+def patch_engine_death() -> None:
+    """Let an engine that dies say why, where vLLM's engine has been imported."""
+    core = sys.modules.get("vllm.v1.engine.core")
+    if core is None:
+        return
+    from vllm_dllm.engine import death
+
+    _wrap(core.EngineCoreProc, "_send_engine_dead", death.telling)
+    if "vllm.v1.engine.core_client" in sys.modules:
+        client = sys.modules["vllm.v1.engine.core_client"]
+        _wrap(client, "_process_utility_output", death.listen)
+
+
+def _end_several_servers() -> None:
+    """The parent of several API servers ends as a single one does. Called once it serves ours."""
+    parent = sys.modules.get("vllm.entrypoints.cli.serve")
+    if parent is not None:
+        from vllm_dllm.engine import death, ending
+
+        _wrap(parent, "wait_for_completion_or_failure", death.name_the_dead)
+        _wrap(parent.APIServerProcessManager, "shutdown", ending.hurry_the_others)
 
 
 def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,24 +299,37 @@ def _greedy_samples_once_serving(original: Callable[..., Any]) -> Callable[..., 
 
 
 def patch_default_budgets() -> None:
-    """Adjust vLLM's *default* ``max_num_seqs`` and token budget for our models.
+    """Adjust vLLM's *defaults* of ``max_num_seqs``, token budget and drain for our models.
 
     Only here can a default be told from a value that the user gave.
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dllm.engine.budget import set_defaults
+    from vllm_dllm.engine.budget import DRAIN_SECONDS, NotGiven, set_defaults
 
     def for_canvases(original: Callable[..., Any]) -> Callable[..., Any]:
         def fill_in(self: Any, usage_context: Any, model_config: Any, *rest: Any) -> None:
             given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
             original(self, usage_context, model_config, *rest)
-            if is_ours(model_config):
+            ours, not_given = is_ours(model_config), isinstance(self.shutdown_timeout, NotGiven)
+            if not_given:
+                self.shutdown_timeout = DRAIN_SECONDS if ours else int(self.shutdown_timeout)
+            if ours:
                 set_defaults(self, model_config, given)
+                _end_several_servers()
 
         return fill_in
 
+    def telling_a_default(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add(parser: Any) -> Any:
+            parser = original(parser)
+            parser.set_defaults(shutdown_timeout=NotGiven(parser.get_default("shutdown_timeout")))
+            return parser
+
+        return add
+
     _wrap(EngineArgs, "_set_default_max_num_seqs_and_batched_tokens_args", for_canvases)
+    _wrap(EngineArgs, "add_cli_args", telling_a_default, static=True)
 
 
 def patch_async_scheduling() -> None:
@@ -302,11 +358,7 @@ def patch_async_scheduling() -> None:
         return hook
 
     _wrap(VllmConfig, "try_verify_and_update_config", remember)
-    platform = type(current_platform)
-    if not getattr(platform.check_and_update_config, _PATCHED, False):
-        hook = restore(platform.check_and_update_config)
-        setattr(hook, _PATCHED, True)
-        platform.check_and_update_config = staticmethod(hook)
+    _wrap(type(current_platform), "check_and_update_config", restore, static=True)
 
 
 def patch_damaged_files() -> None:

@@ -64,6 +64,8 @@ class DllmSettings:
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
         kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, or
             this package's Triton kernels.
+        request_step_limit: most steps that a request may ask for where a canvas' positions do not
+            bound them (``diffusion_max_post_edit_steps``); None is 4 times the block length.
         given: the settings that somebody chose, be it the default.
     """
 
@@ -76,6 +78,7 @@ class DllmSettings:
     fused_commit: bool | None = None
     window: str = "symmetric"
     kernels: str = "torch"
+    request_step_limit: int | None = None
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class DllmSettings:
             )
         if self.max_steps is not None:
             STEPS.check("dllm.max_steps", self.max_steps)
+        if self.request_step_limit is not None:
+            STEPS.check("dllm.request_step_limit", self.request_step_limit)
         choices_of = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
         for name, choices in choices_of.items():
             value = getattr(self, name)

@@ -43,3 +43,4 @@ def install() -> None:
     compat.patch_default_budgets()
     compat.patch_async_scheduling()
     compat.patch_damaged_files()
+    compat.patch_engine_death()

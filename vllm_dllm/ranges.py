@@ -7,6 +7,7 @@ the one parser (`config`) can check and explain those of an algorithm that it ha
 from __future__ import annotations
 
 import difflib
+import itertools
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -22,8 +23,22 @@ class SettingsError(ValueError):
     """A setting has an unknown name or a value outside its range; the message names it."""
 
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 100
+# Longer than any name; what a user sends may be as long as a request, and errors quote it.
+MOST_CHARACTERS = 100
+
+
+class _Short(reprlib.Repr):
+    """`repr` of the beginning of things."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """The first entries; the original sorts all of them to find those."""
+        first = dict(itertools.islice(x.items(), self.maxdict))
+        shown = super().repr_dict(first, level)
+        return shown if len(first) == len(x) or level <= 0 else f"{shown[:-1]}, ...}}"
+
+
+_REPR = _Short()
+_REPR.maxstring = _REPR.maxother = MOST_CHARACTERS
 
 
 def shown(value: object) -> str:
@@ -34,10 +49,15 @@ def shown(value: object) -> str:
         return f"a very large {type(value).__name__}"
 
 
+def cut(text: str) -> str:
+    """The beginning of a text, for an error message or a comparison."""
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an error message: the closest known name, else all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(cut(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
@@ -50,6 +70,8 @@ class Range:
         most: the largest.
         above: `least` itself is excluded.
         whole: whole numbers only, that fit an int32.
+        blocks: steps that a canvas' positions do not bound: a request may ask for so many times
+            the canvas' length, or for more where the server allows it (`request_limit`).
         help: what the setting does, in a line.
     """
 
@@ -57,6 +79,7 @@ class Range:
     most: float = MAX_FLOAT32
     above: bool = False
     whole: bool = False
+    blocks: int | None = None
     help: str = ""
 
     def check(self, name: str, value: object) -> None:

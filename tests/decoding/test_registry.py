@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
 
 import pytest
@@ -80,3 +81,12 @@ def test_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(get_algorithm("somebodys_rules:Path", "mask")[0], Path)
     with pytest.raises(SettingsError, match="does not fit"):
         get_algorithm("somebodys_rules:Path", "uniform")
+
+
+@pytest.mark.parametrize("name", ["A" * 20_000_000, "JointThreshold-" + "Q" * 20_000_000])
+def test_a_name_without_end(name: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(SettingsError, match="unknown decoding algorithm") as caught:
+        get_algorithm(name, "mask")
+    assert time.process_time() - begin < 0.5
+    assert len(str(caught.value)) < 1000

@@ -50,3 +50,28 @@ def test_others_do_not_notice(server: Server, golden: oracle.Checkpoint) -> None
         for future in leaving:
             future.result()
     server.wait_until_idle()
+
+
+def test_a_canvas_that_is_only_edited(server: Server, golden: oracle.Checkpoint) -> None:
+    """Its client leaves, and it does not use up the steps that it was allowed."""
+    steps = "vllm:diffusion_num_denoising_steps_total"
+    options = {
+        "diffusion_algorithm": "JointThreshold",
+        "diffusion_threshold": 0.0,  # all masks in one step
+        "diffusion_edit_threshold": 0.0,
+        "diffusion_max_post_edit_steps": 32,
+    }
+    body = {"model": "m", "prompt": golden.prompts["p33"].tokens, "max_tokens": 400}
+    body |= {"ignore_eos": True, "vllm_xargs": options}
+    before = server.metric(steps)
+    assert server.post("/v1/completions", **body).status_code == 200
+    whole = server.metric(steps) - before
+    assert whole > 10 * 400 / golden.block_size, "mostly edits"
+    for streamed in (False, True):
+        before = server.metric(steps)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{server.url}/v1/completions", json=body | {"stream": streamed}, timeout=0.3
+            )
+        server.wait_until_idle(5)
+        assert server.metric(steps) - before < whole / 2

@@ -37,6 +37,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Each of these once ended the server, or gave 500.
     "seed-of-the-second-sample": ({"n": 2, "seed": 2**63 - 1}, "seed"),
     "every-token-ends": ({"stop_token_ids": list(range(512)), "min_tokens": 2}, "min_tokens"),
+    "beams": ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+    "edits": (
+        {
+            "vllm_xargs": {
+                "diffusion_algorithm": "JointThreshold",
+                "diffusion_max_post_edit_steps": 65536,
+            }
+        },
+        "diffusion_max_post_edit_steps must be at most 32",
+    ),
+    "elsewhere": ({"top_logprobs": 2}, "top_logprobs is not supported on this endpoint"),
     "empty-prompt": ({"prompt": []}, ""),
     "out-of-vocabulary": ({"prompt": [5, 512]}, ""),
 }
@@ -56,6 +67,7 @@ def test_refused_in_chat(server: Server) -> None:
     for options, name in (
         ({"response_format": {"type": "json_object"}}, "structured"),
         ({"vllm_xargs": {"diffusion_max_step": 1}}, "diffusion_max_steps"),
+        ({"use_beam_search": True}, "use_beam_search"),
     ):
         for streamed in (False, True):
             response = server.post("/v1/chat/completions", stream=streamed, **body, **options)
@@ -63,8 +75,9 @@ def test_refused_in_chat(server: Server) -> None:
             assert name in response.text
 
 
-# vLLM's own checks of a stream: they begin when the stream has, with status 200.
-CHECKED_IN_STREAM = {"out-of-vocabulary"}
+# vLLM's own checks of a stream: one begins when the stream has, with status 200, and it streams no
+# beam search of any model.
+CHECKED_IN_STREAM = {"out-of-vocabulary", "beams"}
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED.keys() - CHECKED_IN_STREAM))
@@ -76,6 +89,43 @@ def test_a_stream_is_refused_before_it_begins(
     response = server.post("/v1/completions", **body)
     assert response.status_code == 400, response.text
     assert name in response.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("bad_words", ["t5"]), ("n", 2), ("min_tokens", 3), ("max_tokens", 5)),
+        *(("allowed_token_ids", [5]), ("logprobs", True), ("echo", True), ("messages", [])),
+        *(("prompt_logprobs", 1), ("use_beam_search", True), ("thinking_token_budget", 1)),
+    ],
+)
+def test_responses_honours_or_refuses(server: Server, name: str, value: Any) -> None:
+    """VLLM passes over what its class of these requests does not know."""
+    response = server.post("/v1/responses", input="t5 t6", max_output_tokens=8, **{name: value})
+    assert response.status_code == 400, response.text
+    assert f"{name} is not supported on this endpoint" in response.text
+
+
+def test_responses_takes_what_changes_nothing(server: Server) -> None:
+    """Clients send defaults; and of fields that nobody knows vLLM says nothing for any model."""
+    same = {"n": 1, "min_tokens": 0, "bad_words": None, "echo": False, "of_nobody": 1}
+    response = server.post("/v1/responses", input="t5 t6", max_output_tokens=8, **same)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("field", ["diffusion_algorithm", "name", "regex"])
+def test_texts_without_end(server: Server, golden: oracle.Checkpoint, field: str) -> None:
+    """Who waits beside such a request waited 2 s, with everybody else."""
+    text = "x" * 20_000_000
+    options: dict[str, Any] = {
+        "diffusion_algorithm": {"vllm_xargs": {field: text}},
+        "name": {"vllm_xargs": {f"diffusion_{text}": 1}},
+        "regex": {"structured_outputs": {"regex": text}},
+    }[field]
+    body = {"prompt": golden.prompts["p9"].tokens, "max_tokens": 8} | options
+    response = server.post("/v1/completions", **body)
+    assert response.status_code == 400
+    assert len(response.text) < 2000
 
 
 def test_server_lives_on(server: Server, golden: oracle.Checkpoint) -> None:

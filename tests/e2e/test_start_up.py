@@ -78,6 +78,8 @@ FUSED = {"additional_config": {"dllm": {"fused_commit": True}}}
 def test_refused_with_name_and_remedy(model: str) -> None:
     cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
+        ({"runner": "pooling"}, ("--runner pooling", "--runner generate")),
+        ({"convert": "embed"}, ("--runner pooling", "--runner generate")),
         ({"block_size": 16}, ("block_size=16", "multiple of 32")),
         ({"max_model_len": 16}, ("max_model_len=16", "at least 32")),
         ({"long_prefill_token_threshold": 8}, ("long_prefill_token_threshold=8", "32")),
@@ -183,6 +185,7 @@ def test_gemma_refusals() -> None:
         ({"additional_config": {"dllm": {"eos_early_stop": True}}}, ("dllm.eos_early_stop",)),
         (FUSED, ("dllm.fused_commit=true", "different masks")),
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
+        ({"runner": "pooling"}, ("--runner pooling", "--runner generate")),
     ]
     outcomes = configure(*({"model": GEMMA} | options for options, _ in cases))
     for (options, words), outcome in zip(cases, outcomes, strict=True):

@@ -56,6 +56,7 @@ def test_what_show_config_prints() -> None:
         "fused_commit": ["default", "default"],
         "window": ["symmetric", "default"],
         "kernels": ["torch", "default"],
+        "request_step_limit": ["default", "default"],
     }
     chosen = {
         "algorithm": "LowConfidence",
@@ -67,6 +68,7 @@ def test_what_show_config_prints() -> None:
         "fused_commit": False,
         "window": "symmetric",
         "kernels": "torch",
+        "request_step_limit": 64,
     }
     assert {name: shown(**chosen)[name] for name in chosen} == {
         name: [str(value), "server"] for name, value in chosen.items()
@@ -91,6 +93,36 @@ def test_caps() -> None:
     assert uniform.choose(RequestOptions(max_steps=4)).max_steps == 4
     late = uniform.choose(RequestOptions(max_steps=40))
     assert (late.max_steps, late.schedule_steps) == (9, 9)
+
+
+EDITS = "max_post_edit_steps"
+
+
+@pytest.mark.parametrize(
+    ("server", "most"),
+    [
+        (served(), 4 * 32),
+        (Served("mask", "LowConfidence", DllmSettings(), length=8), 4 * 8),
+        # What a request gets unasked, it may ask for.
+        (Served("mask", "LowConfidence", DllmSettings(), length=2), 16),
+        (served(algorithm="JointThreshold", parameters={EDITS: 500}), 500),
+        (served({EDITS: 300}), 300),
+        (served(request_step_limit=1000), 1000),
+        (served(request_step_limit=20), 20),
+        (served(request_step_limit=2), 16),
+    ],
+)
+def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
+    """One request could hold a seat for 65,536 steps a canvas, in which it only edits."""
+
+    def asking(steps: int) -> RequestOptions:
+        return RequestOptions(algorithm="JointThreshold", parameters={EDITS: steps})
+
+    assert server.choose(asking(most)).settings.values()[EDITS] == most
+    named = rf"diffusion_{EDITS} must be at most {most} .*dllm\.request_step_limit"
+    for beyond in (most + 1, 65536):
+        with pytest.raises(SettingsError, match=named):
+            server.choose(asking(beyond))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,3 +100,54 @@ def test_the_rules_differ_where_they_should(model: Path) -> None:
         for window in ("symmetric", "reference")
     ]
     assert (rules[0] == rules[1]) == ("unreached" in str(model))
+
+
+def unseeded(running: Engine, prompt: list[int], **options: Any) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        **({"temperature": 0, "max_tokens": 2 * CANVAS, "ignore_eos": True} | options),
+        extra_args={"diffusion_max_steps": 2},
+    )
+    (output,) = running.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    return [list(answer.token_ids) for answer in output.outputs]
+
+
+def test_greedy_repeats_without_a_seed(running: Engine) -> None:
+    """A canvas begins with random tokens, which came from the request's id."""
+    first, second, *_ = prompts(5)[1:]
+    (answer,) = unseeded(running, first)
+    assert unseeded(running, first) == [answer]
+    assert unseeded(running, first, n=3) == [answer] * 3, "as n greedy answers of any model"
+    assert unseeded(running, second) != [answer]
+    warm = unseeded(running, first, temperature=1.0, n=2)
+    assert warm[0] != warm[1]
+    assert unseeded(running, first, temperature=1.0, n=2) != warm
+
+
+def test_the_seed_of_a_greedy_request_that_comes_back(running: Engine) -> None:
+    """It brings its output along, which did not count when it came first."""
+    from vllm import SamplingParams
+
+    def seed(name: str, output: list[int], temperature: float) -> int:
+        data = SimpleNamespace(
+            req_id=name,
+            prompt_token_ids=[20, 21],
+            prefill_token_ids=[20, 21, *output],
+            sampling_params=SamplingParams(temperature=temperature),
+        )
+        return running.runner.model_state._default_seed(data)
+
+    assert seed("a", [], 0) == seed("a", [30], 0) == seed("b", [], 0)
+    assert seed("a", [], 0.5) == seed("a", [30], 0.5) != seed("b", [], 0.5)
+
+
+def test_beam_search_is_refused(running: Engine) -> None:
+    """It ran for a minute, over texts whose beginnings had been chosen last."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import BeamSearchParams
+
+    with pytest.raises(VLLMValidationError, match="beam_search"):
+        running.llm.beam_search(
+            [{"prompt_token_ids": [20, 21]}], BeamSearchParams(beam_width=2, max_tokens=4)
+        )

@@ -67,7 +67,7 @@ CHAT = ORDINARY | {
     "add_generation_prompt": st.booleans(),
 }
 FORMATS = st.sampled_from([{"type": "text"}, {"type": "json_object"}])
-# /v1/responses knows fewer, and passes over those of the others: they are not sent. Nor are
+# /v1/responses knows fewer, and those of the others are refused: they are not sent. Nor are
 # streams: vLLM breaks off without a word when it refuses one that has begun.
 RESPONSES = {
     name: ORDINARY[name]

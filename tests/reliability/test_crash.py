@@ -156,8 +156,9 @@ def test_a_killed_engine(model: str, tmp_path: Path) -> None:
             ended, when = future.result()
             assert ended in ("error event", "closed", "500"), ended
             assert when < killed + AT_ONCE
-        # So says vLLM 0.32: who supervises it must restart it whatever its exit status is.
-        assert server.process.returncode == 0
+        assert server.process.returncode == 1
+        last = server.log.read_text().rstrip().splitlines()[-1]
+        assert f"(pid {core}) was killed by signal 9 (SIGKILL)" in last
         assert newcomer(server) == ("refused", "refused")
         assert_nothing_left(server)
     with server:  # the same command, port included

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of an error's message, which may quote what was sent.
+MOST_CHARACTERS = 1000
+
 
 class ConstraintError(ValueError):
     """A constraint that is not served; the message is for the user who sent it."""
+
+    def __init__(self, message: object) -> None:
+        text = str(message)
+        super().__init__(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "...")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class JointThresholdConfig(AlgorithmConfig):
 
     threshold: float = setting(0.5, "decide masked positions that are surer than this")
     edit_threshold: float = setting(0.0, "rewrite visible positions that are surer than this")
-    max_post_edit_steps: int = setting(16, "steps that only edit, at most", whole=True)
+    max_post_edit_steps: int = setting(16, "steps that only edit, at most", whole=True, blocks=4)
     penalty_lambda: float = setting(0.0, "taken off the logit of the left neighbour's token")
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.config import refuse_canvas_options
 from vllm_dllm.engine.choices import Served
-from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
+from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, cut, shown
 
 # Below this vLLM itself takes a temperature for greedy.
 GREEDY_EPSILON = 1e-5
@@ -67,22 +69,45 @@ def validate_bad_words(params: Any) -> None:
         )
 
 
-def refuse_misplaced(fields: Iterable[str]) -> None:
-    """Refuse options of ours, and old ones of vLLM, among the fields that vLLM does not know.
+def refuse_misplaced(request: Any, endpoints: Iterable[type[Any]]) -> None:
+    """Refuse what vLLM would pass over: fields that its class for this endpoint does not know.
+
+    Those that nobody knows it passes over for all models. Refused are options of ours, old ones of
+    vLLM, and whatever another endpoint would honour, unless it asks for what happens anyway.
+
+    Args:
+        request: of vLLM's HTTP server.
+        endpoints: classes of such requests.
 
     Raises:
         VLLMValidationError: names the field of the HTTP request and where it belongs.
     """
-    for name in fields:
+    unknown = request.model_extra or {}
+    elsewhere = _fields(tuple(endpoints)) if unknown else {}
+    for name, value in unknown.items():
         if name.startswith("guided_"):
-            raise VLLMValidationError(
-                f"{name} is what vLLM called it once; use structured_outputs.", parameter=name
-            )
-        if name.startswith("diffusion_"):
-            raise VLLMValidationError(
-                f'{name} belongs into vllm_xargs: {{"vllm_xargs": {{"{name}": ...}}}}.',
-                parameter=name,
-            )
+            problem = "is what vLLM called it once; use structured_outputs."
+        elif name.startswith("diffusion_"):
+            problem = f'belongs into vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
+        elif name in elsewhere and value is not None and value not in elsewhere[name]:
+            problem = "is not supported on this endpoint; others know it."
+        else:
+            continue
+        raise VLLMValidationError(f"{cut(name)} {problem}", parameter=cut(name))
+
+
+@cache
+def _fields(endpoints: tuple[type[Any], ...]) -> dict[str, list[Any]]:
+    """The fields of requests and of sampling parameters, each with its defaults."""
+    fields: dict[str, list[Any]] = {}
+    for endpoint in endpoints:
+        for name, field in endpoint.model_fields.items():
+            fields.setdefault(name, []).append(field.get_default(call_default_factory=True))
+    defaults = SamplingParams()
+    for name in SamplingParams.__struct_fields__:
+        if not name.startswith("_"):
+            fields.setdefault(name, []).append(getattr(defaults, name))
+    return fields
 
 
 def _refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError:

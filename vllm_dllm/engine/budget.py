@@ -1,4 +1,4 @@
-"""Defaults for how many requests run together, where the user did not say."""
+"""Defaults for what the user did not say: requests at a time, and how long they have at the end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
+# ``--shutdown-timeout``: running requests may take so many seconds to end.
+DRAIN_SECONDS = 120
 # Share of the device's memory that the canvases of all running requests may take.
 CANVAS_SHARE = 0.05
 # Tensors of a position's hidden size that are alive together in a forward pass, by rule of thumb:
 # residual, norms, queries, keys, values, the MLP's and the experts' inputs and outputs.
 FORWARD_COPIES = 16
+
+
+class NotGiven(int):
+    """A number that stands where the user gave none: vLLM's own default, told from an equal one."""
 
 
 def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:

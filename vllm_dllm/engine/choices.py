@@ -14,13 +14,13 @@ from vllm_dllm.config import (
     parse_request_options,
 )
 from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
-from vllm_dllm.ranges import AlgorithmConfig, SettingsError
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError, shown
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
 # Settings of the server beside the algorithm's, as `explained` lists them.
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
-    *("window", "kernels"),
+    *("window", "kernels", "request_step_limit"),
 )
 # How an error names a value, by where it came from.
 PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
@@ -97,6 +97,32 @@ class Served:
         """A request's options; raises `SettingsError` for an unknown or malformed one."""
         return parse_request_options(extra_args, parameter_names(self.corruption))
 
+    def _limit(
+        self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
+    ) -> None:
+        """Refuse steps of a request that would hold its seat for others' time.
+
+        Args:
+            algorithm: of the request.
+            asked: settings of the request.
+            own: what it gets without them; a request may ask for what is given unasked.
+
+        Raises:
+            SettingsError: names the setting, the limit, and what raises it.
+        """
+        for name, allowed in algorithm.config.ranges().items():
+            if name not in asked or allowed.blocks is None:
+                continue
+            default = algorithm.config().values()[name]
+            limit = self.settings.request_step_limit or allowed.blocks * self.length
+            limit = max(limit, int(own.get(name, default)))
+            if asked[name] > limit:
+                raise SettingsError(
+                    f"{PREFIXES[REQUEST]}{name} must be at most {limit} on this server, whose "
+                    f"blocks have {self.length} positions (dllm.request_step_limit sets another "
+                    f"limit), got {shown(asked[name])}"
+                )
+
     def choose(self, options: RequestOptions | None = None) -> Choice:
         """What a request with these options gets.
 
@@ -126,6 +152,8 @@ class Served:
         )
         for source, layer, strict in layers:
             given = _checked(algorithm, source, layer, strict)
+            if source == REQUEST:
+                self._limit(algorithm, given, values)
             values |= given
             sources |= dict.fromkeys(given, source)
         try:

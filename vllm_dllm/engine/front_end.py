@@ -17,8 +17,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
+from vllm_dllm.engine import FRONT_END
 from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
 from vllm_dllm.engine.contradictions import may_exclude_all, refuse_contradictions
+from vllm_dllm.engine.ending import Ending
 from vllm_dllm.engine.structured import AUTOMATON, Model, StructuredOutput
 
 if TYPE_CHECKING:
@@ -27,6 +29,29 @@ if TYPE_CHECKING:
 # What the requests of one HTTP call wait for: automata, and the tokens that each may put out.
 Awaited = list[tuple[Future[TokenAutomaton], int | None]]
 _awaited: ContextVar[Awaited | None] = ContextVar("awaited", default=None)
+
+
+def no_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of what begins a beam search; never calls it."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise VLLMValidationError(
+            "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
+            "the beginnings of texts, and a canvas is not written from its beginning.",
+            parameter="use_beam_search",
+        )
+
+    return refuse
+
+
+def refusing_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``LLM.beam_search``, where the model is ours."""
+
+    def search(self: Any, *args: Any, **named: Any) -> Any:
+        ours = hasattr(self.llm_engine.input_processor, FRONT_END)
+        return (no_beam_search(original) if ours else original)(self, *args, **named)
+
+    return search
 
 
 class FrontEnd:
@@ -52,6 +77,8 @@ class FrontEnd:
         self.max_model_len = model.max_model_len
         self.vocabulary = model.get_vocab_size()
         self.served = model.dllm
+        self.ending = Ending()
+        self.endpoints: list[type[Any]] = []  # the classes of requests that HTTP may bring
         self.structured = StructuredOutput(
             Model(
                 tokenizer,
@@ -70,7 +97,7 @@ class FrontEnd:
         """
 
         def convert(request: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_misplaced(request.model_extra or ())
+            refuse_misplaced(request, self.endpoints)
             params = original(request, *args, **kwargs)
             validate_sampling_params(params, self.served)
             if params.bad_words or may_exclude_all(params, self.vocabulary):
@@ -90,6 +117,7 @@ class FrontEnd:
         """A handler of HTTP requests: a stream does not begin before its constraint is known."""
 
         async def handle(*args: Any, **kwargs: Any) -> Any:
+            self.ending.refuse_when_ending()
             awaited: Awaited = []
             before = _awaited.set(awaited)
             try:
@@ -117,20 +145,6 @@ class FrontEnd:
         waiting = asyncio.shield(asyncio.wrap_future(future))
         await asyncio.gather(waiting, return_exceptions=True)
         self.structured.settled(future, budget)
-
-    def to_beam_search_params(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """An HTTP request's parameters of a beam search, in which vLLM passes over constraints."""
-
-        def convert(request: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_misplaced(request.model_extra or ())
-            if request.extract_structured_outputs() is not None:
-                raise VLLMValidationError(
-                    "structured_outputs is not supported beside use_beam_search.",
-                    parameter="structured_outputs",
-                )
-            return original(request, *args, **kwargs)
-
-        return convert
 
     def process(self, original: Callable[..., Any], prompt: Any, params: Any) -> Any:
         """The engine's request; its automaton takes the place of vLLM's grammar.

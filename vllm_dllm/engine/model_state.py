@@ -15,8 +15,10 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
+from vllm_dllm.engine.admission import GREEDY_EPSILON
 from vllm_dllm.engine.attention import AttentionRule, Batch
 from vllm_dllm.engine.embeddings import InputEmbeddings
+from vllm_dllm.engine.ending import outlive_signals
 from vllm_dllm.engine.families import Family, compiles, family_of
 from vllm_dllm.engine.fused import read_again
 from vllm_dllm.engine.interrupted import InterruptedCanvas, tell_of_preemptions
@@ -58,6 +60,7 @@ class DiffusionModelState(ModelState):
         # Of preempted requests that have streamed a part of their canvas, until they come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
         tell_of_preemptions()
+        outlive_signals()
         # True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False
 
@@ -103,11 +106,7 @@ class DiffusionModelState(ModelState):
 
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
-        seed = params.seed
-        if seed is None:
-            # All ranks must draw the same, and two requests of one batch must not.
-            text = f"{self.model_seed} {new_req_data.req_id}".encode()
-            seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
+        seed = self._default_seed(new_req_data) if params.seed is None else params.seed
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
@@ -154,6 +153,19 @@ class DiffusionModelState(ModelState):
                 )
         for req_id in finished if self.interrupted else ():
             self.interrupted.pop(req_id, None)
+
+    def _default_seed(self, new_req_data: Any) -> int:
+        """The seed of a request without one, in int64, the same on all ranks.
+
+        A greedy answer repeats: its seed comes from its prompt, because a canvas may begin with
+        random tokens. Others differ from each other, so that theirs come from their ids.
+        """
+        text = f"{self.model_seed} {new_req_data.req_id}".encode()
+        if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
+            # Not with the output of a request that comes back, which a new one does not have.
+            prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
+            text = f"{self.model_seed} ".encode() + prompt.tobytes()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """The pages are there."""

@@ -150,6 +150,11 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
             "VLLM_USE_V2_MODEL_RUNNER=0: diffusion models need Model Runner V2; unset it",
         ),
         (
+            model.runner_type != "generate",
+            f"--runner {model.runner_type}: a block-diffusion model fills canvases and has no "
+            "pooler; serve it with --runner generate (or without --runner and --convert)",
+        ),
+        (
             vllm_config.speculative_config is not None,
             "--speculative-config: a diffusion model already proposes whole blocks; remove it",
         ),

@@ -21,6 +21,7 @@ from vllm_dllm.constraints.compiler import Compiler
 from vllm_dllm.constraints.limits import ConstraintError
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.vocabulary import Vocabulary
+from vllm_dllm.ranges import shown
 
 # Where a request carries its automaton; admission refuses the name from users, as any unknown one.
 AUTOMATON = "diffusion_automaton"
@@ -77,7 +78,7 @@ def refuse_beside(params: Any, ends: Iterable[int]) -> None:
     others = set(params.stop_token_ids or ()) - set(ends)
     beside = {
         "stop": bool(params.stop),
-        f"stop_token_ids={sorted(others)}": bool(others),
+        f"stop_token_ids={shown(sorted(others))}": bool(others),
         "ignore_eos": params.ignore_eos,
         "min_tokens": params.min_tokens > 0,
         **{
