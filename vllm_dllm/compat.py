@@ -203,6 +203,8 @@ def _take_http_requests(front_end: FrontEnd) -> None:
             _wrap(getattr(handlers, serving), handler, front_end.answer)
             serves = True
     if serves:
+        errors = import_module("vllm.entrypoints.serve.exception_handling.register")
+        _wrap(errors, "vllm_error_handler", front_end.say_when_to_retry)
         front_end.structured.warm()
 
 
