@@ -29,16 +29,16 @@ logger = logging.getLogger("vllm.dllm")
 
 Found = TokenAutomaton | ConstraintError | BusyError
 CLOSED = "constraints are no longer compiled: the server is closing"
-# Clients whose last constraint was too slow; so many are remembered.
-MOST_SLOW = 1024
+# Clients whose latest constraint was not too slow; so many are remembered.
+MOST_QUICK = 1024
 ATTEMPTS = 2
 
 
 class Compiler:
     """Automata of constraints for one vocabulary. May be called from any thread.
 
-    Each process has a thread that asks it. A client whose latest constraint was too slow never gets
-    the last process that is free, so nobody occupies all of them for long.
+    Each process has a thread that asks it. The last process that is free is only for clients whose
+    latest constraint was not too slow, so nobody occupies all of them for long.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Compiler:
         self._turns = Turns(self.limits.waiting)
         self._jobs: dict[bytes, Job] = {}
         self._running: Counter[str] = Counter()
-        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._quick: OrderedDict[str, None] = OrderedDict()
         self._processes: list[Process] = []
         self._threads: list[threading.Thread] = []
         self._up = self._closed = False
@@ -142,9 +142,10 @@ class Compiler:
                 self._jobs.pop(ticket.job.key, None)
 
     def _barred(self) -> set[str]:
-        """Who occupies all processes but one, and is known for slow constraints."""
+        """Who occupies all processes but one, and may not have the last one."""
         most = self._count - 1
-        return {name for name in self._slow if most and self._running[name] >= most}
+        busy = {name for name, count in self._running.items() if most and count >= most}
+        return busy - set(self._quick)
 
     # ---- the threads
 
@@ -224,13 +225,11 @@ class Compiler:
             self._running[name] -= 1
             if not self._running[name]:
                 del self._running[name]
-            if isinstance(found, _OverdueError | _CostlyError):
-                self._slow[name] = None
-                self._slow.move_to_end(name)
-                while len(self._slow) > MOST_SLOW:
-                    self._slow.popitem(last=False)
-            else:
-                self._slow.pop(name, None)
+            self._quick.pop(name, None)
+            if not isinstance(found, _OverdueError | _CostlyError):
+                self._quick[name] = None
+                while len(self._quick) > MOST_QUICK:
+                    self._quick.popitem(last=False)
             if not isinstance(found, BusyError):
                 self._kept.put(job.key, found)
             del self._jobs[job.key]
