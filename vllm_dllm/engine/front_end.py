@@ -150,7 +150,7 @@ class FrontEnd:
         return request
 
     def _future(self, params: SamplingParams) -> Future[TokenAutomaton] | None:
-        """What `admit` has waited for; offline nothing has, and it is waited for here."""
+        """What `admit` has waited for; else it is waited for here, which is not the event loop."""
         admitted = _admitted.get()
         if admitted is not None and admitted[0] is params.structured_outputs:
             return admitted[1]
