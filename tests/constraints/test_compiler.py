@@ -166,7 +166,7 @@ def test_closing_leaves_nothing_behind() -> None:
     worker = worker_of(process)
     compiler.close()
     assert process.process.poll() is not None
-    assert not Path(f"/proc/{worker}").exists() or wait_until_gone(worker)
+    assert wait_until_gone(worker)
     for future in pending:
         with pytest.raises(BusyError, match="closing"):
             future.result(timeout=1)
@@ -186,7 +186,7 @@ def slow(n: int = 0) -> Constraint:
 def worker_of(process: Process) -> int:
     """The worker that is compiling, once there is one."""
     pid = process.process.pid
-    for _ in range(500):
+    for _ in range(2000):
         if found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             return int(found[0])
         time.sleep(0.01)
@@ -194,8 +194,13 @@ def worker_of(process: Process) -> int:
 
 
 def wait_until_gone(pid: int) -> bool:
-    for _ in range(200):
-        if not Path(f"/proc/{pid}").exists():
+    """Gone, or dead and not yet buried by whoever inherits it."""
+    for _ in range(2000):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
             return True
         time.sleep(0.01)
     return False

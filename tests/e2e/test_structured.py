@@ -173,13 +173,15 @@ def slow(n: int) -> dict[str, str]:
 
 def flood(server: Server, n: int) -> httpx.Response:
     """One of many requests of one client, by all ways in turn, whose constraint takes too long."""
+    wanted = {"max_tokens": 30, "structured_outputs": slow(n)}
+    schema = {"type": "string", "pattern": f"^{slow(n)['regex']}$"}
+    text = {"format": {"type": "json_schema", "name": "r", "schema": schema}}
     path, ask = [
-        ("completions", {"prompt": "a"}),
-        ("chat/completions", {"messages": ASK}),
-        ("completions", {"prompt": "a", "stream": True}),
-        ("chat/completions", {"messages": ASK, "stream": True}),
-    ][n % 4]
-    body = {"model": "m", "max_tokens": 30, "structured_outputs": slow(n)} | ask
+        ("completions", {"prompt": "a"} | wanted),
+        ("chat/completions", {"messages": ASK} | wanted),
+        ("responses", {"input": "Who?", "text": text}),
+    ][n % 3]
+    body = {"model": "m", "stream": n % 2 == 1} | ask
     headers = {"Authorization": "Bearer flood"}
     return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
 
