@@ -232,6 +232,8 @@ def _take_http_requests(front_end: FrontEnd) -> None:
     if entry is not None:
         _wrap(entry, "serve_http", failing_with_its_engine)
     if serves:
+        errors = import_module("vllm.entrypoints.serve.exception_handling.register")
+        _wrap(errors, "vllm_error_handler", front_end.say_when_to_retry)
         front_end.structured.warm()
 
 

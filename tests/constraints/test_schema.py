@@ -181,12 +181,31 @@ def test_every_supported_keyword_is_tried_here() -> None:
         ({"$ref": "#/$defs/x"}, "$: $ref #/$defs/x leads nowhere"),
         ({"$ref": "other.json"}, "$: $ref other.json is not supported"),
         ({"$ref": "#", "minLength": 1}, "$: $ref together with minLength"),
-        ({"$ref": "#"}, "the schema allows no value within 4 levels of recursion"),
+        ({"$ref": "#"}, "$: $ref # leads back to where it is used before"),
+        ({"anyOf": [{"$ref": "#"}, STRING]}, "$.anyOf[0]: $ref # leads back to where it is used"),
+        (
+            {
+                "anyOf": [{"$ref": "#/$defs/a"}, STRING],
+                "$defs": {
+                    "a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/b"}]},
+                    "b": {"allOf": [{"$ref": "#/%24defs/a"}]},
+                },
+            },
+            "#/$defs/b.allOf[0]: $ref #/%24defs/a leads back to where it is used",
+        ),
+        (
+            record(a={"type": "array", "items": {"$ref": "#/properties/a/items"}}),
+            "$.a.items: $ref #/properties/a/items leads back",
+        ),
         (record(a={"$ref": "#"}), "the schema allows no value within 4 levels"),
         ({"type": "array", "items": [STRING]}, "$: items is one schema, prefixItems is a list"),
         ({"type": "array", "items": STRING, "minItems": -1}, "$: -1 is no count of items"),
         ({"properties": {"a": STRING}, "required": ["b"]}, "$: required names b, which properties"),
         ({"properties": {"a": STRING}, "minProperties": 1}, "$: minProperties or maxProperties"),
+        (
+            {"properties": {"a": STRING, "b": STRING}, "required": ["a", "a"], "minProperties": 2},
+            "$: minProperties or maxProperties beside optional properties",
+        ),
         ({"additionalProperties": STRING, "minProperties": 2}, "$: minProperties above 1"),
         ({"properties": []}, "$: properties is an object"),
         ([], "$: a schema is an object, got []"),
@@ -281,6 +300,18 @@ def test_random_schemas_offer_only_what_validates(schema: Any) -> None:
     validator = jsonschema.Draft202012Validator(schema)
     for text in some_texts(found, 10):
         validator.validate(json.loads(text))
+
+
+def test_a_character_that_a_pattern_excludes_is_not_offered() -> None:
+    """U+0000 too, which is in no set of characters, so its complement is all of them."""
+    schema = {"type": "string", "pattern": r"^[^\x00]$"}
+    found = over_bytes("json_schema", schema)
+    for code in range(0x7F):
+        text = json.dumps(chr(code))
+        assert found.accepts(text.encode()) == (code != 0), text
+    assert accepts("json_schema", {"type": "string", "pattern": r"^\x00$"}, r'"\u0000"')
+    assert accepts("json_schema", {"type": "string", "pattern": "a"}, r'"\u0000a"')
+    assert not accepts("json_schema", {"type": "string", "pattern": r"^[^\x00]*$"}, r'"\u0000"')
 
 
 def test_recursion_ends_at_the_stated_depth() -> None:

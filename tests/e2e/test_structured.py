@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -141,7 +145,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_constraints(server: Server, case: str, stream: bool) -> None:
-    """Refused with the reason, in two seconds, and the server answers others all the while."""
+    """Refused with the reason, not for being busy, and others are answered all the while."""
     constraint, reason = HOSTILE[case]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(server.complete, "copy ab", 8)
@@ -154,12 +158,110 @@ def test_hostile_constraints(server: Server, case: str, stream: bool) -> None:
         assert reason in response.text, response.text[:500]
         assert len(response.text) < 2000
         assert other.result()["token_ids"]
-    assert seconds < 2.5 if case != "huge" else seconds < 4  # the last is mostly its own transport
+    # 1.5 s of CPU time are more of wall time where the machine is busy.
+    assert seconds < 10
 
 
 def test_refusals_leave_nothing_in_the_log(server: Server) -> None:
     """After those above. Futures whose error nobody heard of would stand there, by a traceback."""
     assert "never retrieved" not in server.log.read_text()
+
+
+def slow(n: int) -> dict[str, str]:
+    return {"regex": f"(a|b)*a(a|b){{26}}c{{{n + 1}}}"}
+
+
+def flood(server: Server, n: int) -> httpx.Response:
+    """One of many requests of one client, by all ways in turn, whose constraint takes too long."""
+    wanted = {"max_tokens": 30, "structured_outputs": slow(n)}
+    schema = {"type": "string", "pattern": f"^{slow(n)['regex']}$"}
+    text = {"format": {"type": "json_schema", "name": "r", "schema": schema}}
+    path, ask = [
+        ("completions", {"prompt": "a"} | wanted),
+        ("chat/completions", {"messages": ASK} | wanted),
+        ("responses", {"input": "Who?", "text": text}),
+    ][n % 3]
+    body = {"model": "m", "stream": n % 2 == 1} | ask
+    headers = {"Authorization": "Bearer flood"}
+    return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
+
+
+def test_one_client_s_slow_constraints_hold_up_no_other(server: Server) -> None:
+    """What is compiled does not wait, what is new waits in turn, and who must wait hears of it."""
+
+    def timed(seconds: float, **constraint: Any) -> None:
+        begin = time.perf_counter()
+        body = {"prompt": "a", "max_tokens": 30} | constraint
+        response = server.post("/v1/completions", **body)
+        assert response.status_code == 200, response.text
+        assert time.perf_counter() - begin < seconds
+
+    known = {"structured_outputs": {"regex": "known [0-9]"}}
+    timed(60, **known)
+    with ThreadPoolExecutor(40) as pool:
+        sent = [pool.submit(flood, server, n) for n in range(40)]
+        time.sleep(0.5)
+        timed(4)
+        timed(4, **known)
+        timed(10, structured_outputs={"regex": "new [0-9]"})
+        timed(4, **known)
+        answers = [one.result() for one in sent]
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {400, 503}
+    # Each is compiled on its own, with 1.5 s of CPU time, and nobody waits for longer than 5 s.
+    assert codes.count(400) <= 10
+    for answer in answers:
+        error = answer.json()["error"]
+        assert error["code"] == answer.status_code
+        if answer.status_code == 400:
+            assert "more than 1.5 seconds of CPU time" in error["message"]
+        else:
+            assert error["type"] == "Service Unavailable"
+            assert re.search("structured_outputs: .* busy, try again", error["message"])
+            assert int(answer.headers["retry-after"]) > 0
+    first = codes.index(400)
+    begin = time.perf_counter()
+    assert flood(server, first).status_code == 400
+    assert time.perf_counter() - begin < 1, "what is too slow is known to be"
+    server.wait_until_idle()
+
+
+def test_a_killed_process_is_not_a_slow_constraint(server: Server) -> None:
+    """Requests are tried again where it was killed; and it is there again for the next one."""
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(flood, server, 100)
+        killed: set[int] = set()
+        while not sent.done():
+            for worker in workers(server) - killed:
+                killed.add(worker)
+                os.kill(worker, signal.SIGKILL)
+            time.sleep(0.01)
+        answer = sent.result()
+    assert len(killed) == 2
+    assert answer.status_code == 503, answer.text
+    assert "killed" in answer.json()["error"]["message"]
+    body = {"prompt": "a", "max_tokens": 30, "structured_outputs": {"regex": "next [0-9]"}}
+    assert server.post("/v1/completions", **body).status_code == 200
+
+
+def workers(server: Server) -> set[int]:
+    """The processes in which constraints are being compiled."""
+    return {worker for child in children(server.process.pid) for worker in children(child)
+            if b"constraints.child" in command(child)}  # fmt: skip
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def command(pid: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def test_beam_search_is_refused(server: Server) -> None:

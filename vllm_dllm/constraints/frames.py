@@ -15,7 +15,9 @@ from vllm_dllm.constraints.limits import Limits
 from vllm_dllm.constraints.vocabulary import Vocabulary
 
 HEADER = struct.Struct("<Q")
-DONE, REFUSED = b"+", b"-"
+# How an answer begins: an automaton; why there is none; why it costs too much; nothing, because the
+# process at work was killed by somebody else.
+DONE, REFUSED, COSTLY, KILLED = b"+", b"-", b"$", b"!"
 
 
 def frame(payload: bytes) -> bytes:

@@ -95,7 +95,7 @@ class Layout:
             )
         more = schema.get("additionalProperties")
         if properties:
-            if least > len(required) or (most is not None and most < len(properties)):
+            if least > len(set(required)) or (most is not None and most < len(properties)):
                 raise ConstraintError(
                     f"{at}: minProperties or maxProperties beside optional properties is "
                     "not supported"

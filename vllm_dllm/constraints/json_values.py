@@ -76,18 +76,19 @@ def inside_string(ranges: Ranges) -> Node:
     return either([plain, *escapes])
 
 
-# An escape of a control character: U+0000 too, since what is written is not it.
-ANY_CHARACTER = either(
-    [
-        chars(complement(ESCAPED)),
-        sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values())),
-        sequence(
-            literal("\\u00"),
-            chars([(0x30, 0x31)]),
-            chars([(0x30, 0x39), (0x61, 0x66)]),
-        ),
-    ]
-)
+def _any_character(controls: Node) -> Node:
+    """Any character as it stands in a string; of `controls` these are the last two digits."""
+    plain = chars(complement(ESCAPED))
+    short = sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values()))
+    return either([plain, short, sequence(literal("\\u00"), controls)])
+
+
+ZERO_OR_ONE, ZERO, ONE = chars([(0x30, 0x31)]), literal("0"), literal("1")
+HEX_DIGIT, NOT_ZERO_HEX = (chars([(first, 0x39), (0x61, 0x66)]) for first in (0x30, 0x31))
+# U+0000 may be escaped, since what is written then is not it.
+ANY_CHARACTER = _any_character(sequence(ZERO_OR_ONE, HEX_DIGIT))
+# `ANY` does not have U+0000, so it cannot tell whether a set of characters does: it is left out.
+ANY_BUT_NULL = _any_character(either([sequence(ZERO, NOT_ZERO_HEX), sequence(ONE, HEX_DIGIT)]))
 QUOTE = literal('"')
 
 
@@ -102,7 +103,7 @@ def string_of_pattern(pattern: str) -> Node:
     Raises:
         ConstraintError: see `searched`.
     """
-    return sequence(QUOTE, searched(pattern, _leaf), QUOTE)
+    return sequence(QUOTE, searched(pattern, _leaf, ANY_CHARACTER), QUOTE)
 
 
 def string_of_format(name: str) -> Node:
@@ -119,7 +120,7 @@ def string_of_format(name: str) -> Node:
 
 
 def _leaf(ranges: Ranges) -> Node:
-    return ANY_CHARACTER if ranges == ANY else inside_string(ranges)
+    return ANY_BUT_NULL if ranges == ANY else inside_string(ranges)
 
 
 def exactly(value: Any) -> Node:

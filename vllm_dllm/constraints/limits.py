@@ -16,12 +16,20 @@ class ConstraintError(ValueError):
         super().__init__(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "...")
 
 
+class BusyError(RuntimeError):
+    """No verdict on a constraint: the same one may be compiled if it is sent again later."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Caps on a constraint; beyond any of them it is refused with that cap's number.
 
     Attributes:
-        seconds: wall time of a compilation.
+        seconds: CPU time of a compilation. Wall time would refuse on a busy machine what it
+            serves on an idle one.
+        wall: seconds of wall time after which a compilation is given up without a verdict.
+        wait: seconds that a constraint waits for its turn to be compiled.
+        waiting: constraints that may wait for their turn, of all clients together.
         memory: bytes that the compiling process may add to what it has when it is idle.
         text: bytes of the constraint as it was sent.
         depth: how deeply a schema may nest.
@@ -36,6 +44,9 @@ class Limits:
     """
 
     seconds: float = 1.5
+    wall: float = 20.0
+    wait: float = 5.0
+    waiting: int = 256
     memory: int = 1 << 30
     text: int = 256 << 10
     depth: int = 64

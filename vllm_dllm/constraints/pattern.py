@@ -83,7 +83,7 @@ def regex(text: str) -> Node:
     Raises:
         ConstraintError: not a regular expression, or one that no automaton can follow.
     """
-    reader = _Reader(_python(), chars)
+    reader = _Reader(_python(), chars, chars(ANY))
     return reader.read(text, Edge.HELD)
 
 
@@ -92,13 +92,18 @@ def know_characters() -> None:
     _schema()
 
 
-def searched(text: str, leaf: Callable[[Ranges], Node]) -> Node:
-    """The texts in which a JSON schema's ``pattern`` is found, each character as `leaf` writes it.
+def searched(text: str, leaf: Callable[[Ranges], Node], character: Node) -> Node:
+    """The texts in which a JSON schema's ``pattern`` is found.
+
+    Args:
+        text: the pattern.
+        leaf: how a character of some ranges is written.
+        character: how one is written that the pattern says nothing about.
 
     Raises:
         ConstraintError: as `regex`.
     """
-    return _Reader(_schema(), leaf).read(text, Edge.OPEN)
+    return _Reader(_schema(), leaf, character).read(text, Edge.OPEN)
 
 
 def choice(options: Iterable[str]) -> Node:
@@ -121,10 +126,10 @@ def choice(options: Iterable[str]) -> Node:
 class _Reader:
     """From the parser's tree to a language."""
 
-    def __init__(self, dialect: Dialect, leaf: Callable[[Ranges], Node]) -> None:
+    def __init__(self, dialect: Dialect, leaf: Callable[[Ranges], Node], character: Node) -> None:
         self.dialect = dialect
         self.leaf = leaf
-        self.anything = repeat(leaf(ANY), 0, None)
+        self.anything = repeat(character, 0, None)
 
     def read(self, text: str, edge: Edge) -> Node:
         try:

@@ -1,9 +1,10 @@
 """JSON schemas: those whose texts are a regular language, keyword by keyword.
 
-A keyword either does what JSON Schema (draft 2020-12) says, or is an annotation that says nothing
-about validity, or is refused by name. What is offered may be less than what a schema allows, never
-more: properties come in the order of the schema, those that it does not name are left out, and
-definitions stand inside themselves only to a stated depth.
+A keyword either does what JSON Schema says, or is an annotation that says nothing about validity,
+or is refused by name. JSON Schema is draft 2020-12, or the older draft that ``$schema`` names. What
+is offered may be less than what a schema allows, never more: properties come in the order of the
+schema, those that it does not name are left out, and definitions stand inside themselves only to a
+stated depth.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
+from vllm_dllm.constraints.drafts import as_latest, draft_named
 from vllm_dllm.constraints.json_layout import WHY_NOT_ANY, Layout, short
 from vllm_dllm.constraints.json_scalars import TYPES, has_type, scalar
 from vllm_dllm.constraints.json_values import exactly
 from vllm_dllm.constraints.language import NOTHING, Node, either
 from vllm_dllm.constraints.limits import ConstraintError, Limits
 from vllm_dllm.constraints.one_of import overlap
+from vllm_dllm.constraints.references import References
 
 # What says nothing about validity. `discriminator` is OpenAPI's, and only a hint there as well.
 ANNOTATIONS = frozenset(
@@ -59,26 +61,38 @@ def json_schema(schema: Any, limits: Limits, layout: Layout | None = None) -> No
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a schema stands: how deep, and inside of which definitions how often."""
+    """Where a schema stands.
+
+    Attributes:
+        depth: how deep.
+        inside: inside of which definitions, by their identity, and how often of each.
+        begun: schemas, by their identity, that a value is held to from its first character on. Who
+            comes back to one of them has written nothing.
+    """
 
     depth: int = 0
-    inside: tuple[tuple[str, int], ...] = ()
+    inside: tuple[tuple[int, int], ...] = ()
+    begun: frozenset[int] = frozenset()
 
-    def deeper(self) -> _Place:
-        return _Place(self.depth + 1, self.inside)
+    def deeper(self, schema: Any) -> _Place:
+        return _Place(self.depth + 1, self.inside, self.begun | {id(schema)})
 
-    def within(self, pointer: str) -> _Place:
+    def within(self, definition: int) -> _Place:
         counts = dict(self.inside)
-        counts[pointer] = counts.get(pointer, 0) + 1
-        return _Place(self.depth, tuple(sorted(counts.items())))
+        counts[definition] = counts.get(definition, 0) + 1
+        return _Place(self.depth, tuple(sorted(counts.items())), self.begun)
+
+    def part(self) -> _Place:
+        """Of a value within this one."""
+        return _Place(self.depth, self.inside)
 
 
 class _Reader:
     def __init__(self, root: Any, limits: Limits, layout: Layout) -> None:
-        self.root, self.limits, self.layout = root, limits, layout
+        self.references, self.limits, self.layout = References(root), limits, layout
         self.parts = 0
         self.cut = False
-        self.known: dict[tuple[str, tuple[tuple[str, int], ...]], Node] = {}
+        self.known: dict[tuple[int, tuple[tuple[int, int], ...]], Node] = {}
 
     def value(self, schema: Any, at: str, place: _Place) -> Node:
         """Texts of one value."""
@@ -95,8 +109,8 @@ class _Reader:
             raise ConstraintError(f"{short(at)}: {WHY_NOT_ANY}")
         if not isinstance(schema, Mapping):
             raise ConstraintError(f"{short(at)}: a schema is an object, got {short(schema)}")
-        self._check_keywords(schema, at)
-        place = place.deeper()
+        place = place.deeper(schema)
+        schema = self._latest(schema, at)
         for name, read in (
             *(("$ref", self._reference), ("const", self._enum), ("enum", self._enum)),
             *(("allOf", self._all_of), ("anyOf", self._any_of), ("oneOf", self._any_of)),
@@ -105,13 +119,24 @@ class _Reader:
                 return read(name, schema, at, place)
         return either(self._typed(name, schema, at, place) for name in types(schema, at))
 
-    def _check_keywords(self, schema: Mapping[str, Any], at: str) -> None:
+    def _latest(self, schema: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+        """A schema whose keywords are known, with the meaning that draft 2020-12 gives them."""
+        if "$schema" in schema and draft_named(schema["$schema"]) is None:
+            raise ConstraintError(
+                f"{short(at)}: $schema {short(schema['$schema'])} is not supported; JSON Schema's "
+                "drafts from draft-04 to 2020-12 are"
+            )
         for name in schema:
             if name not in OF_TYPE and name not in GENERAL and name not in ANNOTATIONS:
                 raise ConstraintError(
                     f"{short(at)}: keyword {short(name)} is not supported; supported: "
                     f"{', '.join(SUPPORTED)}"
                 )
+        try:
+            found = as_latest(schema, self.references.scope(schema).draft)
+        except ConstraintError as error:
+            raise ConstraintError(f"{short(at)}: {error}") from error
+        return self.references.copied(found, schema)
 
     def _alone(self, name: str, schema: Mapping[str, Any], at: str, beside: set[str]) -> None:
         """Refuse a keyword that would have to be met together with others."""
@@ -123,33 +148,20 @@ class _Reader:
 
     def _reference(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
         self._alone(name, schema, at, set())
-        pointer = schema[name]
-        target = self._resolve(pointer, at)
-        if dict(place.inside).get(pointer, 0) > self.limits.recursion:
+        pointer, target = schema[name], self.references.target(schema, at)
+        if id(target) in place.begun:
+            raise ConstraintError(
+                f"{short(at)}: $ref {short(pointer)} leads back to where it is used before any "
+                "part of the value is read, which JSON Schema leaves without a meaning"
+            )
+        if dict(place.inside).get(id(target), 0) > self.limits.recursion:
             self.cut = True
             return NOTHING
-        place = place.within(pointer)
-        key = (pointer, place.inside)
+        place = place.within(id(target))
+        key = (id(target), place.inside)
         if key not in self.known:
             self.known[key] = self.value(target, pointer, place)
         return self.known[key]
-
-    def _resolve(self, pointer: Any, at: str) -> Any:
-        if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            raise ConstraintError(
-                f"{short(at)}: $ref {short(pointer)} is not supported; only places in the same "
-                "schema are, #/..."
-            )
-        found = self.root
-        for step in pointer.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
-            elif isinstance(found, Mapping) and step in found:
-                found = found[step]
-            else:
-                raise ConstraintError(f"{short(at)}: $ref {short(pointer)} leads nowhere")
-        return found
 
     def _enum(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
         self._alone(name, schema, at, {"type"})
@@ -176,7 +188,9 @@ class _Reader:
             # As vLLM's schema of all tools has it: the type outside, the rest inside.
             allowed = types(schema, at)
             options = [
-                {"type": list(allowed), **option} if isinstance(option, Mapping) else option
+                self.references.copied({"type": list(allowed), **option}, option)
+                if isinstance(option, Mapping)
+                else option
                 for option in options
             ]
             for n, option in enumerate(options):
@@ -185,7 +199,7 @@ class _Reader:
                         f"{short(at)}: {name}[{n}] has a type that the schema around it has not"
                     )
         found = [self.value(o, f"{at}.{name}[{n}]", place) for n, o in enumerate(options)]
-        if name == "oneOf" and (pair := overlap(options, lambda p: self._resolve(p, at))):
+        if name == "oneOf" and (pair := overlap(options, self.references, at)):
             raise ConstraintError(
                 f"{short(at)}: oneOf is supported where no value fits two of its schemas; "
                 f"numbers {pair[0]} and {pair[1]} may share some (anyOf may say the same)"
@@ -194,7 +208,7 @@ class _Reader:
 
     def _typed(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
         def inside(held: Any, step: str) -> Node:
-            return self.value(held, f"{at}.{step}", place)
+            return self.value(held, f"{at}.{step}", place.part())
 
         if name == "object":
             return self.layout.object(schema, short(at), inside)

@@ -8,6 +8,8 @@ request, and a streamed one is refused before its stream has begun, with a statu
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -17,11 +19,17 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.turns import NOBODY, Client
 from vllm_dllm.engine import FRONT_END
 from vllm_dllm.engine.admission import refuse_misplaced, validate_sampling_params
 from vllm_dllm.engine.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.engine.ending import Ending
-from vllm_dllm.engine.structured import AUTOMATON, Model, StructuredOutput
+from vllm_dllm.engine.structured import (
+    AUTOMATON,
+    ConstraintsBusyError,
+    Model,
+    StructuredOutput,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,6 +37,13 @@ if TYPE_CHECKING:
 # What the requests of one HTTP call wait for: automata, and the tokens that each may put out.
 Awaited = list[tuple[Future[TokenAutomaton], int | None]]
 _awaited: ContextVar[Awaited | None] = ContextVar("awaited", default=None)
+# Who sent the HTTP request that is being answered; offline everybody is nobody.
+_client: ContextVar[Client] = ContextVar("client", default=NOBODY)
+# The constraint that was waited for last, as its request holds it, and what came of it.
+_admitted: ContextVar[tuple[Any, Future[TokenAutomaton]] | None] = ContextVar(
+    "admitted", default=None
+)
+RETRY_SECONDS = 2
 
 
 def no_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +117,7 @@ class FrontEnd:
             validate_sampling_params(params, self.served)
             if params.bad_words or may_exclude_all(params, self.vocabulary):
                 self._refuse_contradictions(self.completed(params))
-            future, awaited = self.structured.submit(params), _awaited.get()
+            future, awaited = self.structured.submit(params, _client.get()), _awaited.get()
             if future is not None and awaited is not None:
                 awaited.append((future, params.max_tokens))
             return params
@@ -119,11 +134,13 @@ class FrontEnd:
         async def handle(*args: Any, **kwargs: Any) -> Any:
             self.ending.refuse_when_ending()
             awaited: Awaited = []
-            before = _awaited.set(awaited)
+            asked = [*args, *kwargs.values()]
+            before = _awaited.set(awaited), _client.set(client_of(asked))
             try:
                 answer = await original(*args, **kwargs)
             finally:
-                _awaited.reset(before)
+                _awaited.reset(before[0])
+                _client.reset(before[1])
             if hasattr(answer, "__aiter__"):
                 for future, budget in awaited:
                     await self._settled(future, budget)
@@ -134,9 +151,10 @@ class FrontEnd:
     async def admit(self, params: Any) -> None:
         """Wait for a request's constraint, before anything else is done for it."""
         if isinstance(params, SamplingParams):
-            future = self.structured.submit(params)
+            future = self.structured.submit(params, _client.get())
             if future is not None:
                 await self._settled(future, None)
+                _admitted.set((params.structured_outputs, future))
 
     async def _settled(self, future: Future[TokenAutomaton], budget: int | None) -> None:
         """As `StructuredOutput.settled`, while others are served."""
@@ -156,7 +174,7 @@ class FrontEnd:
         """
         if not isinstance(params, SamplingParams):
             return original(prompt, params)
-        future = self.structured.submit(params)
+        future = self._future(params)
         plain = params
         if future is not None:
             plain = params.clone()
@@ -178,3 +196,41 @@ class FrontEnd:
             packed = self.structured.settled(future, final.max_tokens).to_bytes()
             final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
         return request
+
+    def _future(self, params: SamplingParams) -> Future[TokenAutomaton] | None:
+        """What `admit` has waited for; else it is waited for here, which is not the event loop."""
+        admitted = _admitted.get()
+        if admitted is not None and admitted[0] is params.structured_outputs:
+            return admitted[1]
+        return self.structured.submit(params, _client.get())
+
+    def say_when_to_retry(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The server's answer to an error, with a header for clients who were told to come back."""
+
+        async def answer(request: Any, error: Exception) -> Any:
+            response = await original(request, error)
+            if isinstance(error, ConstraintsBusyError):
+                response.headers["Retry-After"] = str(RETRY_SECONDS)
+            return response
+
+        return answer
+
+
+def client_of(asked: list[Any]) -> Client:
+    """Who sent an HTTP request, for taking turns.
+
+    Where the server checks keys, a client is a key, and its addresses take turns among themselves.
+    Elsewhere a client is an address, and the keys it shows, which may be invented, do so.
+
+    Args:
+        asked: what a handler of the server is called with; Starlette's request is among it.
+    """
+    for request in asked:
+        if hasattr(request, "client") and hasattr(request, "headers"):
+            address = request.client.host if request.client else ""
+            shown = request.headers.get("authorization", "").encode(errors="replace")
+            key = hashlib.sha256(shown).hexdigest()[:16] if shown else ""
+            given = getattr(getattr(request.app.state, "args", None), "api_key", None)
+            checked = any(given or [os.environ.get("VLLM_API_KEY")])
+            return (key, address) if checked else (address, key)
+    return NOBODY

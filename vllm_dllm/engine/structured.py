@@ -12,14 +12,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from vllm_dllm.constraints.build import Constraint
 from vllm_dllm.constraints.compiler import Compiler
-from vllm_dllm.constraints.limits import ConstraintError
+from vllm_dllm.constraints.limits import BusyError, ConstraintError
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.turns import NOBODY, Client
 from vllm_dllm.constraints.vocabulary import Vocabulary
 from vllm_dllm.ranges import shown
 
@@ -35,6 +37,13 @@ KINDS = {
     "structural_tag": "structural_tag",
 }
 NO_SPACE = ""
+
+
+class ConstraintsBusyError(GracefulHTTPError):
+    """A constraint that was not compiled because of others; status 503 over HTTP."""
+
+    def __init__(self, error: BusyError) -> None:
+        super().__init__(f"structured_outputs: {error}.", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def unpacked(extra_args: Mapping[str, Any] | None) -> tuple[bytes | None, dict[str, Any]]:
@@ -159,13 +168,18 @@ class StructuredOutput:
         ends = self.model.ends | {self.model.tokenizer().eos_token_id}
         return Vocabulary.read(document, self.model.vocabulary, ends)
 
-    def submit(self, params: Any) -> Future[TokenAutomaton] | None:
+    def submit(self, params: Any, client: Client = NOBODY) -> Future[TokenAutomaton] | None:
         """The automaton that a request's output must follow, later; None where it asks for none.
 
         Equal constraints are compiled once, so this may be asked again.
 
+        Args:
+            params: of the request.
+            client: who sent it; clients take turns.
+
         Raises:
             VLLMValidationError: the request cannot be served; so may the future, see `settled`.
+            ConstraintsBusyError: it cannot be served now; so may the future.
         """
         if params.structured_outputs is None:
             return None
@@ -179,9 +193,11 @@ class StructuredOutput:
             constraint = constraint_of(params.structured_outputs, self.model.no_space)
             compiler = self._ready()
             refuse_beside(params, compiler.vocabulary.ends)
-            return compiler.submit(constraint)
+            return compiler.submit(constraint, client)
         except ConstraintError as error:
             raise _refusal(error) from error
+        except BusyError as error:
+            raise ConstraintsBusyError(error) from error
 
     @staticmethod
     def settled(future: Future[TokenAutomaton], budget: int | None) -> TokenAutomaton:
@@ -193,11 +209,14 @@ class StructuredOutput:
 
         Raises:
             VLLMValidationError: there is no automaton, or the budget is too small for it.
+            ConstraintsBusyError: it was not compiled because of others.
         """
         # Not raised itself: others get the same one, and each time it would grow by a traceback.
         problem = future.exception()
         if isinstance(problem, ConstraintError):
             raise _refusal(problem)
+        if isinstance(problem, BusyError):
+            raise ConstraintsBusyError(problem)
         automaton = future.result()
         try:
             if budget is not None:
