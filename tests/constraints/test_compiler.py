@@ -107,11 +107,11 @@ def test_hostile_constraints_are_refused(name: str, compiler: Compiler) -> None:
 
 def test_ten_megabytes_are_refused_at_once(compiler: Compiler) -> None:
     schema = {"enum": ["x" * 100 for _ in range(100_000)]}
-    began = time.monotonic()
+    began = time.process_time()
     for value in (schema, json.dumps(schema)):
         with pytest.raises(ConstraintError, match="characters long, at most 262144"):
             compiler.compile(Constraint.of("json_schema", value))
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
     deep: Any = {}
     for _ in range(100_000):
         deep = {"items": deep}
@@ -251,8 +251,7 @@ def test_a_constraint_whose_process_is_killed_is_not_too_slow(one: Compiler, vic
 def test_a_machine_that_is_too_busy_is_no_verdict() -> None:
     compiler = Compiler(pieces(), Limits(seconds=300, wall=0.3), processes=1)
     try:
-        compiler.compile(NAME)
-        with pytest.raises(BusyError, match=r"not compiled within 0\.3 seconds"):
+        with pytest.raises(BusyError, match=r"within 0\.3 seconds: the machine is busy, try again"):
             compiler.compile(slow())
         assert not compiler.submit(slow()).done()
     finally:

@@ -209,7 +209,7 @@ class Compiler:
             except LateError:
                 self._stop(process)
                 problem = f"it was not compiled within {self.limits.wall:g} seconds"
-                return _OverdueError(f"{problem}, so busy is the machine: try again"), None
+                return _OverdueError(f"{problem}: the machine is busy, try again"), None
             except LostError:
                 self._stop(process)
                 process, answer = None, KILLED
