@@ -192,6 +192,7 @@ def test_who_ends_while_waiting_is_forgotten(engines: Callable[[str], Engine]) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_a_mixed_run(engines: Callable[[str], Engine]) -> None:
     """Two thousand requests of all kinds, streaming or not, and as many preemptions."""
     running = engines("fdfo-async")
