@@ -38,6 +38,12 @@ VLLMS_OWN: Mapping[tuple[str, str], str] = {
     ("vllm/entrypoints/scale_out/token_in_token_out/api_router.py", "abort_requests"): (
         "lines 84 and 90: a body that is no object, or is nested too deeply"
     ),
+    ("model_hosting_container_standards/common/transforms/base_factory.py", "decorated_func"): (
+        "line 96, around /invocations: JSON that is nested too deeply"
+    ),
+    ("model_hosting_container_standards/sagemaker/sessions/transform.py", "transform_request"): (
+        "line 109, around /invocations: the same, where it is an object"
+    ),
 }
 
 
