@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-versions bench bench-gpu bench-ops lint format clean
+.PHONY: help setup demo test test-long test-fast test-versions fuzz soak bench bench-gpu bench-ops lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -29,6 +29,15 @@ test-fast: setup ## the tests that start no engine
 
 test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
 	@scripts/versions.sh $(VERSIONS)
+
+# Each stops with status 1 when it has found something. BODIES=, REQUESTS=: how many for each model.
+BODIES ?= 20000
+fuzz: setup ## hostile bodies to every endpoint of a real server, each failure compared with plain vLLM
+	@$(bin)/python benchmarks/fuzz.py --bodies $(BODIES) --json benchmarks/results/fuzz.json
+
+REQUESTS ?= 20000
+soak: setup ## mixed requests under faults: every answer as alone, nothing held, memory flat
+	@$(bin)/python benchmarks/soak.py --model llada2 gemma --requests $(REQUESTS) --json benchmarks/results/soak.json
 
 # Not in .venv, which has the CPU build: on a GPU machine with torch and triton of its own.
 PYTHON ?= python3

@@ -1,12 +1,13 @@
 """A soak: thousands of mixed requests to a real ``vllm serve``, and what must hold afterwards.
 
-    .venv/bin/python benchmarks/soak.py --model llada2
+    .venv/bin/python benchmarks/soak.py
     .venv/bin/python benchmarks/soak.py --model gemma --requests 20000 --json out.json
     .venv/bin/python benchmarks/soak.py --model llada2 -- --async-scheduling
 
 Every decoding algorithm, greedy and sampled, streamed and whole, 64 at a time for 40 seats and too
-few KV pages; one request in ten is left by its client, one in twenty is malformed
-(`soak_requests.py`).
+few KV pages; one request in ten is left by its client, one in twenty is malformed, one in thirty
+is read slowly (`soak_requests.py`). Beside them requests that are sent in part, garbage, and an
+engine that stands still for seconds (`soak_faults.py`).
 Afterwards (`soak_rules.py`): every answer is that of the same request alone, nothing is held, all
 seats are free, memory is flat, and the log knows no error. Exit status 1 otherwise.
 
@@ -42,7 +43,8 @@ from benchmarks.soak_client import (  # noqa: E402
     send_all,
     session,
 )
-from benchmarks.soak_models import ENVIRONMENT, SEATS, Model, chosen  # noqa: E402
+from benchmarks.soak_faults import GARBAGE, SLOW_READERS, Faults  # noqa: E402
+from benchmarks.soak_models import ENVIRONMENT, MODELS, SEATS, Model, chosen  # noqa: E402
 from benchmarks.soak_requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
 from benchmarks.soak_rules import (  # noqa: E402
     MEGABYTE,
@@ -82,6 +84,7 @@ class Report:
         counts: requests by `Outcome.status`.
         seconds: of the load, without what is asked afterwards.
         preemptions: requests that gave their pages back to others and began again.
+        faults: what was done beside the requests, by kind.
         alone: distinct requests that were asked once more.
         memory: of the server's processes; None when the run was cut short.
         wrong: what was wrong, a line each.
@@ -90,6 +93,7 @@ class Report:
     counts: Mapping[str, int]
     seconds: float
     preemptions: int
+    faults: Mapping[str, int]
     alone: int
     memory: Growth | None
     wrong: Sequence[str]
@@ -100,6 +104,7 @@ class Report:
         counted = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
         lines = [
             f"{counted}; {self.preemptions} preemptions",
+            ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items())),
             f"{total / self.seconds:.1f} requests/s for {self.seconds:.0f} s; "
             f"{self.alone} distinct requests asked again, alone",
         ]
@@ -120,7 +125,8 @@ def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Repor
     with Server(model.path, *model.command(), *flags, log=log, env=ENVIRONMENT) as server:
         report = asyncio.run(soak(server, model, size))
         # Before the end: vLLM, when it is stopped, may log the death of its own engine core.
-        wrong = log_errors(log.read_text(errors="replace"), report.counts.get(REFUSED, 0))
+        refused = report.counts.get(REFUSED, 0) + report.faults.get(GARBAGE, 0)
+        wrong = log_errors(log.read_text(errors="replace"), refused)
     return Report(**{**vars(report), "wrong": [*report.wrong, *wrong]})
 
 
@@ -133,9 +139,10 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
     async with session() as opened:
         client = Client(server.url, opened)
         begin = time.monotonic()
-        outcomes, samples = await load(server, client, plan, size.concurrency)
+        faults = Faults(server.url, server.process.pid, size.seed)
+        outcomes, samples = await load(server, client, plan, size.concurrency, faults)
         seconds = time.monotonic() - begin
-        wrong = unexpected(outcomes)
+        wrong = faults.wrong + unexpected(outcomes)
         if len(outcomes) < len(plan):
             wrong.append(f"given up after {len(outcomes)} of {len(plan)} requests")
         else:
@@ -152,22 +159,26 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
         except httpx.HTTPError as error:
             wrong.append(f"the server does not answer: {error!r}")
     counts = Counter(outcome.status for outcome in outcomes)
-    return Report(dict(counts), seconds, preemptions, len(alone), memory, wrong)
+    faults.made[SLOW_READERS] = sum(o.sending.slow and o.status == COMPLETED for o in outcomes)
+    return Report(dict(counts), seconds, preemptions, dict(faults.made), len(alone), memory, wrong)
 
 
 async def load(
-    server: Server, client: Client, plan: Sequence[Sending], concurrency: int
+    server: Server, client: Client, plan: Sequence[Sending], concurrency: int, faults: Faults
 ) -> tuple[list[Outcome], list[Sample]]:
-    """Send the plan and watch the server's memory meanwhile."""
+    """Send the plan, with faults beside it, and watch the server's memory meanwhile."""
     samples = [Sample(0, resident_bytes(server.process.pid))]
     progress, every = Progress("load", len(plan)), max(1, len(plan) // SAMPLES)
 
     def finished(outcome: Outcome) -> None:
         progress.step()
+        faults.request_ended()
         if progress.done % every == 0:
             samples.append(Sample(progress.done, resident_bytes(server.process.pid)))
 
-    return await send_all(client, plan, concurrency, finished), samples
+    outcomes = await send_all(client, plan, concurrency, finished)
+    await faults.end()
+    return outcomes, samples
 
 
 def completed(outcomes: Sequence[Outcome]) -> list[Ask]:
@@ -226,7 +237,9 @@ def emptied(server: Server) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="llada2", help="llada2, gemma, or a checkpoint's path")
+    parser.add_argument(
+        "--model", nargs="+", default=list(MODELS), help="llada2, gemma, or a checkpoint's path"
+    )
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--distinct", type=int, help="default: 3 in 10, at most 300")
     parser.add_argument("--concurrency", type=int, default=64)
@@ -238,15 +251,17 @@ def main() -> int:
         parser.error(f"--requests must be at least {LEAST_REQUESTS}")
     distinct = args.distinct or max(1, min(300, args.requests * 3 // 10))
     size = Size(args.requests, distinct, args.concurrency, args.seed)
-    log = ROOT / ".cache" / f"soak-{Path(args.model).name}.log"
-    log.parent.mkdir(exist_ok=True)
-    print(f"{args.model}: {size.requests} requests, {distinct} distinct, log {log}", flush=True)
-    report = run(chosen(args.model), size, log, args.flags)
-    print("\n".join(report.lines()))
-    write(
-        args.json, "soak", {"model": Path(args.model).name, "size": asdict(size)} | asdict(report)
-    )
-    return 1 if report.wrong else 0
+    reports = {}
+    for model in args.model:
+        name = Path(model).name
+        log = ROOT / ".cache" / f"soak-{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        print(f"{name}: {size.requests} requests, {distinct} distinct", flush=True)
+        reports[name] = run(chosen(model), size, log, args.flags)
+        print("\n".join(reports[name].lines()), flush=True)
+    found = {name: asdict(report) for name, report in reports.items()}
+    write(args.json, "soak", {"size": asdict(size)} | found)
+    return 1 if any(report.wrong for report in reports.values()) else 0
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -19,6 +21,7 @@ from benchmarks.soak_requests import Sending
 ANSWER_SECONDS = 120.0
 # So many failures say enough; where they are hangs, waiting for more would take hours.
 MOST_FAILURES = 10
+SLOW_BYTES, SLOW_SECONDS = 512, 0.02  # what a slow reader takes at a time, and waits after it
 LINE_SECONDS = 10.0  # between lines of progress, where the output is a file
 COMPLETED, ABORTED, REFUSED, FAILED = "completed", "aborted", "refused", "failed"
 
@@ -101,18 +104,60 @@ class Client:
     async def _ask(self, sending: Sending) -> Answer:
         body = {"model": "m", "return_token_ids": True, "stream": sending.stream}
         url = self.url + sending.ask.path
+        if sending.slow:
+            return await read_slowly(url, body | dict(sending.ask.body))
         async with self.session.post(url, json=body | dict(sending.ask.body)) as response:
             if response.status != 200:
                 raise RefusalError(response.status, await response.text())
             if sending.stream:
-                return joined([event async for event in _events(response)])
+                return joined([event async for event in _events(response.content)])
             return joined([await response.json()])
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+async def read_slowly(url: str, body: dict[str, Any]) -> Answer:
+    """A streamed answer, read a few bytes at a time and with next to no buffer on our side."""
+    parts, content = urlsplit(url), json.dumps(body).encode()
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    opened.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(opened, (parts.hostname, parts.port))
+    reader, writer = await asyncio.open_connection(sock=opened, limit=SLOW_BYTES)
+    try:
+        head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write((head + kind).encode() + content)
+        received = b""
+        while piece := await reader.read(SLOW_BYTES):
+            received += piece
+            await asyncio.sleep(SLOW_SECONDS)
+    finally:
+        writer.close()
+    before, _, answer = received.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in before.lower():
+        answer = b"".join(_chunks(answer))
+    status = int(before.split(maxsplit=2)[1])
+    if status != 200:
+        raise RefusalError(status, answer.decode(errors="replace"))
+
+    async def lines() -> AsyncIterator[bytes]:
+        for line in answer.splitlines():
+            yield line
+
+    return joined([event async for event in _events(lines())])
+
+
+def _chunks(content: bytes) -> Iterator[bytes]:
+    """The parts of a body that was sent in chunks, each behind its size."""
+    while content:
+        size, _, content = content.partition(b"\r\n")
+        yield content[: int(size, 16)]
+        content = content[int(size, 16) + 2 :]
+
+
+async def _events(content: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
     """The events of a streamed answer. A refusal may come as one, behind a status of 200."""
     ended = False
-    async for line in response.content:
+    async for line in content:
         data = line.decode().removeprefix("data: ").strip()
         ended = ended or data == "[DONE]"
         if not data or ended:

@@ -13,7 +13,7 @@ from typing import Any
 
 from examples.tiny.tasks import held_out_set
 
-ABORTED, MALFORMED = 0.10, 0.05  # shares of what is sent
+ABORTED, MALFORMED, SLOW = 0.10, 0.05, 0.03  # shares of what is sent
 LONGEST_PROMPT, LONGEST_ANSWER = 180, 140  # characters (bytes to the tiny models), and tokens
 LETTERS = string.ascii_letters + string.digits + " "
 
@@ -87,15 +87,17 @@ class Sending:
         ask: what is sent.
         stream: whether the answer is streamed.
         leaves: the client goes away after this share of the median answer's time; None: it stays.
+        slow: the client reads its answer a few bytes at a time.
     """
 
     number: int
     ask: Ask
     stream: bool
     leaves: float | None = None
+    slow: bool = False
 
     def __str__(self) -> str:
-        how = "streamed" if self.stream else "whole"
+        how = ("slowly " if self.slow else "") + ("streamed" if self.stream else "whole")
         return f"request {self.number} ({self.ask.name}, {how}): {dict(self.ask.body)}"
 
 
@@ -132,7 +134,8 @@ def draw_plan(requests: int, pool: Sequence[Ask], seed: int) -> list[Sending]:
         leaves = draw.uniform(0.0, 0.9) if fate < ABORTED else None
         if ABORTED <= fate < ABORTED + MALFORMED:
             ask = malformed(ask, *draw.choice(WRONG))
-        plan.append(Sending(number, ask, stream, leaves))
+        slow = fate >= 1 - SLOW
+        plan.append(Sending(number, ask, stream or slow, leaves, slow))
     return plan
 
 

@@ -151,6 +151,7 @@ SUSPICIOUS = re.compile(r"ERROR|CRITICAL|Traceback|Exception")
 # vLLM begins each line of a record with the process, the time and the place in its source.
 HEADER = re.compile(r"^(\(\w+ pid=\d+\) ERROR) \S+ \S+ (\[[^\]]+\]) ?")
 TOLD = "Exception caught. Request id:"
+INVALID = "RequestValidationError caught. Request id:"
 STREAMED = re.compile(r"Error in (chat )?completion stream generator\.")
 VALIDATION = "vllm.exceptions.VLLMValidationError: "
 
@@ -159,13 +160,14 @@ def log_errors(text: str, refused: int) -> list[str]:
     """Records of a server's log that speak of an error.
 
     vLLM logs an error for a request that is refused as it should be, too: a line of its HTTP
-    handler, or, where the answer is streamed, a traceback that ends with ``VLLMValidationError``.
+    handler, or, where the answer is streamed, a traceback that ends with ``VLLMValidationError``;
+    a body that is no request at all has a traceback of its own.
     Those are left out, `refused` of them at most; everything else is reported.
     """
     wrong, refusals = [], 0
     for record in _error_records(text.splitlines()):
         first, last = record[0], record[-1]
-        told = first.startswith(TOLD) and first is last
+        told = (first.startswith(TOLD) and first is last) or first.startswith(INVALID)
         if told or (STREAMED.match(first) and last.startswith(VALIDATION)):
             refusals += 1
         else:
@@ -187,7 +189,8 @@ def _error_records(lines: Iterable[str]) -> list[list[str]]:
             before = None
             continue
         message, source = line[header.end() :], header.groups()
-        begins = source != before or message.startswith(TOLD) or STREAMED.match(message)
+        told = message.startswith((TOLD, INVALID))
+        begins = source != before or told or STREAMED.match(message)
         if begins:
             records.append([])
         records[-1].append(message)

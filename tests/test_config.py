@@ -14,6 +14,7 @@ from vllm_dllm.config import (
     DllmSettings,
     RequestOptions,
     SettingsError,
+    misspelt_settings,
     parse_request_options,
     parse_settings,
 )
@@ -111,6 +112,23 @@ def test_a_request_names_no_path() -> None:
     """Else a client could import any module that the server has."""
     with pytest.raises(SettingsError, match="diffusion_algorithm must be a registered name"):
         request({"diffusion_algorithm": "os:system"})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("dlm", "llm", "dll", "dllms", "xdllm", "dxllm", "dlllm", "dxlm", "dllx"),
+        *("dLLM", "DLLM", " dllm", "dllm ", "ldlm", "dlml", "Dlm"),
+    ],
+)
+def test_a_key_one_edit_away_is_named(key: str) -> None:
+    assert misspelt_settings({key: {"algorithm": "x"}, "dllm": {}}) == [key]
+
+
+@pytest.mark.parametrize("key", ["dllm", "", "d", "dl", "model", "dllm_settings", "lldm", "x" * 99])
+def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
+    assert misspelt_settings({key: 1}) == []
+    assert misspelt_settings(None) == misspelt_settings(["dlm"]) == []
 
 
 @pytest.mark.parametrize("section", [3, "x", [1]])

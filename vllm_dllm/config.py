@@ -270,6 +270,30 @@ def parse_settings(
     return DllmSettings(**_gathered(chosen, parameters), given=given)
 
 
+def misspelt_settings(additional_config: object) -> list[str]:
+    """Keys of vLLM's ``additional_config`` that are one edit, case or blanks away from ours.
+
+    They belong to nobody we know of, and the settings below them would be passed over.
+    """
+    keys = additional_config if isinstance(additional_config, Mapping) else ()
+    return [key for key in keys if isinstance(key, str) and _nearly(key, SETTINGS_KEY)]
+
+
+def _nearly(name: str, wanted: str) -> bool:
+    """Whether names differ by case, blanks around them, or one letter (or two swapped ones)."""
+    name, given = name.strip().lower()[: len(wanted) + 2], name
+    if name == wanted:
+        return given != wanted
+    for at in range(len(wanted) + 1):
+        before, behind = wanted[:at], wanted[at:]
+        if name in (before + behind[1:], before + behind[1:2] + behind[:1] + behind[2:]):
+            return True
+        rest = name[at + 1 :]
+        if name[:at] == before and len(name) > at and rest in (behind, behind[1:]):
+            return True
+    return False
+
+
 def _names(
     cls: type[DllmSettings] | type[RequestOptions], parameters: Collection[str]
 ) -> list[str]:

@@ -53,6 +53,13 @@ if __name__ == "__main__":
 
 def configure(*options: dict[str, Any], env: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Each keyword set's configuration (or error), all in one child process."""
+    return logged(*options, env=env)[0]
+
+
+def logged(
+    *options: dict[str, Any], env: dict[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """The same, and what was logged meanwhile."""
     base = {"max_model_len": 512, "enforce_eager": True}
     cases = [base | o for o in options]
     child = subprocess.run(
@@ -64,7 +71,7 @@ def configure(*options: dict[str, Any], env: dict[str, str] | None = None) -> li
     )
     lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(cases), child.stderr[-3000:]
-    return lines
+    return lines, child.stderr + child.stdout
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +193,31 @@ def test_gemma_refusals() -> None:
         (FUSED, ("dllm.fused_commit=true", "different masks")),
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
         ({"runner": "pooling"}, ("--runner pooling", "--runner generate")),
+        (
+            {"hf_overrides": {"text_config": {"use_bidirectional_attention": "all"}}},
+            ("text_config.use_bidirectional_attention='all'", "not supported"),
+        ),
     ]
     outcomes = configure(*({"model": GEMMA} | options for options, _ in cases))
     for (options, words), outcome in zip(cases, outcomes, strict=True):
         assert "error" in outcome, options
         assert all(word in outcome["error"] for word in words), outcome["error"]
+
+
+def test_names_that_nobody_reads(model: str) -> None:
+    """A field of config.json and a key beside ours: named in the log, and the engine starts."""
+    misspelt = {
+        "hf_overrides": {"router_jitter": 0.1},
+        "additional_config": {"dlm": {"max_steps": 4}, "somebody_elses": 1},
+    }
+    started, log = logged({"model": model} | misspelt, {"model": GEMMA} | misspelt)
+    assert not any("error" in one for one in started), started
+    assert log.count("router_jitter: nobody reads it") == 2
+    assert log.count("'dlm' is passed over; did you mean 'dllm'?") == 2
+    assert "somebody_elses' is passed over" not in log
+    _, log = logged({"model": model}, {"model": GEMMA})
+    assert "nobody reads" not in log
+    assert "is passed over" not in log
 
 
 def test_llada2_has_no_window(model: str) -> None:

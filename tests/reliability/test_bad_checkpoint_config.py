@@ -41,7 +41,7 @@ OPTIONAL = {
     "canvas_length", "score_function", "router_dtype",
 }  # fmt: skip
 FLAGS = {
-    "use_qk_norm", "use_rmsnorm", "use_bias", "use_qkv_bias", "norm_head", "norm_topk_prob",
+    "use_qk_norm", "use_bias", "use_qkv_bias", "norm_head", "norm_topk_prob",
     "moe_router_enable_expert_bias", "tie_word_embeddings",
 }  # fmt: skip
 WORDS = {"score_function": ("sigmoid", "softmax"), "router_dtype": ("fp32", "bf16")}
@@ -67,8 +67,9 @@ def legal(name: str, value: Any) -> bool:
 
 def test_every_field_is_fuzzed() -> None:
     own = vars(LLaDA2MoeConfig()).keys() - vars(type(LLaDA2MoeConfig()).__mro__[1]()).keys()
-    # hidden_act is checked by the model, rope_parameters are transformers' own.
-    assert own - {"hidden_act", "rope_parameters"} <= {*NUMBERS, *FLAGS, *WORDS}
+    # hidden_act is checked by the model, rope_parameters are transformers' own, and for
+    # use_rmsnorm see tests/models/test_config_fields.py.
+    assert own - {"hidden_act", "rope_parameters", "use_rmsnorm"} <= {*NUMBERS, *FLAGS, *WORDS}
 
 
 # What a field that is not stated is taken for.
@@ -234,6 +235,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"mask_token_id": 300}, ("mask_token_id", "300")),
     ({"vocab_size": 250, "mask_token_id": 299}, ("mask_token_id", "250")),
     ({"max_position_embeddings": 16}, ("max_position_embeddings", "16")),
+    # What we do not do; without our check other experts would be chosen.
+    ({"expert_capacity": 4}, ("expert_capacity=4", "whole blocks")),
+    ({"use_rmsnorm": False}, ("use_rmsnorm=False", "layer norm")),
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import soak_client
 from benchmarks.soak import Size, run
 from benchmarks.soak_client import ABORTED, COMPLETED, FAILED, REFUSED, Answer, Client, Outcome
+from benchmarks.soak_faults import FROZEN, GARBAGE, HALF_SENT, SLOW_READERS
 from benchmarks.soak_models import MODELS
 from benchmarks.soak_requests import MASKED, UNIFORM, Ask, Sending, draw_plan, draw_pool
 from benchmarks.soak_rules import (
@@ -41,6 +42,8 @@ def test_soak(name: str, tmp_path: Path) -> None:
     assert sum(report.counts.values()) == SIZES[name].requests
     assert min(report.counts[status] for status in (COMPLETED, ABORTED, REFUSED)) > 5
     assert report.preemptions > 0
+    assert set(report.faults) == {HALF_SENT, GARBAGE, FROZEN, SLOW_READERS}
+    assert min(report.faults.values()) > 0
     assert report.alone > 0.9 * SIZES[name].distinct
 
 

@@ -150,7 +150,7 @@ def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) 
         return SERVER
     model = vllm_config.model_config
     stated = get_hf_file_to_dict("config.json", model.model, model.revision) or {}
-    names = ("block_length", "canvas_length")
+    names = ("block_length", "canvas_length", "block_size")
     return CHECKPOINT if any(stated.get(name) for name in names) else DEFAULT
 
 

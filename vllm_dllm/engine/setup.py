@@ -11,6 +11,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.engine.choices import Served
+from vllm_dllm.engine.config_fields import heed_every_name
 from vllm_dllm.engine.families import served_of, settings_of
 from vllm_dllm.engine.fused import fuses
 from vllm_dllm.engine.quantization import check_quantization
@@ -63,6 +64,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         vllm_config.diffusion_config.canvas_length = length
 
         refuse_unsupported(vllm_config)
+        heed_every_name(vllm_config, masked=True)
         check_quantization(vllm_config)
         check_choice(vllm_config, Masking(True, "symmetric", length))
         check_budget(vllm_config, length)

@@ -8,12 +8,12 @@ from vllm.model_executor.models.config import (
     DiffusionGemmaModelForBlockDiffusionConfig,
     VerifyAndUpdateConfig,
 )
-from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.config import STEPS, DllmSettings, parse_sampler
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.engine.choices import Served
+from vllm_dllm.engine.config_fields import heed_every_name, stated_fields
 from vllm_dllm.engine.families import generation_config, served_of, settings_of
 from vllm_dllm.engine.fused import fuses
 from vllm_dllm.engine.quantization import check_quantization
@@ -64,6 +64,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         from vllm.platforms import current_platform
 
         refuse_unsupported(vllm_config)
+        heed_every_name(vllm_config, masked=False)
         check_quantization(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise SettingsError(
@@ -100,9 +101,7 @@ def check_canvas_length(vllm_config: VllmConfig) -> None:
     model, diffusion = vllm_config.model_config, vllm_config.diffusion_config
     if diffusion is not None and diffusion.canvas_length:
         return
-    overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else {}
-    stated = get_hf_file_to_dict("config.json", model.model, model.revision) or {}
-    length = {**stated, **overrides}.get("canvas_length")
+    length = stated_fields(model).get("canvas_length")
     if length is None:
         raise SettingsError(
             f"config.json of {model.model} has no 'canvas_length'; pass "

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from vllm_dllm.config import DEFAULT_BLOCK_LENGTH, LENGTH
+from vllm_dllm.models.config_fields import LLADA2_INERT, LLADA2_ONLY, check_only
 from vllm_dllm.ranges import Range, SettingsError, shown
 
 MASK_TOKEN = "<|mask|>"
@@ -45,26 +46,43 @@ _RANGES = {
     "embedding_dropout": Range(most=1.0),
     "mask_token_id": Range(most=1 << 24, whole=True),
     "block_length": LENGTH,
+    "block_size": LENGTH,
     "canvas_length": LENGTH,
+    "moe_shared_expert_intermediate_size": _SIZE,
 }
 # What a checkpoint may state as null: the value comes from elsewhere, or there are no groups.
 _OPTIONAL = frozenset(
     {"head_dim", "rotary_dim", "n_group", "topk_group"}
-    | {"mask_token_id", "block_length", "canvas_length"}
+    | {"mask_token_id", "block_length", "block_size", "canvas_length"}
+    | {"moe_shared_expert_intermediate_size"}
 )
 _FLAGS = frozenset(
-    {"use_qk_norm", "use_rmsnorm", "use_bias", "use_qkv_bias", "norm_head", "norm_topk_prob"}
+    {"use_qk_norm", "use_bias", "use_qkv_bias", "norm_head", "norm_topk_prob"}
     | {"moe_router_enable_expert_bias", "tie_word_embeddings"}
 )
 _CHOICES = {
     "score_function": ("sigmoid", "softmax", None),
     "router_dtype": ("fp32", "bf16", None),
 }
+# Every field that has a meaning here, or is known to have none.
+KNOWN_FIELDS = (
+    frozenset(_RANGES)
+    | _FLAGS
+    | frozenset(_CHOICES)
+    | frozenset(LLADA2_ONLY)
+    | LLADA2_INERT
+    # Read by the model's class, and by vLLM.
+    | {"hidden_act", "rope_scaling", "rope_parameters"}
+)
 
 
 def check_field(name: str, value: object) -> None:
-    """Raise `SettingsError` for a field of ``config.json`` that is none or out of range."""
+    """Raise `SettingsError` for a field of ``config.json`` that cannot be done as it says.
+
+    It is none, is out of range, or asks for what this package does not do.
+    """
     stated = f"config.json: {name}"
+    check_only(name, value, LLADA2_ONLY)
     if name in _RANGES and not (value is None and name in _OPTIONAL):
         _RANGES[name].check(stated, value)
     if name in _FLAGS and not isinstance(value, bool):
@@ -125,6 +143,12 @@ def _attention_rules(c: Any) -> Iterator[tuple[bool, str]]:
         abs(c.rotary_dim - c.head_dim * c.partial_rotary_factor) < 1,
         f"rotary_dim={c.rotary_dim} contradicts {part}; give one, or both alike",
     )
+    size = getattr(c, "block_size", None)  # of an override: a file's is read as block_length
+    yield (
+        size in (None, c.canvas_length),
+        f"block_size={size} contradicts the block length {c.canvas_length}; state block_length and "
+        "canvas_length instead",
+    )
     ends = getattr(c, "eos_token_id", None)
     each = ends if isinstance(ends, list) else [] if ends is None else [ends]
     yield (
@@ -145,6 +169,12 @@ def _expert_rules(c: Any) -> Iterator[tuple[bool, str]]:
         c.num_experts % groups == 0 and (size >= 2 or not biased),
         f"num_experts={c.num_experts} must be a multiple of n_group={groups}, and at least twice "
         "that: a group is judged by its two best",
+    )
+    shared = getattr(c, "moe_shared_expert_intermediate_size", None)
+    yield (
+        shared in (None, c.moe_intermediate_size),
+        f"moe_shared_expert_intermediate_size={shared} is not supported where it differs from "
+        f"moe_intermediate_size={c.moe_intermediate_size}",
     )
     yield chosen <= groups, f"topk_group={chosen} must be at most n_group={groups}"
     yield (
@@ -194,14 +224,7 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.embedding_dropout = kwargs.pop("embedding_dropout", 0.0)
         self.norm_head = kwargs.pop("norm_head", False)
         self.mask_token_id = kwargs.pop("mask_token_id", None)
-        self.block_length = kwargs.pop("block_length", None)
-        canvas_length = kwargs.pop("canvas_length", None)
-        if None not in (self.block_length, canvas_length) and self.block_length != canvas_length:
-            raise SettingsError(
-                f"config.json: block_length={self.block_length} and canvas_length={canvas_length} "
-                "are two names of one number"
-            )
-        self.canvas_length = self.block_length or canvas_length or DEFAULT_BLOCK_LENGTH
+        self._init_length(kwargs)
         kwargs.setdefault("tie_word_embeddings", False)
         fill_in(self)
         super().__init__(**kwargs)
@@ -216,6 +239,19 @@ class LLaDA2MoeConfig(PretrainedConfig):
     def __setattr__(self, key: str, value: Any) -> None:
         check_field(key, value)
         super().__setattr__(key, value)
+
+    def _init_length(self, kwargs: dict[str, Any]) -> None:
+        """L, by any of its names; LLaDA2.2 calls it ``block_size``."""
+        names = ("block_length", "canvas_length", "block_size")
+        given = {name: kwargs.pop(name, None) for name in names}
+        given = {name: length for name, length in given.items() if length is not None}
+        if len(set(given.values())) > 1:
+            stated = " and ".join(f"{name}={length}" for name, length in given.items())
+            raise SettingsError(
+                f"config.json: {stated} are {('two', 'three')[len(given) - 2]} names of one number"
+            )
+        self.block_length = given.get("block_length", given.get("block_size"))
+        self.canvas_length = next(iter(given.values()), DEFAULT_BLOCK_LENGTH)
 
     def _init_attention(self, kwargs: dict[str, Any]) -> None:
         self.use_qk_norm = kwargs.pop("use_qk_norm", True)
@@ -233,6 +269,9 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.num_experts_per_tok = kwargs.pop("num_experts_per_tok", 8)
         self.num_shared_experts = kwargs.pop("num_shared_experts", 1)
         self.moe_intermediate_size = kwargs.pop("moe_intermediate_size", 512)
+        shared = kwargs.pop("moe_shared_expert_intermediate_size", None)
+        if shared is not None:  # vLLM's class reads it wherever it is there
+            self.moe_shared_expert_intermediate_size = shared
         self.first_k_dense_replace = kwargs.pop("first_k_dense_replace", 1)
         self.n_group = kwargs.pop("n_group", 8)
         self.topk_group = kwargs.pop("topk_group", 4)

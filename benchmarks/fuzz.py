@@ -1,0 +1,106 @@
+"""Fuzzing: thousands of hostile bodies to every endpoint of a real ``vllm serve``.
+
+    .venv/bin/python benchmarks/fuzz.py
+    .venv/bin/python benchmarks/fuzz.py --model gemma --bodies 1000 --json out.json
+
+A server for each model with every endpoint open, those behind flags and development's too
+(`fuzz_endpoints.py`); each field's extremes, contradictions, random options and broken bytes
+(`fuzz_bodies.py`), many at a time. In between, requests whose answers are known.
+
+Found is (`fuzz_rules.py`), and exit status 1 says that something was:
+
+- an engine that dies; the body is searched for by asking alone what was under way,
+- a status of 500, or a connection that breaks off, for a body that plain vLLM with an ordinary
+  model answers otherwise; vLLM's own failures are listed with the line that raises,
+- an answer that takes more than 40 s, asked again alone,
+- a known answer that changes, requests or pages that are held afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import write  # noqa: E402
+from benchmarks.fuzz_bodies import Body  # noqa: E402
+from benchmarks.fuzz_client import Reply, session  # noqa: E402
+from benchmarks.fuzz_models import MODELS, plain_server  # noqa: E402
+from benchmarks.fuzz_rules import VLLMS_OWN, Site  # noqa: E402
+from benchmarks.fuzz_run import Fuzzer, Report, traced  # noqa: E402
+from tests.e2e.server import Server  # noqa: E402
+
+
+def judge(fuzzer: Fuzzer, scratch: Path) -> None:
+    """Ask plain vLLM the same: what it fails at as well is its own, the rest is ours."""
+    if not fuzzer.failed:
+        return
+    with plain_server(scratch) as server:
+        own = asyncio.run(_plainly(server, [reply.body for reply in fuzzer.failed]))
+    for reply in fuzzer.failed:
+        again, site = own[reply.body]
+        if not again.failed:
+            what = f"fails, where plain vLLM says {again.status}"
+            fuzzer.find(what, reply, fuzzer.sites.get(reply))
+            continue
+        where = str(site or f"no traceback: {again.text[:100]}")
+        count, example = fuzzer.report.own.get(where, (0, str(reply.body)))
+        fuzzer.report.own[where] = (count + 1, example)
+        if count == 0 and (site is None or site.key not in VLLMS_OWN):
+            fuzzer.find(f"fails in plain vLLM too, and is not in VLLMS_OWN: {where}", reply)
+
+
+async def _plainly(server: Server, bodies: Iterable[Body]) -> dict[Body, tuple[Reply, Site | None]]:
+    """Each body alone to plain vLLM, which is started again when it dies of one."""
+    found = {}
+    async with session() as opened:
+        for body in bodies:
+            reply, _ = found[body] = await traced(opened, server, body)
+            if reply.failed and not _lives(server):
+                server.stop()
+                server.launch()
+                server.wait_until_ready()
+    return found
+
+
+def _lives(server: Server) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def run(name: str, count: int, seed: int, scratch: Path) -> Report:
+    """Fuzz one of `MODELS`."""
+    fuzzer = Fuzzer(MODELS[name], scratch, name)
+    fuzzer.run(count, seed)
+    judge(fuzzer, scratch)
+    return fuzzer.report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--bodies", type=int, default=20_000, help="for each model")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    scratch = ROOT / ".cache" / "fuzz"
+    scratch.mkdir(parents=True, exist_ok=True)
+    reports = []
+    for name in args.model:
+        reports.append(run(name, args.bodies, args.seed, scratch))
+        print("\n".join(reports[-1].lines()), flush=True)
+    write(args.json, "fuzz", {report.model: report.figures() for report in reports})
+    return 1 if any(report.findings for report in reports) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
