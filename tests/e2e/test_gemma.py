@@ -80,13 +80,15 @@ def test_request_options(gemma: Server) -> None:
         ({"vllm_xargs": {"diffusion_entropy_bound": 0}}, "diffusion_entropy_bound"),
         ({"vllm_xargs": {"diffusion_canvas_length": 99}}, "diffusion_canvas_length"),
         ({"vllm_xargs": {"diffusion_pinned": [0]}}, "diffusion_pinned"),
+        ({"vllm_xargs": {"diffusion_seed_canvas": [5]}}, "diffusion_seed_canvas"),
         ({"vllm_xargs": {"diffusion_entropy_bounds": 1}}, "diffusion_entropy_bound"),
     ],
 )
 def test_refused_by_name(gemma: Server, options: dict[str, Any], name: str) -> None:
-    response = gemma.post("/v1/chat/completions", **(ASKED | options))
-    assert response.status_code == 400, response.text
-    assert name in response.text
+    for streamed in (False, True):
+        response = gemma.post("/v1/chat/completions", **(ASKED | options), stream=streamed)
+        assert response.status_code == 400, response.text
+        assert name in response.text
 
 
 def test_nothing_is_held(gemma: Server) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
+from vllm.utils.diffusion import validate_diffusion_sampling_params
 
 from vllm_dllm.constraints.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.turns import NOBODY, Client
@@ -115,6 +116,10 @@ class FrontEnd:
             refuse_misplaced(request, self.endpoints)
             params = original(request, *args, **kwargs)
             validate_sampling_params(params, self.served)
+            # vLLM's own check of its options. It changes what it checks, and is made again later.
+            validate_diffusion_sampling_params(
+                params.clone(), canvas_length=self.served.length, vocab_size=self.vocabulary
+            )
             if params.bad_words or may_exclude_all(params, self.vocabulary):
                 self._refuse_contradictions(self.completed(params))
             future, awaited = self.structured.submit(params, _client.get()), _awaited.get()
