@@ -23,8 +23,9 @@ from benchmarks.fuzz_values import FLOATS, INTEGERS, kinds_of, values_for
 
 EOS = 257
 ALL = list(range(272))
-# Parts of a run; the rest are extremes of single fields.
-RANDOM, BROKEN, WITHOUT_BODY = 0.35, 0.03, 0.03
+# Parts of a run; the rest are extremes of single fields. There are fewer random bodies, but not
+# fewer than the least, where that leaves room for every number.
+RANDOM, LEAST_RANDOM, BROKEN, WITHOUT_BODY = 0.35, 0.15, 0.03, 0.03
 JSON_TYPE = "application/json"
 
 
@@ -69,12 +70,14 @@ def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
     posts = [one for one in found if one.least is not None]
     made = [(one, body, names, "contradiction") for one, body, names in contradictions(posts)]
     whole = max(0, count - len(made))
-    made += [
-        (one, body, names, "random")
-        for one, body, names in drawn(posts, round(whole * RANDOM), seed)
-    ]
     broken, bare = round(whole * BROKEN), round(whole * WITHOUT_BODY)
-    extreme = list(extremes(posts, draw))[: max(0, count - len(made) - broken - bare)]
+    numbers, others = extremes(posts, draw)
+    beside = whole - broken - bare - len(numbers)
+    share = min(RANDOM, beside / whole) if beside > LEAST_RANDOM * whole else RANDOM
+    made += [
+        (one, body, names, "random") for one, body, names in drawn(posts, int(whole * share), seed)
+    ]
+    extreme = [*numbers, *others][: max(0, count - len(made) - broken - bare)]
     made += [(one, body, (str(field),), "extreme") for one, field, body in extreme]
     items = [(one, _path(one, draw), encoded(body), names, how) for one, body, names, how in made]
     items += [
@@ -94,14 +97,17 @@ def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
 # ---- one field
 
 
-def extremes(
-    posts: Sequence[Endpoint], draw: random.Random
-) -> Iterator[tuple[Endpoint, Field, dict[str, Any]]]:
-    """Each field with each extreme of its type, and what is no value of it.
+Extreme = tuple[Endpoint, Field, dict[str, Any]]
 
-    First the numbers that come to the engine: they are what it can die of.
+
+def extremes(posts: Sequence[Endpoint], draw: random.Random) -> tuple[list[Extreme], list[Extreme]]:
+    """Each field with each extreme of its type, and what is no value of it; both shuffled.
+
+    Returns:
+        The numbers that come to the engine, which are what it can die of, and everything else.
     """
-    first, then = [], []
+    first: list[Extreme] = []
+    then: list[Extreme] = []
     for endpoint in posts:
         engine = endpoint.path in GENERATING and endpoint.path != "/invocations"
         for field in endpoint.fields:
@@ -111,11 +117,11 @@ def extremes(
                 number = isinstance(value, (int, float)) and not isinstance(value, bool)
                 listed = isinstance(value, list) and value and value[0] in (*INTEGERS, *FLOATS)
                 wanted = engine and numeric and (number or listed)
-                (first if wanted else then).append((endpoint, field, value))
+                body = placed(dict(endpoint.least or {}), field.path, value)
+                (first if wanted else then).append((endpoint, field, body))
     draw.shuffle(first)
     draw.shuffle(then)
-    for endpoint, field, value in (*first, *then):
-        yield endpoint, field, placed(dict(endpoint.least or {}), field.path, value)
+    return first, then
 
 
 # ---- contradictions
@@ -201,7 +207,7 @@ def drawn(
     weights = {one.path: weight(one) for one in posts if one.fields}
     made = []
     for one in posts:
-        share = round(count * weights.get(one.path, 0) / sum(weights.values()))
+        share = int(count * weights.get(one.path, 0) / sum(weights.values()))
         made += [(one, *pair) for pair in examples(bodies(one), share, seed)]
     return made
 

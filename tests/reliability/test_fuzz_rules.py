@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
-from benchmarks.fuzz_bodies import Body, extremes, plan
+from benchmarks.fuzz_bodies import Body, encoded, extremes, plan
 from benchmarks.fuzz_client import BROKEN, Reply, error_in
 from benchmarks.fuzz_endpoints import Endpoint, endpoints
 from benchmarks.fuzz_rules import site_of, unnamed
@@ -48,9 +49,8 @@ def test_fields_are_those_of_the_servers_description() -> None:
 
 
 def test_numbers_get_every_width() -> None:
-    import random
-
-    sent = [body for _, field, body in extremes([completions()], random.Random(0))]
+    numbers, others = extremes([completions()], random.Random(0))
+    sent = [body for _, _, body in (*numbers, *others)]
     seeds = {body["seed"] for body in sent if isinstance(body.get("seed"), int)}
     for width in (8, 16, 31, 32, 53, 63, 64):
         assert {2**width - 1, 2**width} <= seeds
@@ -65,6 +65,13 @@ def test_a_plan_comes_from_its_seed() -> None:
     assert [str(body) for body in once] == [str(body) for body in again]
     assert [str(body) for body in once] != [str(body) for body in other]
     assert {body.how for body in once} == {"contradiction", "random", "extreme", "broken", "bare"}
+
+
+def test_a_long_run_sends_every_number() -> None:
+    found = endpoints(DOCUMENT, "mask")
+    numbers, _ = extremes([completions()], random.Random(0))
+    long = plan(found, round(1.4 * len(numbers)), seed=1)
+    assert {encoded(body) for _, _, body in numbers} <= {one.content for one in long}
 
 
 def reply(status: int, text: str = "", names: tuple[str, ...] = ("seed",)) -> Reply:
