@@ -75,8 +75,7 @@ def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
     beside = whole - broken - bare - len(numbers)
     share = min(RANDOM, beside / whole) if beside > LEAST_RANDOM * whole else RANDOM
     made += [
-        (one, body, names, "random")
-        for one, body, names in drawn(posts, round(whole * share), seed)
+        (one, body, names, "random") for one, body, names in drawn(posts, int(whole * share), seed)
     ]
     extreme = [*numbers, *others][: max(0, count - len(made) - broken - bare)]
     made += [(one, body, (str(field),), "extreme") for one, field, body in extreme]
@@ -208,7 +207,7 @@ def drawn(
     weights = {one.path: weight(one) for one in posts if one.fields}
     made = []
     for one in posts:
-        share = round(count * weights.get(one.path, 0) / sum(weights.values()))
+        share = int(count * weights.get(one.path, 0) / sum(weights.values()))
         made += [(one, *pair) for pair in examples(bodies(one), share, seed)]
     return made
 

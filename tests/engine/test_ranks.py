@@ -39,8 +39,15 @@ TENSOR: dict[str, list[list[dict[str, Any]]]] = {
     ],
 }
 # One token: vLLM takes such a prompt's last chunk for the end of the request.
-STAGED = [GREEDY, SAMPLED, GREEDY | {"max_tokens": 1}, GREEDY | {"logprobs": 1, "top_k": 3}]
-# 16 pages of 32 for sixteen requests of up to four: some are preempted and come back.
+STAGED = [
+    GREEDY,
+    SAMPLED,
+    GREEDY | {"max_tokens": 1},
+    GREEDY | {"logprobs": 1, "top_k": 3},
+    # Only the last stage knows how far a preempted canvas had come.
+    SAMPLED | {"extra_args": {"diffusion_stream_prefix": True, "diffusion_threshold": 2.0}},
+]
+# 16 pages of 32 for 25 requests of up to four: some are preempted and come back.
 STAGES: dict[str, dict[str, Any]] = {
     "asynchronous": {"async_scheduling": True},
     "chunked and preempted": {
