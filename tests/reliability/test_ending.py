@@ -120,7 +120,8 @@ def test_a_second_signal_ends_them_at_once(tmp_path: Path) -> None:
         assert time.monotonic() < second + AT_ONCE
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [2, 0])
 def test_what_the_user_gives_them_holds(seconds: int, tmp_path: Path) -> None:
     """Zero, too, which is vLLM's own default: it must be told from a flag that was not given."""
     server = serve(tmp_path / "log", "--shutdown-timeout", str(seconds))
@@ -165,7 +166,10 @@ FLAGS = ("--additional-config", '{"dllm": {"algorithm": "tests.reliability.break
     ("fault", "env", "cause"),
     [
         pytest.param(break_it, WITHIN_ENGINE, "ArithmeticError: the sum of all", id="exception"),
-        pytest.param(kill_engine, WITHIN_ENGINE, "EngineCore", id="killed-engine"),
+        # `test_crash.py` looks at most of this one, too.
+        pytest.param(
+            kill_engine, WITHIN_ENGINE, "EngineCore", id="killed-engine", marks=pytest.mark.long
+        ),
         pytest.param(
             kill_worker, AS_SERVED, "signal 9 (SIGKILL)", id="killed-worker", marks=pytest.mark.long
         ),
