@@ -37,8 +37,6 @@ def refuse_contradictions(
     Raises:
         VLLMValidationError: names the parameters.
     """
-    if not may_exclude_all(params, vocabulary):
-        return
     everything = set(range(vocabulary))
     allowed = params.logprob_token_ids if constrained else params.allowed_token_ids
     biases = params.logit_bias or {}

@@ -130,8 +130,9 @@ class FrontEnd:
         return convert
 
     def _refuse_contradictions(self, params: SamplingParams) -> None:
-        constrained = bool(self.served.options(params.extra_args).constrained)
-        refuse_contradictions(params, constrained, self.served.mask_token, self.vocabulary)
+        if may_exclude_all(params, self.vocabulary):
+            constrained = bool(self.served.options(params.extra_args).constrained)
+            refuse_contradictions(params, constrained, self.served.mask_token, self.vocabulary)
 
     def answer(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A handler of HTTP requests: a stream does not begin before its constraint is known."""
