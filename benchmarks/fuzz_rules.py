@@ -129,7 +129,7 @@ def site_of(log: str) -> Site | None:
 def unnamed(reply: Reply) -> bool:
     """Whether a refusal names nothing of what was given beside the prompt."""
     given = {part for name in reply.body.names for part in name.split(".")}
-    if reply.body.how not in ("random", "contradiction") or given & PROMPTS:
+    if reply.body.how not in ("random", "contradiction") or given & READ_FIRST:
         return False
     known = given | {"context length"}
     for words, said in CALLED.items():
@@ -138,7 +138,8 @@ def unnamed(reply: Reply) -> bool:
     return 400 <= reply.status < 500 and not any(name in reply.text for name in known)
 
 
-PROMPTS = frozenset({"messages", "prompt", "input", "token_ids"})
+# What vLLM reads before anything else, and may refuse without its name.
+READ_FIRST = frozenset({"messages", "prompt", "input", "token_ids", "tools"})
 # Whose refusals have to name something.
 NAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 # What vLLM calls a field otherwise.
