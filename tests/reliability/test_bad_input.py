@@ -53,6 +53,8 @@ UNIFORM = {
     "confidence_threshold": ("EntropyBound", Number(above=True)),
 }
 BASE = {"t_min": 0.1, "t_max": 0.7000000000000001}
+# What a request may ask for, where that is less: four times the block length, which is 32 here.
+OF_REQUEST = {"max_post_edit_steps": Number(most=4 * 32, whole=True)}
 STEP = Number(least=1, most=STEPS, whole=True)
 WORDS = {
     "window": ("symmetric", "reference"),
@@ -71,7 +73,7 @@ def test_every_option_is_fuzzed() -> None:
     """Who adds an option adds it here."""
     assert set(MASKED) == parameter_names("mask")
     assert set(UNIFORM) == parameter_names("uniform")
-    own = {"algorithm", "max_steps", "parameters", "given"}
+    own = {"algorithm", "max_steps", "request_step_limit", "parameters", "given"}
     flags = {"eos_early_stop", "skip_last_commit", "fused_commit"}
     assert {f.name for f in fields(DllmSettings)} == own | flags | set(WORDS)
     assert {f.name for f in fields(RequestOptions)} == {
@@ -141,7 +143,7 @@ def test_a_setting_of_a_request(case: tuple[str, str, Any]) -> None:
         return server.choose(server.options(asked))
 
     said = refusal(choose)
-    assert (said is None) == TABLES[kind][name][1].takes(value), said
+    assert (said is None) == OF_REQUEST.get(name, TABLES[kind][name][1]).takes(value), said
     if said is None:
         assert same(value, choose().settings.values()[name])
     else:
@@ -157,6 +159,7 @@ def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
     taken: dict[str, Callable[[Any], bool]] = {
         "algorithm": lambda v: v is None or (isinstance(v, str) and v in ALGORITHMS[kind]),
         "max_steps": lambda v: v is None or STEP.takes(v),
+        "request_step_limit": lambda v: v is None or STEP.takes(v),
         "eos_early_stop": lambda v: v is None or flag(v),
         "skip_last_commit": flag,
         "fused_commit": lambda v: v is None or flag(v),
