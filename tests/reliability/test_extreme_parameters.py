@@ -215,3 +215,24 @@ def test_who_cannot_be_taken_up_ends_alone(
     assert "a number that nobody thought of" in errors.text
     assert "its parameters could not be taken up" in errors.text
     running.assert_idle()
+
+
+def test_a_step_in_flight_leaves_no_nan_behind(
+    tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step of who is ended has begun: it reads NaN, and its pages go to others."""
+    from vllm_dllm.engine import front_end
+
+    path = tmp_path_factory.mktemp("gemma")
+    random_checkpoint(path, seed=1, canvas=32, sliding_window=16)
+    options = {"limit_mm_per_prompt": {"image": 0, "video": 0}, "async_scheduling": True}
+    with engine(path, 32, **options, num_gpu_blocks_override=9, max_model_len=256) as running:
+        before = known(running)
+        monkeypatch.setattr(front_end, "refuse_contradictions", lambda *_: None)
+        asked, _ = contradictions(running)["all end"]
+        found = running.generate([PROMPT[0]] * 4, [params(**asked)] * 4)
+        assert found == [([], "error")] * 4
+        # The worker hears of the ended requests with the next step.
+        assert known(running) == before
+        for layers in running.runner.model_state.pages.groups:
+            assert all(layer.kv_cache.isfinite().all() for layer in layers)

@@ -165,18 +165,21 @@ class DiffusionSampler:
 
         Hidden states show what a greedy choice hides, probabilities what the head adds.
         """
-        # A sum in float32 is finite where all its terms are; zero times what is not, is NaN.
+        # A sum in float32 is finite where all its terms are.
         trace = hidden_states.sum(-1, dtype=torch.float32).view(rows.statistics.probability.shape)
-        sound = (trace * 0 + rows.statistics.probability).isfinite().all(-1)
+        finite = trace.isfinite().all(-1)
+        sound = finite & rows.statistics.probability.isfinite().all(-1)
         if rows.path is not None:
             # Never so, as only tokens of paths are kept: an error beats an answer that breaks it.
             sound = sound & rows.path.feasible
         state = self.slots
-        # Whoever has ruled out every token is no sign of bad weights.
-        state.spoiled.index_copy_(0, slot, ~sound & (state.failure[slot] == int(Mark.NONE)))
+        own = state.failure[slot] != int(Mark.NONE)
+        # Whoever has ruled out every token is no sign of bad weights, but a step that was in flight
+        # by then may have read and written NaN.
+        state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
         # Not waited for: it is read when the request is gone, steps later.
         state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
-        return sound
+        return sound & ~own
 
     def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
         """Rows of narrow canvases spread out to L each; what lies behind them is arbitrary."""
@@ -195,9 +198,7 @@ class DiffusionSampler:
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         written = outcome.leaves & ~outcome.unwritten
-        failure = self.slots.failure[plan.wanted.slots]
-        sound = sound & (failure == int(Mark.NONE))
-        ends = torch.where(failure == int(Mark.NONE), int(Mark.UNSOUND), failure)
+        ends = self.slots.failure[plan.wanted.slots].clamp_min(int(Mark.UNSOUND))
         return SamplerOutput(
             sampled_token_ids=tokens.gather(1, source),
             logprobs_tensors=None,
