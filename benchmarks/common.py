@@ -104,7 +104,8 @@ def surroundings() -> dict[str, Any]:
     import torch
     import transformers
 
-    from vllm_dllm import __version__, compat
+    from vllm_dllm import __version__
+    from vllm_dllm.vllm_patches import compat
 
     script = Path(sys.argv[0]).resolve()
     name = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name

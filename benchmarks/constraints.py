@@ -30,25 +30,25 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
-from vllm_dllm.constraints.automaton import byte_automaton  # noqa: E402
-from vllm_dllm.constraints.build import Constraint, language  # noqa: E402
-from vllm_dllm.constraints.limits import Limits  # noqa: E402
-from vllm_dllm.constraints.paths import (  # noqa: E402
+from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
+from vllm_dllm.constraints.automaton.compilation import Constraint, language  # noqa: E402
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
+from vllm_dllm.constraints.decoding.best_path import (  # noqa: E402
     DeviceAutomaton,
     Window,
     best_paths,
     drawn_paths,
 )
-from vllm_dllm.constraints.reduction import (  # noqa: E402
+from vllm_dllm.constraints.decoding.class_weights import (  # noqa: E402
     TokenChunks,
     class_best,
     class_sum,
     draw_in_class,
 )
-from vllm_dllm.constraints.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
-from vllm_dllm.constraints.vocabulary import Vocabulary  # noqa: E402
-from vllm_dllm.ops.noise import row_keys  # noqa: E402
-from vllm_dllm.ops.row_stats import row_statistics  # noqa: E402
+from vllm_dllm.constraints.limits import Limits  # noqa: E402
+from vllm_dllm.ops.noise.keyed import row_keys  # noqa: E402
+from vllm_dllm.ops.statistics.rows import row_statistics  # noqa: E402
 
 LENGTHS = (32, 256)
 REAL = "150,000 tokens"

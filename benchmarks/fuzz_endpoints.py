@@ -12,8 +12,8 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.config import REQUEST_PREFIX, RequestOptions
-from vllm_dllm.engine.choices import parameter_names
+from vllm_dllm.settings.parsing import REQUEST_PREFIX, RequestOptions
+from vllm_dllm.settings.resolution import parameter_names
 
 MODEL = {"model": "m"}
 USER = [{"role": "user", "content": "copy ab"}]

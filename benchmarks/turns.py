@@ -37,8 +37,8 @@ engines_in_this_process()  # before torch and vLLM are imported
 
 from benchmarks.llada2 import answers, prompts, served  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
-from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions  # noqa: E402
-from vllm_dllm.engine.statistics import SampledKernels  # noqa: E402
+from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions  # noqa: E402
+from vllm_dllm.worker.readout_ways import SampledKernels  # noqa: E402
 
 Without = Callable[[Any], contextlib.AbstractContextManager[Any]]
 

@@ -15,7 +15,7 @@ from transformers import DiffusionGemmaForBlockDiffusion, DiffusionGemmaGenerati
 
 from examples.tiny import train_diffusion_gemma as tiny
 from examples.tiny.tokens import gemma_processor
-from vllm_dllm.ops.noise import Stream, row_keys, uniform_tokens
+from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 
 VOCABULARY = 272
 # Greedy: the published schedule times next to nothing.

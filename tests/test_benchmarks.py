@@ -23,9 +23,9 @@ from examples.tiny.llada2 import load
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import llada2_tokenizer
 from examples.tiny.training import Encoder
-from vllm_dllm.models.diffusion_gemma import tensor_shapes as gemma_shapes
-from vllm_dllm.models.llada2 import tensor_shapes as llada2_shapes
-from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
+from vllm_dllm.families.diffusion_gemma.model import tensor_shapes as gemma_shapes
+from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
+from vllm_dllm.families.llada2.model import tensor_shapes as llada2_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 MODES = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from examples.tiny.make_twin import make_twin
-from vllm_dllm import compat
+from vllm_dllm.vllm_patches import compat
 
 
 def check(code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -42,15 +42,13 @@ def test_plugin_switched_off() -> None:
 
 
 def test_unsupported_vllm() -> None:
-    done = check("import vllm_dllm.compat as c; c.vllm_version = lambda: '0.99.0'")
+    done = check("import vllm_dllm.vllm_patches.compat as c; c.vllm_version = lambda: '0.99.0'")
     assert done.returncode == 1
     assert "vLLM 0.99.0 is not supported (it has not been tried; needs >=" in done.stderr
 
 
 def test_a_plugin_that_cannot_register() -> None:
-    code = (
-        "import vllm_dllm.compat as c\ndef f(): raise RuntimeError('boom')\nc.register_models = f"
-    )
+    code = "import vllm_dllm.vllm_patches.compat as c\ndef f(): raise RuntimeError('boom')\nc.register_models = f"
     done = check(code)
     assert done.returncode == 1
     assert "RuntimeError: boom" in done.stderr

@@ -17,34 +17,34 @@ STANDARD = set(sys.stdlib_module_names)
 # Room (longest match wins) -> what it may import beside the standard library and itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm": set(),
-    "vllm_dllm.ranges": set(),
-    "vllm_dllm.settings_file": {"yaml", "vllm_dllm.ranges"},
-    "vllm_dllm.config": {"vllm_dllm.ranges", "vllm_dllm.settings_file"},
+    "vllm_dllm.settings.ranges": set(),
+    "vllm_dllm.settings.file": {"yaml", "vllm_dllm.settings.ranges"},
+    "vllm_dllm.settings.parsing": {"vllm_dllm.settings.ranges", "vllm_dllm.settings.file"},
     "vllm_dllm.ops": {"torch", "triton", "numpy"},
-    "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops", "vllm_dllm.ranges"},
+    "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops", "vllm_dllm.settings.ranges"},
     "vllm_dllm.constraints": {"torch", "numpy", "outlines_core", "vllm_dllm.ops"},
     "vllm_dllm.models": {
-        "torch", "transformers", "safetensors", "vllm", "vllm_dllm.config", "vllm_dllm.ops",
-        "vllm_dllm.ranges",
+        "torch", "transformers", "safetensors", "vllm", "vllm_dllm.settings.parsing", "vllm_dllm.ops",
+        "vllm_dllm.settings.ranges",
     },
     "vllm_dllm.engine": {
-        "torch", "numpy", "vllm", "vllm_dllm.config", "vllm_dllm.decoding", "vllm_dllm.ops",
-        "vllm_dllm.models", "vllm_dllm.cpu", "vllm_dllm.ranges", "vllm_dllm.constraints",
+        "torch", "numpy", "vllm", "vllm_dllm.settings.parsing", "vllm_dllm.decoding", "vllm_dllm.ops",
+        "vllm_dllm.models", "vllm_dllm.cpu", "vllm_dllm.settings.ranges", "vllm_dllm.constraints",
     },
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
-    "vllm_dllm.compat": {
-        "transformers", "vllm", "vllm_dllm.config", "vllm_dllm.engine", "vllm_dllm.models",
+    "vllm_dllm.vllm_patches.compat": {
+        "transformers", "vllm", "vllm_dllm.settings.parsing", "vllm_dllm.engine", "vllm_dllm.models",
     },
-    "vllm_dllm.plugin": {"vllm_dllm.compat", "vllm_dllm.cpu"},
-    "vllm_dllm.diagnosis": {"vllm", "vllm_dllm.compat", "vllm_dllm.engine"},
+    "vllm_dllm.plugin": {"vllm_dllm.vllm_patches.compat", "vllm_dllm.cpu"},
+    "vllm_dllm.startup.diagnosis": {"vllm", "vllm_dllm.vllm_patches.compat", "vllm_dllm.engine"},
     "vllm_dllm.cli": {
-        "vllm_dllm", "vllm_dllm.compat", "vllm_dllm.cpu", "vllm_dllm.plugin", "vllm_dllm.diagnosis",
+        "vllm_dllm", "vllm_dllm.vllm_patches.compat", "vllm_dllm.cpu", "vllm_dllm.plugin", "vllm_dllm.startup.diagnosis",
     },
 }  # fmt: skip
 # The one import that points against the arrows: a model class names its model state, which
 # vLLM asks it for. It is inside a function, so importing the model does not import the engine.
 LAZILY = {
-    (f"vllm_dllm.models.{model}", "vllm_dllm.engine.model_state")
+    (f"vllm_dllm.models.{model}", "vllm_dllm.worker.model_state")
     for model in ("llada2", "diffusion_gemma")
 }
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
@@ -115,7 +115,7 @@ def test_rooms_keep_to_their_imports() -> None:
         (
             "config.py",
             "def f():\n    import torch",
-            "vllm_dllm.config imports torch",
+            "vllm_dllm.settings.parsing imports torch",
         ),
         (
             "cpu/bad.py",
@@ -133,7 +133,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, line: str, comp
 
 def test_importing_the_package_is_free() -> None:
     """`vllm_dllm` is imported by tools that must not pay for torch or vLLM."""
-    code = "import sys, vllm_dllm, vllm_dllm.config; print({'torch', 'vllm'} & set(sys.modules))"
+    code = "import sys, vllm_dllm, vllm_dllm.settings.parsing; print({'torch', 'vllm'} & set(sys.modules))"
     # -S: site's .pth files belong to the installation, not to the package.
     out = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -145,7 +145,7 @@ def test_only_compat_knows_vllm_versions() -> None:
     found = [
         f"{module}: {node.value!r}"
         for module, path in modules(PACKAGE).items()
-        if module not in ("vllm_dllm.compat", "vllm_dllm")
+        if module not in ("vllm_dllm.vllm_patches.compat", "vllm_dllm")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_config(model: str, options: dict[str, Any]) -> int:
     """Print the settings of a server with vLLM's `options`; 1 and the reason if it refuses them."""
-    from vllm_dllm import diagnosis, plugin
+    from vllm_dllm import plugin
+    from vllm_dllm.startup import diagnosis
 
     plugin.install()
     try:
@@ -60,7 +61,8 @@ def check() -> int:
 
 def report() -> str | None:
     """Print the state of the installation line by line; the first problem, or None."""
-    from vllm_dllm import compat, diagnosis
+    from vllm_dllm.startup import diagnosis
+    from vllm_dllm.vllm_patches import compat
 
     print(f"vllm-dllm      {__version__}")
     found = compat.vllm_version() or "not installed"

@@ -19,7 +19,7 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    from vllm_dllm import compat
+    from vllm_dllm.vllm_patches import compat
 
     problem = compat.version_problem()
     if problem is not None:
@@ -34,8 +34,8 @@ def register() -> None:
 
 def install() -> None:
     """Everything that `register` does, errors included."""
-    from vllm_dllm import compat
     from vllm_dllm.cpu import bridge
+    from vllm_dllm.vllm_patches import compat
 
     bridge.install(compat.is_diffusion)
     compat.register_models()

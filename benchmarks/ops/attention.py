@@ -26,15 +26,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
-from vllm_dllm.ops import masks
-from vllm_dllm.ops.attention_reference import (
+from vllm_dllm.ops.attention import masks
+from vllm_dllm.ops.attention.launch_triton import paged_attention
+from vllm_dllm.ops.attention.masks import Mask, Rule, Span
+from vllm_dllm.ops.attention.reference import (
     Layer,
     PagedKV,
     Queries,
     attention_reference,
 )
-from vllm_dllm.ops.attention_triton import paged_attention
-from vllm_dllm.ops.masks import Mask, Rule, Span
 
 PAGE = 128
 # Triton's interpreter multiplies no bfloat16.

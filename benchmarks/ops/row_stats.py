@@ -27,17 +27,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
-from vllm_dllm.ops.fold_triton import MeasuredStatistics, measured
-from vllm_dllm.ops.head import Head
-from vllm_dllm.ops.head_stats_triton import HeadTile, head_statistics
-from vllm_dllm.ops.noise import row_keys
-from vllm_dllm.ops.row_stats import row_statistics
-from vllm_dllm.ops.row_stats_triton import measured_statistics
-from vllm_dllm.ops.sampled_stats import draw
-from vllm_dllm.ops.soft_embedding_triton import fused_statistics
-from vllm_dllm.ops.tiled_stats import tiled_statistics
+from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.fold_triton import MeasuredStatistics, measured
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.head_triton import HeadTile, head_statistics
+from vllm_dllm.ops.statistics.rows import row_statistics
+from vllm_dllm.ops.statistics.rows_triton import measured_statistics
+from vllm_dllm.ops.statistics.sampled import draw
+from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
-# As the engine has it (`engine/masked_kernels.py`).
+# As the engine has it (`worker/masked_kernels.py`).
 TILE_BYTES = 32 << 20
 # Rows of a shape that are checked.
 CHECKED = 24

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.automaton import ByteAutomaton, byte_automaton
-from vllm_dllm.constraints.build import Constraint, compiled, language
+from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton, byte_automaton
+from vllm_dllm.constraints.automaton.compilation import Constraint, compiled, language
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.decoding.best_path import DeviceAutomaton, Window
+from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.constraints.limits import Limits
-from vllm_dllm.constraints.paths import DeviceAutomaton, Window
-from vllm_dllm.constraints.reduction import TokenChunks
-from vllm_dllm.constraints.token_automaton import TokenAutomaton
-from vllm_dllm.constraints.vocabulary import Vocabulary
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 LIMITS = Limits()

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from tests.constraints.helpers import on_device
-from vllm_dllm.constraints.paths import Window, advance
-from vllm_dllm.constraints.step import Chosen, best_tokens, drawn_tokens, settled
-from vllm_dllm.constraints.token_automaton import TokenAutomaton
-from vllm_dllm.ops.noise import row_keys
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.decoding.best_path import Window, advance
+from vllm_dllm.constraints.decoding.constrained_step import (
+    Chosen,
+    best_tokens,
+    drawn_tokens,
+    settled,
+)
+from vllm_dllm.ops.noise.keyed import row_keys
 
 
 @dataclass(frozen=True)

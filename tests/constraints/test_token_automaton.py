@@ -17,12 +17,16 @@ from tests.constraints.helpers import (
     record,
     tiny,
 )
-from vllm_dllm.constraints.automaton import ByteAutomaton
-from vllm_dllm.constraints.classes import token_functions
-from vllm_dllm.constraints.distance import DEAD, NEVER, fewest_steps
+from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
+from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
+from vllm_dllm.constraints.automaton.token_automaton import (
+    NO_CLASS,
+    TokenAutomaton,
+    token_automaton,
+)
+from vllm_dllm.constraints.automaton.token_functions import token_functions
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import ConstraintError, Limits
-from vllm_dllm.constraints.token_automaton import NO_CLASS, TokenAutomaton, token_automaton
-from vllm_dllm.constraints.vocabulary import Vocabulary
 
 CONSTRAINTS: list[tuple[str, Any]] = [
     ("regex", "(a|b)*abc?"),

@@ -7,10 +7,10 @@ from itertools import count
 import pytest
 
 from tests.constraints.helpers import automaton
-from vllm_dllm.constraints.build import Constraint
-from vllm_dllm.constraints.kept import Kept
+from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
-from vllm_dllm.constraints.turns import Client, Job, Ticket, Turns
+from vllm_dllm.constraints.service.cache import Kept
+from vllm_dllm.constraints.service.turns import Client, Job, Ticket, Turns
 
 NUMBERS = count()
 

@@ -11,8 +11,8 @@ from tokenizers.decoders import ByteFallback, Fuse, Replace
 from tokenizers.models import BPE
 
 from tests.constraints.helpers import TINY
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import ConstraintError
-from vllm_dllm.constraints.vocabulary import Vocabulary
 
 
 def byte_level() -> Tokenizer:

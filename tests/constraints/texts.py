@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dllm.constraints.automaton import ByteAutomaton
-from vllm_dllm.constraints.distance import DEAD, fewest_steps
+from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
+from vllm_dllm.constraints.automaton.distance import DEAD, fewest_steps
 
 WANDER = 40  # bytes, then straight to the end
 

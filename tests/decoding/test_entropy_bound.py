@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.decoding import Canvas, EntropyBound, StepContext
-from vllm_dllm.ops.sampled_stats import SampledStatistics
+from vllm_dllm.ops.statistics.sampled import SampledStatistics
 
 RULE = EntropyBound()
 # Exact in binary, so that sums and comparisons with the bound are, too.
@@ -168,7 +168,7 @@ def test_a_canvas_is_not_stable_before_it_was_seen_twice() -> None:
 
 
 def test_refuses_greedy_statistics() -> None:
-    from vllm_dllm.ops.row_stats import RowStatistics
+    from vllm_dllm.ops.statistics.rows import RowStatistics
 
     one = torch.ones(1, 2)
     context = StepContext(RowStatistics(one.long(), one), torch.tensor([False]), {})

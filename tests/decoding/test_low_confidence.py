@@ -6,7 +6,7 @@ import torch
 
 from tests import oracle
 from vllm_dllm.decoding import Canvas, LowConfidence, StepContext
-from vllm_dllm.ops.row_stats import RowStatistics
+from vllm_dllm.ops.statistics.rows import RowStatistics
 
 RULE = LowConfidence()
 

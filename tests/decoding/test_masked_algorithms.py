@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, algorithms
-from vllm_dllm.ops.row_stats import EntropyStatistics
+from vllm_dllm.ops.statistics.rows import EntropyStatistics
 
 MASK, L = 99, 12
 RULES = {rule.name: rule for rule in algorithms("mask")}

@@ -18,7 +18,7 @@ from vllm_dllm.decoding import (
     get_algorithm,
     register_algorithm,
 )
-from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.ranges import SettingsError
 
 
 def test_by_name() -> None:

@@ -70,7 +70,8 @@ def test_same_answers_with_and_without(llama: Path, tmp_path: Path) -> None:
 UNSUPPORTED = """
 import logging, sys
 logging.basicConfig(level=logging.WARNING)
-from vllm_dllm import compat, plugin
+from vllm_dllm import plugin
+from vllm_dllm.vllm_patches import compat
 compat.vllm_version = lambda: "0.99.0"
 plugin.register()
 plugin.register()

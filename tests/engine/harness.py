@@ -115,11 +115,11 @@ def our_graphs() -> int:
     """
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
 
-    from vllm_dllm.ops import tiled_stats
-    from vllm_dllm.ops.noise import candidate_keys, step_noise
-    from vllm_dllm.ops.row_stats import pure_row_statistics
-    from vllm_dllm.ops.sampled_stats import draw
-    from vllm_dllm.ops.shard_stats import found_among
+    from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
+    from vllm_dllm.ops.statistics import tiled as tiled_stats
+    from vllm_dllm.ops.statistics.rows import pure_row_statistics
+    from vllm_dllm.ops.statistics.sampled import draw
+    from vllm_dllm.ops.statistics.sharded import found_among
 
     rows = (candidate_keys, draw, found_among, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from tests.engine.harness import our_graphs, settings
-from vllm_dllm.engine.statistics import MaskedStatistics
+from vllm_dllm.worker.readout_ways import MaskedStatistics
 
 
 def watch(worker: Any) -> None:

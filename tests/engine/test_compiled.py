@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters as dynamo
 
 from tests.engine.harness import Engine, our_graphs
 from tests.reliability.drive import Family, gemma, llada2
-from vllm_dllm.engine.masked_kernels import PlainKernels, RowFunctions
-from vllm_dllm.engine.statistics import SampledKernels, TiledStatistics
+from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions
+from vllm_dllm.worker.readout_ways import SampledKernels, TiledStatistics
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

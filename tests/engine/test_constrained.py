@@ -15,7 +15,7 @@ from tests.engine.constrained import CASES, MODELS, TEXT_ONLY, TINY, fuzz, promp
 from tests.engine.harness import Engine, engine, greedy
 from tests.engine.test_steady_step import Waits, counted_reads
 from tests.reliability.drive import Driver
-from vllm_dllm.engine.requests import Phase
+from vllm_dllm.worker.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

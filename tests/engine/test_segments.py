@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.engine.attention import split_into_blocks
+from vllm_dllm.attention.metadata import split_into_blocks
 
 ROWS = st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=6)
 

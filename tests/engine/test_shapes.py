@@ -55,7 +55,7 @@ def test_against_reference(shape: str, seed: int, tmp_path: Path) -> None:
 
 def test_experts_are_chosen_in_float32(tmp_path: Path) -> None:
     """In bfloat16 too, as in the authors' code; vLLM's backbone would round the scores first."""
-    from vllm_dllm.models.llada2 import LLaDA2Moe
+    from vllm_dllm.families.llada2.model import LLaDA2Moe
 
     random_checkpoint(tmp_path, 0)
     with engine(tmp_path, 16, dtype="bfloat16") as running:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vllm_dllm
 from tests.reliability.drive import Driver, Family, gemma, llada2
-from vllm_dllm.engine.requests import Phase
+from vllm_dllm.worker.slots import Phase
 
 pytestmark = pytest.mark.engine
 

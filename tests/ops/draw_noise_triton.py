@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_dllm.ops.noise_triton import gumbel, split_keys, uniform
+from vllm_dllm.ops.noise.keyed_triton import gumbel, split_keys, uniform
 
 
 @triton.jit

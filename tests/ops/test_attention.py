@@ -16,11 +16,11 @@ import torch
 from tests.ops.compile_child import Case as Compiled
 from tests.ops.compile_child import compiled
 from tests.ops.interpreter import interpreted
-from vllm_dllm.ops import masks
-from vllm_dllm.ops.attention_reference import Layer, PagedKV, Queries, attention_reference
-from vllm_dllm.ops.masks import Mask, Rule
+from vllm_dllm.ops.attention import masks
+from vllm_dllm.ops.attention.masks import Mask, Rule
+from vllm_dllm.ops.attention.reference import Layer, PagedKV, Queries, attention_reference
 
-kernel = interpreted("vllm_dllm.ops.attention_triton")
+kernel = interpreted("vllm_dllm.ops.attention.launch_triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 W = 20
 # Small tiles: several of each kind (masked, whole, masked again) in short sequences.
@@ -313,7 +313,7 @@ def compile_case(name: str, size: int, stored: str) -> Compiled:
     }
     names = inspect.signature(getattr(kernel, name).fn).parameters
     return Compiled(
-        "vllm_dllm.ops.attention_kernel_triton",
+        "vllm_dllm.ops.attention.kernel_triton",
         name,
         {name: types.get(name, "i32") for name in names if name not in constants},
         {name: constants[name] for name in names if name in constants},

@@ -9,13 +9,13 @@ import torch
 from torch._dynamo.utils import counters as dynamo
 
 from tests.ops.test_sampled_stats import case, in_float64
-from vllm_dllm.ops import tiled_stats
 from vllm_dllm.ops.compiled import compiled, compiling_ahead
-from vllm_dllm.ops.head import Head
-from vllm_dllm.ops.noise import Counters, candidate_keys, row_keys, step_noise
-from vllm_dllm.ops.row_stats import EntropyStatistics, pure_row_statistics, row_statistics
-from vllm_dllm.ops.sampled_stats import GROUP, draw, sampled_statistics
-from vllm_dllm.ops.shard_stats import found_among
+from vllm_dllm.ops.noise.keyed import Counters, candidate_keys, row_keys, step_noise
+from vllm_dllm.ops.statistics import tiled as tiled_stats
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, pure_row_statistics, row_statistics
+from vllm_dllm.ops.statistics.sampled import GROUP, draw, sampled_statistics
+from vllm_dllm.ops.statistics.sharded import found_among
 
 pytestmark = pytest.mark.slow
 

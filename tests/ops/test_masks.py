@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.ops import masks
-from vllm_dllm.ops.masks import Mask, Span, interval
+from vllm_dllm.ops.attention import masks
+from vllm_dllm.ops.attention.masks import Mask, Span, interval
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,8 +77,8 @@ def test_a_window_is_its_layers() -> None:
 
 
 def test_pictures_by_command_and_in_the_docs() -> None:
-    """`python -m vllm_dllm.ops.masks` prints what docs/attention.md shows."""
-    command = [sys.executable, "-m", "vllm_dllm.ops.masks"]
+    """`python -m vllm_dllm.ops.attention.masks` prints what docs/attention.md shows."""
+    command = [sys.executable, "-m", "vllm_dllm.ops.attention.masks"]
     text = (ROOT / "docs" / "attention.md").read_text()
     for name, (mask, span) in masks.PICTURES.items():
         done = subprocess.run([*command, name], cwd=ROOT, capture_output=True, text=True)

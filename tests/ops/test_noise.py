@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.ops.noise import Stream, gumbel, row_keys, uniform, uniform_bits, uniform_tokens
+from vllm_dllm.ops.noise.keyed import (
+    Stream,
+    gumbel,
+    row_keys,
+    uniform,
+    uniform_bits,
+    uniform_tokens,
+)
 
 # 99.9 % quantile of chi-square with n - 1 degrees of freedom, by Wilson and Hilferty.
 Z = 3.09

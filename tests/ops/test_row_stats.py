@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dllm.ops.row_stats import (
+from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
     row_statistics,
     with_samples,

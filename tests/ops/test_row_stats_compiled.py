@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.ops.compile_child import Case, compiled
-from vllm_dllm.ops import head_stats_triton, row_stats_triton, soft_embedding_triton
+from vllm_dllm.ops.statistics import head_triton as head_stats_triton
+from vllm_dllm.ops.statistics import rows_triton as row_stats_triton
+from vllm_dllm.ops.statistics import soft_embedding_triton
 
 # 227 KiB, what a program of compute capability 9.0 may have (CUDA C++ Programming Guide, table of
 # technical specifications).

@@ -15,12 +15,13 @@ from tests.ops.compile_child import ROOT
 from tests.ops.interpreter import interpreted
 from tests.ops.test_noise import chi_square, limit
 from tests.ops.test_sampled_stats import Meeting
-from vllm_dllm.ops import noise, tiled_stats
-from vllm_dllm.ops.fold_triton import MeasuredStatistics
-from vllm_dllm.ops.head import Head, Shard
-from vllm_dllm.ops.noise import row_keys
-from vllm_dllm.ops.row_stats import row_statistics
-from vllm_dllm.ops.sampled_stats import (
+from vllm_dllm.ops.noise import keyed as noise
+from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics import tiled as tiled_stats
+from vllm_dllm.ops.statistics.fold_triton import MeasuredStatistics
+from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.rows import row_statistics
+from vllm_dllm.ops.statistics.sampled import (
     FIRST_GROUP_INDEX,
     GROUP,
     draw,
@@ -32,10 +33,10 @@ from vllm_dllm.ops.sampled_stats import (
 )
 
 NOISE = interpreted("tests.ops.draw_noise_triton")
-FOLD = interpreted("vllm_dllm.ops.fold_triton")
-ROWS = interpreted("vllm_dllm.ops.row_stats_triton")
-HEADS = interpreted("vllm_dllm.ops.head_stats_triton")
-SOFT = interpreted("vllm_dllm.ops.soft_embedding_triton")
+FOLD = interpreted("vllm_dllm.ops.statistics.fold_triton")
+ROWS = interpreted("vllm_dllm.ops.statistics.rows_triton")
+HEADS = interpreted("vllm_dllm.ops.statistics.head_triton")
+SOFT = interpreted("vllm_dllm.ops.statistics.soft_embedding_triton")
 NATIVE = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if NATIVE else "cpu")
 # Scores are sums of a few float32 numbers below 100; what is closer than this may swap.
@@ -463,13 +464,13 @@ from triton.runtime.jit import JITFunction
 from tests.ops.interpreter import interpreted
 places = tl, tl.core, tl.standard, tl.math, tl.tensor, tl.dtype, JITFunction
 before = [dict(vars(place)) for place in places]
-copy = interpreted("vllm_dllm.ops.row_stats_triton")
+copy = interpreted("vllm_dllm.ops.statistics.rows_triton")
 copy.measured_statistics(torch.randn(2, 70), tile=copy.RowTile(ids=64))
 for place, attributes in zip(places, before):
     for name, value in attributes.items():
         assert vars(place)[name] is value, (place, name)
-from vllm_dllm.ops import row_stats_triton as native
-assert native is not copy and sys.modules["vllm_dllm.ops.row_stats_triton"] is native
+from vllm_dllm.ops.statistics import rows_triton as native
+assert native is not copy and sys.modules["vllm_dllm.ops.statistics.rows_triton"] is native
 assert isinstance(native.rows_kernel, JITFunction) and isinstance(native.fold, JITFunction)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.ops.test_noise import chi_square, limit
-from vllm_dllm.ops.head import Head, Shard
-from vllm_dllm.ops.noise import row_keys
-from vllm_dllm.ops.sampled_stats import GROUP, sampled_statistics
-from vllm_dllm.ops.tiled_stats import TILE_COPIES, tile_shape, tiled_statistics
+from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.sampled import GROUP, sampled_statistics
+from vllm_dllm.ops.statistics.tiled import TILE_COPIES, tile_shape, tiled_statistics
 
 VOCABULARIES = (1, 7, 128, 300, 1000)
 HIDDEN = 16

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.test_sampled_stats import Meeting
-from vllm_dllm.ops.head import Head, Shard
-from vllm_dllm.ops.row_stats import EntropyStatistics, row_statistics
-from vllm_dllm.ops.shard_stats import sharded_statistics
+from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, row_statistics
+from vllm_dllm.ops.statistics.sharded import sharded_statistics
 
 # Units in the last place of a float32 sum of `vocabulary` terms, with room for exp and log.
 EPSILON = 2.0**-23

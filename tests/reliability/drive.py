@@ -12,7 +12,7 @@ from typing import Any
 from tests import oracle
 from tests.engine.harness import Engine, engine, greedy
 from tests.reference_gemma import random_checkpoint
-from vllm_dllm.engine.requests import Phase
+from vllm_dllm.worker.slots import Phase
 
 PAGE = 32
 # No test needs nearly as many; one that takes more hangs.

@@ -16,8 +16,8 @@ from tests.engine.harness import engine, greedy
 from tests.reference_llada2 import Reference, random_checkpoint
 from tests.reliability.strategies import ALWAYS, FLOAT32, JSON, STEPS, Number, same, share
 from tests.reliability.test_bad_input import refusal
-from vllm_dllm.engine.setup_gemma import check_canvas_length
-from vllm_dllm.models.llada2_config import LLaDA2MoeConfig
+from vllm_dllm.families.diffusion_gemma.startup import check_canvas_length
+from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 
 BIG = 1 << 24
 COUNT = Number(least=1, most=STEPS, whole=True)
@@ -68,7 +68,7 @@ def legal(name: str, value: Any) -> bool:
 def test_every_field_is_fuzzed() -> None:
     own = vars(LLaDA2MoeConfig()).keys() - vars(type(LLaDA2MoeConfig()).__mro__[1]()).keys()
     # hidden_act is checked by the model, rope_parameters are transformers' own, and for
-    # use_rmsnorm see tests/models/test_config_fields.py.
+    # use_rmsnorm see tests/checkpoints/test_config_fields.py.
     assert own - {"hidden_act", "rope_parameters", "use_rmsnorm"} <= {*NUMBERS, *FLAGS, *WORDS}
 
 

@@ -21,8 +21,8 @@ from tests.reliability.test_bad_input import (
     served,
     setting_and_value,
 )
-from vllm_dllm.config import DllmSettings, parse_checkpoint, parse_sampler
-from vllm_dllm.engine.choices import Served, parameter_names
+from vllm_dllm.settings.parsing import DllmSettings, parse_checkpoint, parse_sampler
+from vllm_dllm.settings.resolution import Served, parameter_names
 
 # ---- generation_config.json
 

@@ -24,13 +24,13 @@ from tests.reliability.strategies import (
     same,
     share,
 )
-from vllm_dllm.config import (
+from vllm_dllm.settings.parsing import (
     DllmSettings,
     RequestOptions,
     parse_settings,
 )
-from vllm_dllm.engine.choices import Served, parameter_names
-from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.resolution import Served, parameter_names
 
 # Every setting of every algorithm: the algorithm, and what it takes.
 MASKED = {

@@ -17,7 +17,7 @@ import pytest
 from tests import oracle
 from tests.engine.harness import Engine, count_calls
 from tests.reliability.drive import Driver, Family, assert_nothing_held, replaced
-from vllm_dllm.engine.requests import Phase
+from vllm_dllm.worker.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ from tests.reliability.test_lifecycle import (
     assert_unnoticed,
     ends,
 )
-from vllm_dllm.engine.requests import Phase
+from vllm_dllm.worker.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import Server
-from vllm_dllm import compat
+from vllm_dllm.vllm_patches import compat
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 

@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from vllm_dllm.ops.row_stats import RowStatistics
-from vllm_dllm.ranges import AlgorithmConfig
+from vllm_dllm.ops.statistics.rows import RowStatistics
+from vllm_dllm.settings.ranges import AlgorithmConfig
 
 Corruption = Literal["mask", "uniform"]
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
-from vllm_dllm.ranges import SettingsError, nearest, shown
+from vllm_dllm.settings.ranges import SettingsError, nearest, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
 

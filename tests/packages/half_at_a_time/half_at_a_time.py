@@ -1,7 +1,8 @@
 from dataclasses import dataclass
 
-from vllm_dllm.decoding import MaskedAlgorithm, confidence, reveal
 from vllm_dllm.ranges import AlgorithmConfig, setting
+
+from vllm_dllm.decoding import MaskedAlgorithm, confidence, reveal
 
 
 @dataclass(frozen=True)

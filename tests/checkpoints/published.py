@@ -1,0 +1,208 @@
+"""Published checkpoints: configuration and every tensor of their indexes, quantized or not.
+
+LLaDA2's are those of ../shared/oracle/README.md, written down here once more; DiffusionGemma's
+names come from transformers' own class, with the sizes of the published 26B model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.base import BaseCompressor
+
+from examples.quantize.files import FAMILIES, scheme_named, write_config
+from vllm_dllm.checkpoints.quantized import stored_as
+
+TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+LLADA2 = {
+    "llada2-mini": (20, 2048, 5120, 512, 16),
+    "llada2-flash": (32, 4096, 9216, 1024, 32),
+}
+GEMMA = "diffusion-gemma-26b-a4b"
+GEMMA_TEXT = {
+    "vocab_size": 262144,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "moe_intermediate_size": 704,
+    "num_hidden_layers": 30,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 2,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "sliding_window": 1024,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+}
+EXPERTS, KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 256, 4, 128, 157184
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def llada2_config(which: str) -> dict[str, Any]:
+    layers, hidden, size, expert, heads = LLADA2[which]
+    return {
+        "architectures": ["LLaDA2MoeModelLM"],
+        "model_type": "llada2_moe",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": size,
+        "moe_intermediate_size": expert,
+        "num_attention_heads": heads,
+        "num_key_value_heads": KEY_VALUE_HEADS,
+        "head_dim": HEAD_DIM,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "vocab_size": VOCABULARY,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 600000,
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 64,
+        "hidden_act": "silu",
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "score_function": "sigmoid",
+        "router_dtype": "fp32",
+        "moe_router_enable_expert_bias": True,
+        "norm_head": False,
+        "tie_word_embeddings": False,
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "use_rmsnorm": True,
+        "max_position_embeddings": 32768,
+        "dtype": "bfloat16",
+        "mask_token_id": 156895,  # else asked of the tokenizer, of which there is none here
+    }
+
+
+def llada2_tensors(which: str) -> Shapes:
+    layers, hidden, size, expert, heads = LLADA2[which]
+    shapes: Shapes = {
+        "model.word_embeddings.weight": (VOCABULARY, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (VOCABULARY, hidden),
+    }
+    for n in range(layers):
+        layer = f"model.layers.{n}"
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        rows = (heads + 2 * KEY_VALUE_HEADS) * HEAD_DIM
+        shapes[f"{layer}.attention.query_key_value.weight"] = (rows, hidden)
+        shapes[f"{layer}.attention.dense.weight"] = (hidden, heads * HEAD_DIM)
+        shapes[f"{layer}.attention.query_layernorm.weight"] = (HEAD_DIM,)
+        shapes[f"{layer}.attention.key_layernorm.weight"] = (HEAD_DIM,)
+        blocks = {f"{layer}.mlp": size}
+        if n:
+            shapes[f"{layer}.mlp.gate.weight"] = (EXPERTS, hidden)
+            shapes[f"{layer}.mlp.gate.expert_bias"] = (EXPERTS,)
+            blocks = {f"{layer}.mlp.experts.{e}": expert for e in range(EXPERTS)}
+            blocks[f"{layer}.mlp.shared_experts"] = expert
+        for name, width in blocks.items():
+            shapes[f"{name}.gate_proj.weight"] = shapes[f"{name}.up_proj.weight"] = (width, hidden)
+            shapes[f"{name}.down_proj.weight"] = (hidden, width)
+    return shapes
+
+
+def gemma_config() -> Any:
+    from transformers import DiffusionGemmaConfig
+
+    # The vision tower's defaults are the published one's.
+    return DiffusionGemmaConfig(text_config=GEMMA_TEXT, vision_config={}, canvas_length=256)
+
+
+def gemma_tensors() -> Shapes:
+    """One copy of what encoder and decoder share, as `save_pretrained` writes it."""
+    from transformers import DiffusionGemmaForBlockDiffusion
+
+    with torch.device("meta"):
+        state = DiffusionGemmaForBlockDiffusion(gemma_config()).state_dict()
+    shapes: Shapes = {}
+    for name, tensor in state.items():
+        twin = name.replace("model.encoder.language_model.", "model.decoder.")
+        shared = twin != name and twin in state and not name.endswith("layer_scalar")
+        if not shared and name != "lm_head.weight":
+            shapes[name] = tuple(tensor.shape)
+    return shapes
+
+
+def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
+    """A folder with everything but the tensors."""
+    plain, out = folder / "plain" / which, folder / which
+    if which == GEMMA:
+        shutil.copytree(TINY / "tiny-diffusiongemma", plain)
+        config = json.loads(gemma_config().to_json_string(use_diff=False))
+        config["architectures"] = ["DiffusionGemmaForBlockDiffusion"]
+        config["dtype"] = "bfloat16"
+    else:
+        plain.mkdir(parents=True)
+        config = llada2_config(which)
+    (plain / "config.json").write_text(json.dumps(config))
+    if scheme is None:
+        return plain
+    out.mkdir()
+    write_config(plain, out, [scheme_named(scheme)], FAMILIES[config["model_type"]])
+    return out
+
+
+def index(path: Path, which: str, scheme: str | None) -> Shapes:
+    """Every tensor of the published index, as the scheme's library stores it."""
+    plain = gemma_tensors() if which == GEMMA else llada2_tensors(which)
+    if scheme is None:
+        return plain
+    chosen = scheme_named(scheme)
+    parts = BaseCompressor.get_value_from_registry(chosen.format).compression_param_names(chosen)
+    arguments = {
+        "weights": chosen.weights,
+        "input_activations": chosen.input_activations,
+        "format": chosen.format,
+    }
+    shapes: Shapes = {}
+    for name, shape in one_by_one(plain).items():
+        if is_matrix(name, shape):
+            stored = stored_as(shape, arguments)
+            assert stored is not None
+            assert set(stored) == set(parts), name
+            module = name.removesuffix(".weight")
+            shapes |= {f"{module}.{part}": tuple(size) for part, size in stored.items()}
+        else:
+            shapes[name] = shape
+    return shapes
+
+
+def one_by_one(shapes: Shapes) -> Shapes:
+    """Experts that stand together in one tensor, as three matrices each."""
+    found: Shapes = {}
+    for name, shape in shapes.items():
+        prefix = name.rpartition(".")[0]
+        for e in range(shape[0] if ".experts." in name and len(shape) == 3 else 0):
+            if name.endswith("gate_up_proj"):
+                for part in ("gate_proj", "up_proj"):
+                    found[f"{prefix}.{e}.{part}.weight"] = (shape[1] // 2, shape[2])
+            else:
+                found[f"{prefix}.{e}.down_proj.weight"] = shape[1:]
+        if not (".experts." in name and len(shape) == 3):
+            found[name] = shape
+    return found
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Projections of the language model's layers."""
+    skipped = ("vision", "self_conditioning", "router", ".gate.weight")
+    return (
+        len(shape) == 2
+        and ".layers." in name
+        and name.endswith(".weight")
+        and not any(word in name for word in skipped)
+    )

@@ -1,0 +1,51 @@
+"""Each tensor of a published index fills exactly one parameter, and no parameter stays empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.checkpoints.published import (
+    GEMMA,
+    LLADA2,
+    gemma_tensors,
+    is_matrix,
+    llada2_config,
+    llada2_tensors,
+    one_by_one,
+)
+from tests.engine.harness import answers_of_child
+from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
+from vllm_dllm.families.llada2.model import tensor_shapes
+
+CASES = {
+    "llada2-mini": (None, "w4a16"),
+    "llada2-flash": (None, "fp8-dynamic"),
+    GEMMA: (None, "nvfp4"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("which", list(CASES))
+def test_every_name_has_one_place(which: str) -> None:
+    reports: list[dict[str, Any]] = answers_of_child(
+        "names_child", which, *CASES[which], package="tests.checkpoints"
+    )
+    assert [report["scheme"] for report in reports] == list(CASES[which])
+    for report in reports:
+        assert report["tensors"] > 600
+        assert not report["astray"], (which, report["scheme"])
+        assert not report["unfilled"], (which, report["scheme"])
+
+
+@pytest.mark.parametrize("which", list(LLADA2))
+def test_the_loader_expects_what_is_published(which: str) -> None:
+    assert tensor_shapes(LLaDA2MoeConfig(**llada2_config(which))) == llada2_tensors(which)
+
+
+def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:
+    """11,725 is what the page of a published INT8 checkpoint of DiffusionGemma counts."""
+    tensors = one_by_one(gemma_tensors())
+    assert sum(is_matrix(name, shape) for name, shape in tensors.items()) == 11_725

@@ -1,0 +1,37 @@
+"""A head in the file: read where the model has one of its own, passed over where it is tied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_dllm.checkpoints.quantized import KV_SCALES
+from vllm_dllm.checkpoints.verify import HEAD, verified
+
+BODY = {"model.norm.weight": (4,)}
+FILE = {"model.norm.weight": torch.ones(4), HEAD: torch.ones(8, 4)}
+
+
+def names(expected: dict[str, tuple[int, ...]], tensors: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name, _ in verified(tensors.items(), expected, "X")]
+
+
+def test_tied_head_is_passed_over() -> None:
+    assert names(BODY, FILE) == list(BODY)
+
+
+def test_own_head_is_read() -> None:
+    assert names(BODY | {HEAD: (8, 4)}, FILE) == [*BODY, HEAD]
+
+
+def test_scales_of_a_quantized_cache_are_passed_on() -> None:
+    scale = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"unexpected tensor .*k_scale"):
+        names(BODY, FILE | scale)
+    given = (FILE | scale).items()
+    assert [n for n, _ in verified(given, BODY, "X", beside=KV_SCALES)] == [*BODY, *scale]
+
+
+def test_own_head_is_missed() -> None:
+    with pytest.raises(ValueError, match=HEAD):
+        names(BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY})

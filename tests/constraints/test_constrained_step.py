@@ -1,0 +1,176 @@
+"""Denoising under a constraint: every output parses, validates and ends within its budget."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from tests.constraints.helpers import END, automaton, letters, on_device, pieces, record, window
+from tests.constraints.simulation import Masked, Run
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.decoding.best_path import best_paths
+from vllm_dllm.constraints.decoding.constrained_step import (
+    Chosen,
+    best_tokens,
+    drawn_tokens,
+    settled,
+    sureness,
+)
+
+PERSON = record(
+    name={"type": "string", "minLength": 1, "maxLength": 12},
+    age={"type": "integer", "minimum": 0, "maximum": 150},
+    email={"type": "string", "format": "email"},
+    role={"enum": ["admin", "user", None]},
+)
+CASES: list[tuple[str, Any]] = [
+    ("choice", ["yes", "no", "maybe", "not at all"]),
+    ("regex", r"(?a)\d{4}-\d\d-\d\d"),
+    ("regex", r"[a-z]+( [a-z]+)*\."),
+    ("regex", r"(é|日|\w){3,}"),
+    ("json_schema", PERSON),
+    ("json_schema", {"type": "array", "items": {"type": ["number", "null"]}, "minItems": 2}),
+    ("json_schema", {"type": "object", "additionalProperties": {"type": "string"}}),
+    ("json_schema", {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
+        "v": {"type": "boolean"}, "n": {"$ref": "#/$defs/n"}}, "required": ["v"]}}}),
+]  # fmt: skip
+
+
+def check(kind: str, value: Any, text: str) -> None:
+    if kind == "choice":
+        assert text in value
+    elif kind == "regex":
+        assert re.fullmatch(value, text), text
+    else:
+        checker = jsonschema.FormatChecker(["email"])
+        validator = jsonschema.Draft202012Validator(value, format_checker=checker)
+        validator.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(("kind", "value"), CASES)
+@pytest.mark.parametrize("slack", [0, 1, 7, 40])
+def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -> None:
+    known = pieces()
+    found = automaton(kind, value, known)
+    budget = found.minimum + slack
+    for seed in range(8):
+        run = Run(
+            budget,
+            seed,
+            length=[8, 5, 16][seed % 3],
+            tail=[0, 3, 4][seed % 3],
+            sampled=seed % 2 == 1,
+            edits=seed in (2, 5),
+            own=seed in (3, 6),
+        )
+        ids = Masked(found, len(known), run).text()
+        assert len(ids) <= budget, run
+        assert ids[-1] == END, f"{run}: not finished"
+        check(kind, value, known.text(ids).decode())
+
+
+def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
+    known, found = letters(), automaton("regex", "[abc]{2}(1|2)")
+    device, chunks = on_device(found)
+    logits = torch.zeros(1, 5, len(known))
+    logits[0, 0, 3], logits[0, 1, 2], logits[0, 2, 11] = 2, 1, 1  # c, b, 2
+    chosen = best_tokens(device, chunks, logits, window(5, 9))
+    assert known.text(chosen.token[0].tolist()) == b"cb2"
+    assert chosen.token[0].tolist() == [3, 2, 11, END, END]
+    assert chosen.logit[0].tolist() == [2, 1, 1, 0, 0]
+    assert chosen.feasible.tolist() == [True]
+
+
+def test_sureness_is_the_models_probability() -> None:
+    device, chunks = on_device(automaton("regex", "[abc]{3}"))
+    logits = torch.randn(1, 6, len(letters()), generator=torch.Generator().manual_seed(1))
+    chosen = best_tokens(device, chunks, logits, window(6, 4, first=1))
+    expected = logits.softmax(-1).gather(2, chosen.token[..., None])[..., 0]
+    expected[0, [0, 5]] = 1
+    torch.testing.assert_close(sureness(chosen, logits.logsumexp(-1)), expected)
+
+
+def test_outside_of_the_window() -> None:
+    """Before it stands what stood there, behind it the end."""
+    found = automaton("choice", ["ab"])
+    device, chunks = on_device(found)
+    logits = torch.randn(1, 6, len(letters()))
+    chosen = best_tokens(device, chunks, logits, window(6, 2, first=2, forced=[9, 13, 4]))
+    assert chosen.token[0].tolist() == [9, 13, 4, END, END, END]
+    assert chosen.inside[0].tolist() == [False, False, True, True, False, False]
+    assert chosen.logit[0, [0, 1, 4, 5]].tolist() == [0, 0, 0, 0]
+    assert not best_tokens(device, chunks, logits, window(6, 9, first=2, forced=[0, 0, 9])).feasible
+
+
+def test_forced_tokens_are_themselves() -> None:
+    """Not the best of their class."""
+    found = automaton("regex", "[abc]{3}")
+    device, chunks = on_device(found)
+    logits = torch.zeros(1, 4, len(letters()))
+    logits[..., 1] = 9
+    some = window(4, 4, forced=[-1, 3])
+    chosen = best_tokens(device, chunks, logits, some)
+    assert chosen.token[0].tolist() == [1, 3, 1, END]
+    drawn = drawn_tokens(device, chunks, logits, some, torch.arange(4)[None])
+    assert drawn.token[0, 1] == 3
+    assert letters().text(drawn.token[0].tolist())[1:2] == b"c"
+
+
+def test_the_likelier_of_several_ends() -> None:
+    known = Vocabulary.of([b"", b"a", b""], [0, 2])
+    device, chunks = on_device(automaton("regex", "a", known))
+    logits = torch.tensor([[[0.0, 9, 0], [1, 9, 2], [2, 9, 1]]])
+    chosen = best_tokens(device, chunks, logits, window(3, 3))
+    assert chosen.token.tolist() == [[1, 2, 0]]
+    drawn = drawn_tokens(device, chunks, logits, window(3, 3), torch.arange(3)[None])
+    assert drawn.token[0, 0] == 1
+    assert set(drawn.token[0, 1:].tolist()) <= {0, 2}
+
+
+def chosen_of(token: list[int], inside: list[bool], feasible: bool = True) -> Chosen:
+    some = torch.tensor([token])
+    states = torch.zeros(1, len(token) + 1, dtype=torch.int64)
+    return Chosen(
+        some, torch.zeros(some.shape), torch.tensor([inside]), states, torch.tensor([feasible])
+    )
+
+
+def test_settled() -> None:
+    tokens, masked = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, False, False]])
+    fixed = torch.tensor([[False, False, False, True]])
+    path = chosen_of([7, 7, 7, 7], [True, True, True, True])
+    assert settled(tokens, masked, path, fixed).tolist() == [[7, 2, 7, 4]]
+    path = chosen_of([7, 7, 7, 7], [False, True, True, True])
+    assert settled(tokens, masked, path, fixed).tolist() == [[1, 2, 7, 4]]
+    path = chosen_of([7, 7, 7, 7], [True] * 4, feasible=False)
+    assert settled(tokens, masked, path, fixed).tolist() == tokens.tolist()
+
+
+def naive_run(found: TokenAutomaton, seed: int) -> bool:
+    """Left to right with a mask at each position, and no look at the rest: does it dead-end?"""
+    generator = torch.Generator().manual_seed(seed)
+    state = 0
+    for _ in range(found.minimum + 2):
+        weights = torch.randn(found.classes, generator=generator)
+        weights[torch.from_numpy(found.next[state]) < 0] = -torch.inf
+        state = int(found.next[state, int(weights.argmax())])
+        if state == found.states - 1:
+            return False
+    return True
+
+
+def test_a_mask_from_left_to_right_would_not_be_enough() -> None:
+    """Why paths are planned: following the automaton alone runs out of budget."""
+    found = automaton("json_schema", PERSON, pieces())
+    assert sum(naive_run(found, seed) for seed in range(20)) > 10
+    device, _ = on_device(found)
+    budget = found.minimum + 2
+    paths = best_paths(device, torch.randn(1, budget, found.classes), window(budget, budget))
+    assert paths.feasible[0]
+    assert int(paths.states[0, -1]) == found.states - 1

@@ -1,0 +1,140 @@
+"""One update without an engine: what is asked of the model, and what is written back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Update, reveal
+from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.ops.statistics.rows import RowStatistics
+from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.worker.canvas_update import Decoder
+from vllm_dllm.worker.logits_pipeline import WholeRows
+from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions
+from vllm_dllm.worker.plan import Plan, Policy
+from vllm_dllm.worker.readout_ways import MaskedStatistics, Rows
+from vllm_dllm.worker.slots import CanvasKind, Limits, Phase, SlotState
+
+L, VOCABULARY = 4, 50
+MASK = VOCABULARY - 1
+FDFO = Policy(sync=False, early=True, skip_last_commit=True, in_place=True)
+
+
+class Cooling(MaskedAlgorithm):
+    """Everything at once, at a temperature that falls to 0 with the last step."""
+
+    name = "Cooling"
+
+    def temperature(
+        self,
+        temperature: torch.Tensor,
+        progress: tuple[torch.Tensor, torch.Tensor],
+        parameters: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        step, total = progress
+        return temperature * (1 - (step + 1) / total)
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
+        return reveal(canvas, context, canvas.masked)
+
+
+def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 100) -> SlotState:
+    """A slot for each, with a schedule over four steps."""
+    kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
+    slots = SlotState(len(algorithms), kind, torch.device("cpu"))
+    for slot, algorithm in enumerate(algorithms):
+        choice = Choice(algorithm, algorithm.config(), 9, 4, {})
+        slots.enter(slot, [1] * L, seed=slot)
+        slots.configure(slot, choice, temperature, Limits(tokens))
+    slots.phase.fill_(Phase.DENOISE)
+    return slots
+
+
+def plan_of(slots: SlotState, policy: Policy = FDFO) -> tuple[Decoder, Plan]:
+    some = torch.arange(len(slots.phase))
+    decoder = Decoder(slots, policy)
+    return decoder, decoder.plan(slots.canvas(some), some, some.numpy(), L)
+
+
+def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
+    slots = slots_with(Cooling(), LowConfidence(), Cooling(), LowConfidence())
+    slots.step.copy_(torch.tensor([0, 1, 3, 3]))
+    _, plan = plan_of(slots)
+    assert plan.wanted.temperature.tolist() == [0.75, 1, 0, 1]
+    whole = WholeRows(slots, VOCABULARY, "raw_logprobs")
+    level = torch.zeros(4 * L, VOCABULARY)
+    level[:, 7] = 0.1
+    kernels = PlainKernels(RowFunctions())
+    statistics = MaskedStatistics(lambda hidden: level.clone(), whole, VOCABULARY, kernels)
+    found = statistics(level, plan.wanted)
+    greedy = (found.statistics.token == 7).all(1)
+    assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_what_is_written_back(sync: bool) -> None:
+    """The first canvas is finished, the second is not."""
+    slots = slots_with(Cooling(), LowConfidence(), temperature=0.0)
+    decoder, plan = plan_of(slots, Policy(sync, early=True, skip_last_commit=True, in_place=True))
+    tokens = torch.arange(2 * L).view(2, L)
+    rows = Rows(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
+    outcome = decoder.decide(plan, rows, None)
+    decided = decoder.decided(plan, outcome)
+    reads = decoder.keep(plan, outcome)
+    assert torch.equal(reads, slots.tokens)
+    assert reads.tolist() == [[0, 1, 2, 3], [MASK, 5, MASK, MASK]]
+    assert decided.tolist() == [[True] * L, [False, True, False, False]]
+    assert slots.phase.tolist() == [Phase.DENOISE if sync else Phase.COMMIT, Phase.DENOISE]
+    assert slots.ready.tolist() == [L, 0]
+    assert slots.step.tolist() == [1, 1]
+    assert outcome.leaves.tolist() == [False, False]
+    assert outcome.goes_on.tolist() == [sync, True]
+
+    decoder, plan = plan_of(slots, decoder.policy)
+    outcome = decoder.decide(plan, rows, None)
+    decoder.keep(plan, outcome)
+    assert outcome.leaves.tolist() == [not sync, False]
+    assert outcome.out.tolist() == [0 if sync else L, 0]
+    assert slots.step.tolist() == [2 if sync else 0, 2]
+    assert slots.start.tolist() == [L if sync else 2 * L, L]
+    assert slots.remaining.tolist() == [100 if sync else 100 - L, 100]
+    assert bool(slots.masked[0].all()) is not sync
+    assert not decoder.decided(plan, outcome)[0].any(), "it was final before"
+
+
+def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
+    """It still has to be written, unless it was read as it is or ends its request."""
+    slots = slots_with(*(LowConfidence() for _ in range(4)), temperature=0.0)
+    slots.remaining[1] = L  # its last canvas
+    slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit
+    slots.masked[2] = False
+    decoder, plan = plan_of(slots, replace(FDFO, fused=True))
+    tokens = torch.arange(L).expand(4, L)
+    sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
+    outcome = decoder.decide(plan, Rows(RowStatistics(tokens, sure)), None)
+    decoder.keep(plan, outcome)
+    assert outcome.leaves.tolist() == [True, True, True, False]
+    assert outcome.unwritten.tolist() == [True, False, False, False]
+    assert outcome.out.tolist() == [L, L, L, 0]
+    assert slots.phase.tolist() == [Phase.DENOISE] * 4
+    assert slots.start.tolist() == [2 * L, 2 * L, 2 * L, L]
+    assert slots.masked.all(1).tolist() == [True, True, True, False]
+
+
+def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
+    kinds = (LowConfidence(), Cooling(), LowConfidence())
+    rows = Rows(RowStatistics(torch.arange(3 * L).view(3, L), torch.full((3, L), 0.5)))
+    slots = slots_with(*kinds, temperature=0.0, tokens=2)
+    decoder, plan = plan_of(slots)
+    assert [group.index.tolist() for group in plan.groups] == [[0, 2], [1]]
+    outcome = decoder.decide(plan, rows, None)
+    assert outcome.canvas.masked.sum(1).tolist() == [3, 0, 3]
+    # Only two of its tokens are wanted, and nobody reads its keys and values.
+    assert outcome.leaves.tolist() == [False, True, False]
+    assert outcome.out.tolist() == [0, 2, 0]
+    assert np.array_equal(plan.wanted.on_host, [0, 1, 2])

@@ -1,0 +1,150 @@
+"""Request over server over checkpoint over default, and where each value came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_dllm.settings.parsing import DllmSettings, RequestOptions, parse_settings
+from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.resolution import CHECKPOINT, Served, parameter_names
+
+
+def served(checkpoint: dict[str, float] | None = None, **settings: Any) -> Served:
+    return Served("mask", "LowConfidence", DllmSettings(**settings), checkpoint or {}, length=32)
+
+
+def test_precedence() -> None:
+    both = {"threshold": 0.6, "edit_threshold": 0.2}
+    server = served(both, algorithm="JointThreshold", parameters={"threshold": 0.7})
+    plain = server.choose()
+    assert plain.algorithm.name == "JointThreshold"
+    assert plain.settings.values()["threshold"] == 0.7
+    assert plain.settings.values()["edit_threshold"] == 0.2
+    assert plain.sources == {
+        "threshold": "server",
+        "edit_threshold": "checkpoint",
+        "max_post_edit_steps": "default",
+        "penalty_lambda": "default",
+        "algorithm": "server",
+        "max_steps": "default",
+    }
+    asked = server.choose(RequestOptions(parameters={"threshold": 0.8}, max_steps=5))
+    assert asked.settings.values()["threshold"] == 0.8
+    assert asked.max_steps == 5
+    assert (asked.sources["threshold"], asked.sources["max_steps"]) == ("request", "request")
+
+
+def test_what_show_config_prints() -> None:
+    """A value that the server chose is the server's, even where it is the default."""
+
+    def shown(**section: Any) -> dict[str, list[str]]:
+        settings = parse_settings({"dllm": section}, lambda _: parameter_names("mask"))
+        stated = {"threshold": 0.6}
+        served = Served("mask", "LowConfidence", settings, stated, 32, settings.max_steps)
+        return {name: rest for name, *rest in served.explained(CHECKPOINT)}
+
+    assert shown() == {
+        "algorithm": ["LowConfidence", "default"],
+        "threshold": ["0.6", "checkpoint"],
+        "max_steps": ["33", "default"],
+        "canvas_length": ["32", "checkpoint"],
+        "execution": ["fdfo", "default"],
+        "eos_early_stop": ["default", "default"],
+        "skip_last_commit": ["True", "default"],
+        "fused_commit": ["default", "default"],
+        "window": ["symmetric", "default"],
+        "kernels": ["torch", "default"],
+        "request_step_limit": ["default", "default"],
+    }
+    chosen = {
+        "algorithm": "LowConfidence",
+        "threshold": 0.95,
+        "max_steps": 33,
+        "execution": "fdfo",
+        "eos_early_stop": True,
+        "skip_last_commit": True,
+        "fused_commit": False,
+        "window": "symmetric",
+        "kernels": "torch",
+        "request_step_limit": 64,
+    }
+    assert {name: shown(**chosen)[name] for name in chosen} == {
+        name: [str(value), "server"] for name, value in chosen.items()
+    }
+    unset = shown(algorithm=None, max_steps=None, eos_early_stop=None)
+    assert unset == shown(), "null leaves the choice to others"
+
+
+def test_presets_count_where_they_were_chosen() -> None:
+    server = served(algorithm="JointThreshold-Q", parameters={"threshold": 0.9})
+    values = server.choose().settings.values()
+    assert (values["threshold"], values["edit_threshold"]) == (0.9, 0.5)
+    values = server.choose(RequestOptions(algorithm="JointThreshold-S")).settings.values()
+    assert (values["threshold"], values["edit_threshold"]) == (0.5, 0.0)
+
+
+def test_caps() -> None:
+    assert served().choose().max_steps == 33
+    assert served(algorithm="JointThreshold").choose().max_steps == 32 + 16 + 1
+    assert served({"max_denoising_steps": 7}).choose().max_steps == 7
+    uniform = Served("uniform", "EntropyBound", DllmSettings(), {"max_denoising_steps": 9})
+    assert uniform.choose(RequestOptions(max_steps=4)).max_steps == 4
+    late = uniform.choose(RequestOptions(max_steps=40))
+    assert (late.max_steps, late.schedule_steps) == (9, 9)
+
+
+EDITS = "max_post_edit_steps"
+
+
+@pytest.mark.parametrize(
+    ("server", "most"),
+    [
+        (served(), 4 * 32),
+        (Served("mask", "LowConfidence", DllmSettings(), length=8), 4 * 8),
+        # What a request gets unasked, it may ask for.
+        (Served("mask", "LowConfidence", DllmSettings(), length=2), 16),
+        (served(algorithm="JointThreshold", parameters={EDITS: 500}), 500),
+        (served({EDITS: 300}), 300),
+        (served(request_step_limit=1000), 1000),
+        (served(request_step_limit=20), 20),
+        (served(request_step_limit=2), 16),
+    ],
+)
+def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
+    """One request could hold a seat for 65,536 steps a canvas, in which it only edits."""
+
+    def asking(steps: int) -> RequestOptions:
+        return RequestOptions(algorithm="JointThreshold", parameters={EDITS: steps})
+
+    assert server.choose(asking(most)).settings.values()[EDITS] == most
+    named = rf"diffusion_{EDITS} must be at most {most} .*dllm\.request_step_limit"
+    for beyond in (most + 1, 65536):
+        with pytest.raises(SettingsError, match=named):
+            server.choose(asking(beyond))
+
+
+@pytest.mark.parametrize(
+    ("server", "options", "message"),
+    [
+        (served(parameters={"edit_threshold": 0.1}), {}, "dllm.edit_threshold is not a setting of"),
+        (served(), {"parameters": {"low": 0.1}}, "diffusion_low is not a setting of LowConfidence"),
+        (served(parameters={"threshold": -1}), {}, "dllm.threshold must be"),
+        (served({"threshold": -1}), {}, "generation_config.json: threshold must be"),
+        (served(), {"parameters": {"threshold": True}}, "diffusion_threshold must be a number"),
+        (served(), {"algorithm": "LowConfidens"}, "did you mean 'LowConfidence'"),
+        (served(algorithm="EntropyBond"), {}, "did you mean 'EntropyBound'"),
+    ],
+)
+def test_refused(server: Served, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        server.choose(RequestOptions(**options))
+
+
+def test_the_falling_schedule() -> None:
+    uniform = Served("uniform", "EntropyBound", DllmSettings(parameters={"t_min": 0.9}))
+    with pytest.raises(SettingsError, match=r"t_max must be above dllm\.t_min=0\.9"):
+        uniform.choose()
+    with pytest.raises(SettingsError, match=r"^diffusion_t_max must be above dllm\.t_min=0\.9"):
+        uniform.choose(RequestOptions(parameters={"t_max": 0.85}))

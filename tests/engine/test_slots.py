@@ -1,0 +1,173 @@
+"""Slots: what a request finds when it arrives, and what the one before it left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_dllm.settings.parsing import DllmSettings, RequestOptions
+from vllm_dllm.settings.resolution import Choice, Served
+from vllm_dllm.worker.algorithm_state import Group
+from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Limits, Phase, SlotState
+
+MASK, L = 99, 8
+
+
+@pytest.fixture
+def slots() -> SlotState:
+    return masked_slots()
+
+
+def masked_slots() -> SlotState:
+    kind = CanvasKind(L, vocabulary=100, mask_token=MASK, aligned=True)
+    return SlotState(3, kind, torch.device("cpu"))
+
+
+def noisy_slots() -> SlotState:
+    kind = CanvasKind(L, vocabulary=100, mask_token=None, aligned=False)
+    return SlotState(3, kind, torch.device("cpu"))
+
+
+def choice(slots: SlotState, **settings: float) -> Choice:
+    corruption = "mask" if slots.kind.mask_token is not None else "uniform"
+    own = "JointThreshold" if corruption == "mask" else "EntropyBound"
+    return Served(corruption, own, DllmSettings(parameters=settings), length=L).choose()
+
+
+@pytest.mark.parametrize("prompt", [1, L - 1, L, L + 1, 3 * L])
+def test_tail_is_the_start_of_the_first_canvas(slots: SlotState, prompt: int) -> None:
+    tail = prompt % L
+    slots.enter(1, list(range(prompt)), seed=0)
+    assert slots.tokens[1].tolist() == [*range(prompt - tail, prompt)] + [MASK] * (L - tail)
+    assert slots.fixed[1].tolist() == [True] * tail + [False] * (L - tail)
+    assert slots.masked[1].tolist() == [False] * tail + [True] * (L - tail)
+    assert slots.tail[1] == tail
+    assert slots.phase[1] == Phase.PREFILL
+
+
+def test_literal_mask_in_the_tail_is_the_users(slots: SlotState) -> None:
+    slots.enter(0, [1] * L + [5, MASK], seed=0)
+    assert slots.fixed[0, 1]
+    assert not slots.masked[0, 1]
+
+
+@pytest.mark.parametrize("make", [masked_slots, noisy_slots])
+def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> None:
+    used, fresh = make(), make()
+    used.enter(2, [1, 2, 3], seed=5)
+    used.configure(2, choice(used), 0.7, Limits(9, [4, 5], read_only=True))
+    used.seed_canvas(2, range(L), pinned=[1, 3])
+    (bank,) = used.banks.values()
+    for tensor in (used.step, used.ready, *bank.state.values()):
+        tensor[2] = 5
+    used.phase[2] = Phase.COMMIT
+    for state in (used, fresh):
+        state.enter(2, [8], seed=9)
+        state.configure(2, choice(state), 0.0, Limits(4, [6]))
+    (new,) = fresh.banks.values()
+    for got, want in ((used, fresh), (bank, new)):
+        for name, tensor in vars(want).items():
+            many = tensor if isinstance(tensor, dict) else {name: tensor}
+            for key, one in many.items():
+                if isinstance(one, torch.Tensor):
+                    mine = vars(got)[name]
+                    assert torch.equal(mine[key] if isinstance(tensor, dict) else mine, one), key
+    assert not used.samples[2]
+
+
+def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
+    """Whatever slot a request gets, and whether it was preempted before the canvas."""
+    slots = noisy_slots()
+    slots.enter(0, [1] * 5, seed=7)
+    slots.enter(1, [1] * 5, seed=8)
+    slots.enter(2, [1] * (5 + L), seed=7)
+    assert slots.start.tolist() == [5, 5, 5 + L]
+    assert not torch.equal(slots.tokens[0], slots.tokens[1])
+    first = slots.tokens[0].clone()
+    some = torch.tensor([0, 1])
+    reads = slots.advance(some, slots.canvas(some), torch.tensor([True, False]), L)
+    assert torch.equal(reads, slots.tokens[:2])
+    assert torch.equal(slots.tokens[0], slots.tokens[2])
+    assert not torch.equal(slots.tokens[0], first)
+    assert slots.start.tolist() == [5 + L, 5, 5 + L]
+
+
+@pytest.mark.parametrize("make", [masked_slots, noisy_slots])
+def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None:
+    slots = make()
+    for slot in range(3):
+        slots.enter(slot, [1, 2, 3], seed=slot)
+        slots.configure(slot, choice(slots), 0.0, Limits(9))
+    (bank,) = slots.banks.values()
+    before, masked = slots.tokens.clone(), slots.masked.clone()
+    some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
+    slots.advance(some, slots.canvas(some), leaves, L)
+    bank.keep(some, {n: torch.full_like(t[some], 3) for n, t in bank.state.items()}, leaves)
+    assert torch.equal(slots.tokens[:2], before[:2])
+    assert torch.equal(slots.masked[:2], masked[:2])
+    assert not slots.fixed[2].any()
+    assert (slots.masked[2] == (slots.kind.mask_token is not None)).all()
+    for name, tensor in bank.state.items():
+        assert (tensor[1] == 3).all()
+        assert (tensor[[0, 2]] == bank.algorithm.state[name].initial).all()
+
+
+def test_slots_with_different_algorithms() -> None:
+    slots = masked_slots()
+    served = Served("mask", "LowConfidence", DllmSettings(), length=L)
+    for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
+        asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
+        slots.configure(slot, served.choose(asked), 0.0, Limits(9))
+
+    def groups(*some: int) -> list[Group]:
+        at = torch.tensor(some)
+        return slots.groups(at, np.array(some), slots.canvas(at))
+
+    (only,) = groups(2, 0)
+    assert (only.bank.algorithm.name, only.index) == ("LowConfidence", None)
+    assert only.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
+    slots.tokens[:] = torch.arange(3)[:, None]
+    both = {group.bank.algorithm.name: group for group in groups(1, 2, 0)}
+    low, high = both["LowConfidence"], both["Hierarchical"]
+    assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
+    assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])
+    assert low.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
+    assert low.canvas.tokens[:, 0].tolist() == [2, 0]
+    assert low.take(torch.tensor([7, 8, 9])).tolist() == [8, 9]
+
+
+def test_seed_canvas_and_pins() -> None:
+    slots = noisy_slots()
+    slots.enter(1, [1, 2], seed=0)
+    slots.seed_canvas(1, range(10, 10 + L), pinned=[0, 3])
+    assert slots.tokens[1].tolist() == list(range(10, 10 + L))
+    assert slots.fixed[1].nonzero()[:, 0].tolist() == [0, 3]
+
+
+def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
+    slots.configure(0, choice(slots), 0.0, Limits(9, range(MAX_END_TOKENS + 4)))
+    assert slots.end_tokens[0].tolist() == list(range(MAX_END_TOKENS))
+
+
+def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
+    order = torch.tensor([2, 0])
+    slots.enter(0, [1, 2], seed=0)
+    slots.enter(2, [3], seed=0)
+    canvas = slots.canvas(order)
+    slots.enter(0, [7], seed=0)
+    slots.enter(2, [7], seed=0)
+    slots.advance(order, canvas, torch.zeros(2, dtype=torch.bool), L)
+    assert slots.tokens[0, :2].tolist() == [1, 2]
+    assert slots.tokens[2, :1].tolist() == [3]
+    assert slots.start.tolist() == [0, 0, 0]
+
+
+def test_slots_need_no_vllm() -> None:
+    code = "import sys, vllm_dllm.worker.slots; print('vllm' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"

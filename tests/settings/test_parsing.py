@@ -1,0 +1,184 @@
+"""Settings: every key, every refusal, and never another exception."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_dllm.settings.file import MAX_FILE_BYTES
+from vllm_dllm.settings.parsing import (
+    DllmSettings,
+    RequestOptions,
+    SettingsError,
+    misspelt_settings,
+    parse_request_options,
+    parse_settings,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["threshold", "max_steps", "algorithm", "eos_early_stop", "config", "x"])
+
+
+# What the algorithms of a model would name.
+PARAMETERS = ("threshold", "t_min", "t_max", "stability_threshold")
+
+
+def settings(additional_config: object) -> DllmSettings:
+    return parse_settings(additional_config, lambda algorithm: PARAMETERS)
+
+
+def request(extra_args: dict[str, Any] | None) -> RequestOptions:
+    return parse_request_options(extra_args, PARAMETERS)
+
+
+def test_defaults() -> None:
+    assert settings({}) == settings({"dllm": {}}) == DllmSettings()
+    assert settings({"other": 1}) == DllmSettings()
+    assert request(None) == request({}) == RequestOptions()
+
+
+def test_every_key() -> None:
+    given = {
+        "algorithm": "LowConfidence",
+        "threshold": 0.5,
+        "max_steps": 7,
+        "execution": "sync",
+        "eos_early_stop": False,
+        "skip_last_commit": False,
+        "fused_commit": False,
+        "window": "reference",
+        "kernels": "triton",
+        "request_step_limit": 99,
+    }
+    parsed = settings({"dllm": given})
+    assert parsed == DllmSettings(
+        "LowConfidence",
+        {"threshold": 0.5},
+        7,
+        "sync",
+        False,
+        False,
+        False,
+        "reference",
+        "triton",
+        99,
+    )
+    options = {
+        "diffusion_threshold": 1,
+        "diffusion_max_steps": 3,
+        "diffusion_algorithm": "Credit",
+        "somebody_elses": object(),
+    }
+    assert request(options) == RequestOptions("Credit", {"threshold": 1}, 3)
+    read = {"diffusion_seed_canvas": [1, 2], "diffusion_pinned": [0], "diffusion_read_only": 1}
+    assert request(read) == RequestOptions(seed_canvas=[1, 2], pinned=[0], read_only=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
+        (
+            {"zzz": 0},
+            "known: algorithm, config, eos_early_stop, execution, fused_commit, kernels",
+        ),
+        ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
+        ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),
+        ({"max_steps": 2**31}, "dllm.max_steps must be at least 1"),
+        ({"eos_early_stop": "yes"}, "dllm.eos_early_stop must be true or false"),
+        ({"skip_last_commit": None}, "dllm.skip_last_commit must be true or false"),
+        ({"fused_commit": 1}, "dllm.fused_commit must be true or false"),
+        ({"algorithm": 3}, "dllm.algorithm must be a string"),
+        ({"execution": "async"}, "dllm.execution must be one of fdfo, sync"),
+        ({"config": 3}, "dllm.config must be the path"),
+        ({"window": "round"}, "dllm.window must be one of symmetric, reference"),
+    ],
+)
+def test_refused_with_its_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings({"dllm": given})
+
+
+def test_a_request_names_no_path() -> None:
+    """Else a client could import any module that the server has."""
+    with pytest.raises(SettingsError, match="diffusion_algorithm must be a registered name"):
+        request({"diffusion_algorithm": "os:system"})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("dlm", "llm", "dll", "dllms", "xdllm", "dxllm", "dlllm", "dxlm", "dllx"),
+        *("dLLM", "DLLM", " dllm", "dllm ", "ldlm", "dlml", "Dlm"),
+    ],
+)
+def test_a_key_one_edit_away_is_named(key: str) -> None:
+    assert misspelt_settings({key: {"algorithm": "x"}, "dllm": {}}) == [key]
+
+
+@pytest.mark.parametrize("key", ["dllm", "", "d", "dl", "model", "dllm_settings", "lldm", "x" * 99])
+def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
+    assert misspelt_settings({key: 1}) == []
+    assert misspelt_settings(None) == misspelt_settings(["dlm"]) == []
+
+
+@pytest.mark.parametrize("section", [3, "x", [1]])
+def test_section_must_be_an_object(section: object) -> None:
+    with pytest.raises(SettingsError, match="must be an object"):
+        settings({"dllm": section})
+
+
+def test_unknown_request_option_offers_the_nearest() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'diffusion_threshold'"):
+        request({"diffusion_treshold": 0.5})
+
+
+def test_yaml_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("threshold: 0.7\nmax_steps: 9\n")
+    parsed = settings({"dllm": {"config": str(file), "max_steps": 4}})
+    assert parsed == DllmSettings(parameters={"threshold": 0.7}, max_steps=4), (
+        "keys beside `config` win"
+    )
+    file.write_text("")
+    assert settings({"dllm": {"config": str(file)}}) == DllmSettings()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- 1\n", "must hold a mapping"),
+        ("treshold: 1\n", "did you mean 'threshold'"),
+        ("threshold: !!python/object/apply:os.getcwd []\n", "cannot read"),
+        ("threshold: [\n", "cannot read"),
+        ("#" * (MAX_FILE_BYTES + 1), "larger than"),
+        (None, "cannot read"),
+    ],
+)
+def test_bad_yaml_file(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "settings.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=message):
+        settings({"dllm": {"config": str(file)}})
+
+
+@given(st.dictionaries(KEYS, JSON))
+def test_anything_parses_or_is_a_settings_error(section: dict[str, Any]) -> None:
+    with contextlib.suppress(SettingsError):
+        assert isinstance(settings({"dllm": section}), DllmSettings)
+
+
+@given(st.dictionaries(st.sampled_from(["diffusion_threshold", "diffusion_max_steps", "a"]), JSON))
+def test_any_request_option_parses_or_is_a_settings_error(options: dict[str, Any]) -> None:
+    with contextlib.suppress(SettingsError):
+        assert isinstance(request(options), RequestOptions)

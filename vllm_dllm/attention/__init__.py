@@ -1,0 +1,1 @@
+"""Which keys a query sees: metadata for vLLM's backends, our own backend, and who supports what."""

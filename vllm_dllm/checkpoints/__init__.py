@@ -1,0 +1,1 @@
+"""Checkpoints: their tensors and fields are verified, quantized ones spelt out."""

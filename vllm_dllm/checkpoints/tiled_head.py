@@ -1,0 +1,82 @@
+"""vLLM's head of a model as the `Head` that row statistics are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.distributed import (
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+from vllm_dllm.ops.statistics.head import Head, Shard
+
+
+def tiled_head(
+    lm_head: Any,
+    vocabulary: int,
+    embedding: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+) -> Head:
+    """The head by ranges of ids, and this rank's part of it.
+
+    Args:
+        lm_head: vLLM's parallel head.
+        vocabulary: ids over all ranks.
+        embedding: ``[ids or more, hidden]`` of this rank for soft embeddings, or None.
+        soft_cap: logits become ``cap * tanh(logit / cap)``, in float32; None for none.
+
+    Raises:
+        ValueError: the head is quantized, so that its weight is no plain matrix.
+    """
+    if not is_plain(lm_head):
+        raise ValueError(
+            "a quantized lm_head cannot be computed by tiles; leave lm_head out of the "
+            "quantization, or set dllm.kernels=torch (LLaDA2), VLLM_DLLM_NATIVE=1 (DiffusionGemma)"
+        )
+    own = lm_head.shard_indices
+    first, end = own.org_vocab_start_index, own.org_vocab_end_index
+    # vLLM pads the rows of its embeddings.
+    weight = lm_head.weight[: max(0, end - first)]
+    shard = None
+    if get_tensor_model_parallel_world_size() > 1:
+        width = lm_head.num_embeddings_per_partition
+        shard = Shard(first, end, width, _gather, tensor_model_parallel_all_reduce)
+    return Head(
+        logits_of(weight, first, soft_cap),
+        vocabulary,
+        None if embedding is None else embedding[: len(weight)],
+        shard,
+        weight=weight,
+        soft_cap=soft_cap,
+    )
+
+
+def is_plain(lm_head: Any) -> bool:
+    """Whether vLLM's head is a matrix that was not quantized."""
+    return isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod)
+
+
+def logits_of(
+    weight: torch.Tensor, first_id: int, soft_cap: float | None
+) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
+    """Float32 logits of ``(hidden [rows, hidden], first, end)``; ids are absolute.
+
+    The soft cap is applied in float32, as DiffusionGemma's authors do.
+    """
+
+    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        tile = weight[first - first_id : end - first_id]
+        found = torch.nn.functional.linear(hidden, tile).float()
+        return found if soft_cap is None else found.div_(soft_cap).tanh_().mul_(soft_cap)
+
+    return logits
+
+
+def _gather(part: torch.Tensor) -> torch.Tensor:
+    """``[...]`` of this rank to ``[ranks, ...]``."""
+    return tensor_model_parallel_all_gather(part[None].contiguous(), dim=0)

@@ -1,0 +1,116 @@
+"""A constraint as a request carries it, and all the way to its automaton."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.grammar.json_layout import Layout
+from vllm_dllm.constraints.grammar.json_schema import json_schema
+from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
+from vllm_dllm.constraints.grammar.regex import choice, regex
+from vllm_dllm.constraints.grammar.structural_tag import structural_tag
+from vllm_dllm.constraints.limits import ConstraintError, Limits
+
+KINDS = ("choice", "json_schema", "regex", "structural_tag")
+WHY_NOT = {
+    "json_object": "any JSON nests without end, which no automaton can follow; give a json_schema",
+    "grammar": "a context-free grammar nests without end, which no automaton can follow; give a "
+    "regex or a json_schema",
+}
+JSON_SPACE = frozenset(map(ord, " \t\n\r"))
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a request asks for. Two that are equal have the same automaton.
+
+    Attributes:
+        kind: one of `KINDS`.
+        text: the regular expression; or JSON: a schema, a structural tag or a list of strings.
+        whitespace: for schemas, a regular expression of the white space behind brackets, colons
+            and commas; None for one optional space.
+    """
+
+    kind: str
+    text: str
+    whitespace: str | None = None
+
+    @classmethod
+    def of(
+        cls, kind: str, value: Any, whitespace: str | None = None, limits: Limits | None = None
+    ) -> Constraint:
+        """From what a request holds: a schema, a tag or a list of choices as JSON or as its text.
+
+        Raises:
+            ConstraintError: no such kind, larger than ``limits.text``, or no JSON.
+        """
+        limits = limits or Limits()
+        if kind in WHY_NOT:
+            raise ConstraintError(f"{kind} is not supported with diffusion models: {WHY_NOT[kind]}")
+        if kind not in KINDS:
+            raise ConstraintError(f"no such constraint: {kind}; supported: {', '.join(KINDS)}")
+        if whitespace is not None and kind != "json_schema":
+            raise ConstraintError(f"white space is settled for json_schema, not for {kind}")
+        if not isinstance(value, str):
+            try:
+                value = json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConstraintError(f"{kind}: not JSON ({error})") from error
+        made = cls(kind, value, whitespace)
+        size = len(value) + len(whitespace or "")
+        if size > limits.text:
+            raise ConstraintError(
+                f"{kind} is {size} characters long, at most {limits.text} are served"
+            )
+        return made
+
+
+def language(constraint: Constraint, limits: Limits) -> Node:
+    """The texts that a constraint allows.
+
+    Raises:
+        ConstraintError: says why they cannot be served.
+    """
+    if constraint.kind == "regex":
+        return regex(constraint.text)
+    try:
+        value = json.loads(constraint.text)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"{constraint.kind}: not JSON ({error})") from error
+    if constraint.kind == "choice":
+        if not isinstance(value, list):
+            raise ConstraintError("choice is a list of strings")
+        return choice(value)
+    if constraint.kind == "structural_tag":
+        return structural_tag(value, limits)
+    if constraint.whitespace is None:
+        return json_schema(value, limits)
+    gap = regex(constraint.whitespace)
+    _check_blank(gap)
+    return json_schema(value, limits, Layout(gap))
+
+
+def compiled(constraint: Constraint, vocabulary: Vocabulary, limits: Limits) -> TokenAutomaton:
+    """The automaton of a constraint, here and now: see `compiler` for a process of its own.
+
+    Raises:
+        ConstraintError: says why it cannot be served.
+    """
+    return token_automaton(byte_automaton(language(constraint, limits), limits), vocabulary, limits)
+
+
+def _check_blank(gap: Node) -> None:
+    """Refuse white space that JSON does not have."""
+    if isinstance(gap, Chars):
+        blank = tuple((code, code) for code in sorted(JSON_SPACE))
+        held = sum(last - first + 1 for first, last in gap.ranges)
+        both = sum(last - first + 1 for first, last in intersection(gap.ranges, blank))
+        if held != both or intersection(gap.ranges, ANY) != gap.ranges:
+            raise ConstraintError("whitespace may hold only JSON's: space, tab and line ends")
+    for part in gap.inside():
+        _check_blank(part)

@@ -1,0 +1,112 @@
+"""From bytes to tokens: which tokens act alike on every state, and where they lead.
+
+A token is a function from states to states, the composition of its bytes' functions. All tokens
+are followed together, a byte a round; equal functions are recognised at once (by their whole
+contents, so two tokens of a class do act alike), and each is continued with each byte only once.
+A vocabulary of 150,000 tokens has a few hundred functions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
+from vllm_dllm.constraints.automaton.distance import DEAD
+from vllm_dllm.constraints.automaton.equal_rows import equal_rows
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.limits import ConstraintError, Limits
+
+UNKNOWN = -1
+# Functions that are composed at once, times states.
+TILE = 1 << 22
+
+
+def token_functions(
+    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: Limits
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each token leads from each state.
+
+    Returns:
+        int32 ``[ids]``, a function for each token id, and int32 ``[functions, states]``, the state
+        that it leads to or `DEAD`. Function 0 leads nowhere; tokens without bytes have it, too.
+
+    Raises:
+        ConstraintError: more than ``limits.cells`` entries.
+    """
+    first, column_of_byte = equal_rows(np.ascontiguousarray(automaton.next.T))
+    functions = _Functions(automaton.next[:, first], limits)
+    lengths = np.diff(vocabulary.offsets)
+    # The longest first: those that go on are then the first so many.
+    order = np.argsort(-lengths, kind="stable")
+    begin = vocabulary.offsets[:-1][order]
+    # So many are longer than 0, 1, 2 ... bytes.
+    rounds = np.arange(lengths.max(initial=0))
+    going = np.asarray(np.searchsorted(-lengths[order], -rounds, side="left"))
+    current: np.ndarray = np.full(len(lengths), functions.identity)
+    for at, count in enumerate(going.tolist()):
+        byte = vocabulary.data[begin[:count] + at]
+        current[:count] = functions.behind(current[:count], column_of_byte[byte])
+    current[lengths[order] == 0] = 0
+    found: np.ndarray = np.empty(len(lengths), dtype=np.int32)
+    found[order] = current
+    return found, functions.table()
+
+
+class _Functions:
+    """Functions from states to states, each once. Within, the state behind the last is dead."""
+
+    identity = 1
+
+    def __init__(self, columns: np.ndarray, limits: Limits) -> None:
+        states, width = columns.shape
+        self.limits = limits
+        self.type = np.int16 if states < 1 << 15 else np.int32
+        moves: np.ndarray = np.full((width, states + 1), states, dtype=self.type)
+        moves[:, :states] = np.where(columns == DEAD, states, columns).T
+        self.moves = moves
+        self.rows = [
+            np.full(states + 1, states, dtype=self.type),
+            np.arange(states + 1, dtype=self.type),
+        ]
+        self.number = {row.tobytes(): n for n, row in enumerate(self.rows)}
+        self.known: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
+        self.known[0] = 0
+
+    def behind(self, function: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """The functions, int ``[n]``, each with a byte (its column, int ``[n]``) behind it."""
+        found = self.known[function, column]
+        missing = found == UNKNOWN
+        if missing.any():
+            width = self.known.shape[1]
+            pairs = np.unique(function[missing].astype(np.int64) * width + column[missing])
+            step = max(1, TILE // self.moves.shape[1])
+            for first in range(0, len(pairs), step):
+                self._compose(*np.divmod(pairs[first : first + step], width))
+            found = self.known[function, column]
+        return found
+
+    def _compose(self, function: np.ndarray, column: np.ndarray) -> None:
+        before = np.stack([self.rows[n] for n in function.tolist()])
+        after = self.moves[column[:, None], before]  # [n, states + 1]
+        numbers = []
+        for row in after:
+            key = row.tobytes()
+            number = self.number.get(key)
+            if number is None:
+                number = self.number[key] = len(self.rows)
+                self.rows.append(row.copy())
+            numbers.append(number)
+        if len(self.rows) * len(self.rows[0]) > self.limits.cells:
+            raise ConstraintError(
+                f"the constraint is too large: more than {self.limits.cells} pairs of a state and "
+                "a kind of token"
+            )
+        if len(self.rows) > len(self.known):
+            more = max(2 * len(self.known), len(self.rows)) - len(self.known)
+            self.known = np.pad(self.known, ((0, more), (0, 0)), constant_values=UNKNOWN)
+        self.known[function, column] = numbers
+
+    def table(self) -> np.ndarray:
+        """All functions, int32 ``[functions, states]``."""
+        whole = np.stack(self.rows)[:, :-1].astype(np.int32)
+        return np.where(whole == self.moves.shape[1] - 1, DEAD, whole)

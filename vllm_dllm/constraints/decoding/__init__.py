@@ -1,0 +1,1 @@
+"""The best path, or a drawn one, through a canvas that an automaton constrains."""

@@ -1,0 +1,1 @@
+"""Schemas, expressions and structural tags as regular languages."""

@@ -1,0 +1,161 @@
+"""Schemas of objects and arrays: what stands between their brackets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_dllm.constraints.grammar.json_values import ANY_CHARACTER, QUOTE, exactly, whole
+from vllm_dllm.constraints.grammar.language import (
+    EMPTY_TEXT,
+    NOTHING,
+    Node,
+    either,
+    literal,
+    optional,
+    repeat,
+    sequence,
+)
+from vllm_dllm.constraints.limits import ConstraintError
+
+WHY_NOT_ANY = (
+    "any JSON is allowed here, which no automaton can follow (it nests without end); say which "
+    "type, and for objects and arrays what is in them"
+)
+# (schema, the step that leads to it) to the texts of its values.
+Inside = Callable[[Any, str], Node]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How JSON is laid out, and the containers that have a layout.
+
+    Attributes:
+        gap: white space behind an opening bracket, a colon and a comma, and before a closing
+            bracket.
+    """
+
+    gap: Node = field(default_factory=lambda: optional(literal(" ")))
+
+    @property
+    def comma(self) -> Node:
+        """Between two items."""
+        return sequence(literal(","), self.gap)
+
+    def array(self, schema: Mapping[str, Any], at: str, inside: Inside) -> Node:
+        """An array; `at` is the schema's place, for messages.
+
+        Raises:
+            ConstraintError: uniqueItems, or a keyword with a value that it cannot have.
+        """
+        least, most = _counts("Items", schema, at)
+        if schema.get("uniqueItems") not in (None, False):
+            raise ConstraintError(
+                f"{at}: uniqueItems is not supported: an automaton cannot remember what was there"
+            )
+        prefix = schema.get("prefixItems", [])
+        items = schema.get("items", not prefix)
+        if isinstance(items, list) or not isinstance(prefix, list):
+            raise ConstraintError(f"{at}: items is one schema, prefixItems is a list")
+        if most is not None and most < least:
+            return NOTHING
+        if most == 0:
+            return self._bracketed("[", EMPTY_TEXT, "]")
+        first = [inside(part, f"prefixItems[{n}]") for n, part in enumerate(prefix[:most])]
+        rest: Node = NOTHING
+        if items is not False and (most is None or most > len(first)):
+            rest = inside(items, "items")
+        more = None if most is None else most - len(first)
+        if not first:
+            one_more = repeat(sequence(self.comma, rest), max(least - 1, 0), more and more - 1)
+            filled = sequence(rest, one_more)
+            return self._bracketed("[", filled if least else optional(filled), "]")
+        parts = [first[0], *(sequence(self.comma, part) for part in first[1:])]
+        one_more = repeat(sequence(self.comma, rest), max(least - len(first), 0), more)
+        return self._bracketed("[", sequence(*parts, one_more), "]")
+
+    def object(self, schema: Mapping[str, Any], at: str, inside: Inside) -> Node:
+        """An object of named properties, or else of any names with values of one schema.
+
+        Raises:
+            ConstraintError: neither of the two, a name that is required but not described, counts
+                that the names do not settle, or a keyword with a value that it cannot have.
+        """
+        properties, required = schema.get("properties"), schema.get("required", [])
+        if properties is not None and not isinstance(properties, Mapping):
+            raise ConstraintError(f"{at}: properties is an object")
+        if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
+            raise ConstraintError(f"{at}: required is a list of names")
+        least, most = _counts("Properties", schema, at)
+        unnamed = [name for name in required if name not in (properties or {})]
+        if unnamed:
+            raise ConstraintError(
+                f"{at}: required names {short(unnamed[0])}, which properties does not"
+            )
+        more = schema.get("additionalProperties")
+        if properties:
+            if least > len(set(required)) or (most is not None and most < len(properties)):
+                raise ConstraintError(
+                    f"{at}: minProperties or maxProperties beside optional properties is "
+                    "not supported"
+                )
+            return self._bracketed("{", self._properties(schema, inside), "}")
+        if isinstance(more, Mapping) or more is True:
+            if least > 1:
+                raise ConstraintError(
+                    f"{at}: minProperties above 1 is not supported: names may repeat"
+                )
+            return self._map(more, (least, most), inside)
+        if properties is None and more is not False:
+            raise ConstraintError(f"{at}: {WHY_NOT_ANY}")
+        return NOTHING if least else self._bracketed("{", EMPTY_TEXT, "}")
+
+    def _map(self, schema: Any, counts: tuple[int, int | None], inside: Inside) -> Node:
+        """An object of any names."""
+        held = inside(schema, "additionalProperties")
+        name = sequence(QUOTE, repeat(ANY_CHARACTER, 0, None), QUOTE, literal(":"), self.gap)
+        least, most = counts
+        pair = sequence(name, held)
+        if most == 0:
+            return self._bracketed("{", EMPTY_TEXT, "}")
+        filled = sequence(
+            pair, repeat(sequence(self.comma, pair), 0, None if most is None else most - 1)
+        )
+        return self._bracketed("{", filled if least else optional(filled), "}")
+
+    def _properties(self, schema: Mapping[str, Any], inside: Inside) -> Node:
+        """Named properties in the schema's order; those that are not required may be left out."""
+        pairs = []
+        for name, held in schema["properties"].items():
+            found = inside(held, name)
+            pair = sequence(exactly(name), literal(":"), self.gap, found)
+            pairs.append((pair, name in schema.get("required", [])))
+        # From the last one back: the rest where something stands before it, or nothing does.
+        behind: Node = EMPTY_TEXT
+        alone: Node = EMPTY_TEXT
+        for pair, needed in reversed(pairs):
+            alone_too = NOTHING if needed else alone
+            alone = either([sequence(pair, behind), alone_too])
+            preceded = sequence(self.comma, pair)
+            behind = sequence(preceded if needed else optional(preceded), behind)
+        return alone
+
+    def _bracketed(self, opening: str, inside: Node, closing: str) -> Node:
+        if inside is EMPTY_TEXT:
+            return literal(opening + closing)
+        return sequence(literal(opening), self.gap, inside, self.gap, literal(closing))
+
+
+def _counts(what: str, schema: Mapping[str, Any], at: str) -> tuple[int, int | None]:
+    least, most = (schema.get(f"{end}{what}") for end in ("min", "max"))
+    for given in (least, most):
+        if given is not None and (whole(given) is None or given < 0):
+            raise ConstraintError(f"{at}: {short(given)} is no count of {what.lower()}")
+    return whole(least) or 0, whole(most)
+
+
+def short(value: Any) -> str:
+    """For messages: hostile schemas have long names."""
+    text = value if isinstance(value, str) else repr(value)[:200]
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,117 @@
+"""Whether a value may fit two of the schemas of a `oneOf`: sure answers only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from vllm_dllm.constraints.grammar.json_drafts import Draft
+from vllm_dllm.constraints.grammar.json_references import References
+from vllm_dllm.constraints.grammar.json_scalars import TYPES, has_type
+
+MOST_STEPS = 32
+
+
+def overlap(options: Sequence[Any], references: References, at: str) -> tuple[int, int] | None:
+    """The first two options, counted from 0, that may share a value; None when none do.
+
+    They surely share none when their types differ, their constants differ, or when both demand
+    a property whose constants differ (the usual discriminator).
+
+    Args:
+        options: schemas.
+        references: of the document that they are in.
+        at: their place, for messages.
+
+    Raises:
+        ConstraintError: a ``$ref`` leads nowhere.
+    """
+    known = _Known(references, at)
+    found = [known.followed(option) for option in options]
+    for (i, one), (j, other) in combinations(enumerate(found), 2):
+        if not known.apart(one, other):
+            return i, j
+    return None
+
+
+class _Known:
+    """What is known of schemas in a document."""
+
+    def __init__(self, references: References, at: str) -> None:
+        self.references, self.at = references, at
+
+    def followed(self, schema: Any) -> Any:
+        """Behind references and lists of a single schema."""
+        for _ in range(MOST_STEPS):
+            if not isinstance(schema, Mapping):
+                return schema
+            if "$ref" in schema:
+                schema = self.references.target(schema, self.at)
+            elif isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
+                (schema,) = schema["allOf"]
+            else:
+                return schema
+        return {}
+
+    def apart(self, one: Any, other: Any) -> bool:
+        """Whether surely no value fits both."""
+        if one is False or other is False:
+            return True
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return False
+        values, more = self.constants(one), self.constants(other)
+        if values is not None and more is not None:
+            return not {_same(v) for v in values} & {_same(v) for v in more}
+        if values is not None or more is not None:
+            schema = one if values is None else other
+            given = more if values is None else values
+            return not any(has_type(v, name) for v in given or [] for name in _types(schema))
+        if not _types(one) & _types(other):
+            return True
+        if _types(one) & _types(other) != {"object"}:
+            return False
+        shared = set(one.get("required", [])) & set(other.get("required", []))
+        return any(
+            self.constants_apart(one.get("properties"), other.get("properties"), name)
+            for name in shared
+        )
+
+    def constants_apart(self, one: Any, other: Any, name: str) -> bool:
+        """Whether a property has constants in both, and none in common."""
+        found = []
+        for properties in (one, other):
+            schema = properties.get(name) if isinstance(properties, Mapping) else None
+            schema = self.followed(schema)
+            values = self.constants(schema) if isinstance(schema, Mapping) else None
+            if values is None:
+                return False
+            found.append({_same(value) for value in values})
+        return not found[0] & found[1]
+
+    def constants(self, schema: Mapping[str, Any]) -> list[Any] | None:
+        """The only values that fit, or None where others may."""
+        # Draft-04 has no const: there it keeps no value from fitting.
+        if "const" in schema and self.references.scope(schema).draft > Draft.DRAFT_04:
+            return [schema["const"]]
+        values = schema.get("enum")
+        return values if isinstance(values, list) else None
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Types that values of the schema may have; a schema that names none may have any."""
+    named = schema.get("type", list(TYPES))
+    found = {named} if isinstance(named, str) else set(named)
+    return found | {"integer"} if "number" in found else found
+
+
+def _same(value: Any) -> str:
+    """The same text for values that JSON Schema takes for equal: 1 and 1.0 are, 1 and true not."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, list):
+        return f"[{','.join(_same(part) for part in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{json.dumps(k)}:{_same(value[k])}' for k in sorted(value))}}}"
+    return json.dumps(value)

@@ -1,0 +1,283 @@
+"""Regular expressions of users: Python's syntax, read by Python's own parser.
+
+`re.fullmatch` decides what a regular expression means, so its parser reads it; what cannot become
+an automaton (looking around, references to groups) is refused by name. A JSON schema's
+``pattern`` is another dialect, ECMA-262: there only texts that both dialects match are offered.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from vllm_dllm.constraints.grammar.language import (
+    ANY,
+    EMPTY_TEXT,
+    LAST,
+    Node,
+    Range,
+    Ranges,
+    chars,
+    complement,
+    either,
+    literal,
+    repeat,
+    sequence,
+    union,
+)
+from vllm_dllm.constraints.limits import ConstraintError
+
+if sys.version_info >= (3, 11):
+    from re import _constants as constants  # type: ignore[attr-defined]
+    from re import _parser as parser  # type: ignore[attr-defined]
+else:
+    import sre_constants as constants
+    import sre_parse as parser
+
+REFUSED = {
+    "ASSERT": "looking ahead or behind, (?=...) or (?<=...)",
+    "ASSERT_NOT": "looking ahead or behind, (?!...) or (?<!...)",
+    "GROUPREF": "references to groups",
+    "GROUPREF_EXISTS": "conditions on groups",
+    "POSSESSIVE_REPEAT": "possessive repetitions",
+    "ATOMIC_GROUP": "atomic groups",
+}
+START = {"AT_BEGINNING", "AT_BEGINNING_STRING"}
+END = {"AT_END", "AT_END_STRING"}
+
+
+class Edge(Enum):
+    """What an end of a part of a pattern is."""
+
+    INSIDE = 0  # something else of the pattern follows: an anchor there is refused
+    OPEN = 1  # the pattern's own end, and any text may follow
+    HELD = 2  # the pattern's own end, and the text's
+
+
+@dataclass(frozen=True)
+class Dialect:
+    r"""What character classes mean.
+
+    Attributes:
+        sure: ranges of ``\d``, ``\w`` and ``\s`` that every reader of the dialect agrees on.
+        possible: ranges that some reader takes for it.
+        line_ends: what ``.`` does not match.
+        flags: whether inline flags such as ``(?i)`` belong to it.
+    """
+
+    sure: dict[str, Ranges]
+    possible: dict[str, Ranges]
+    line_ends: Ranges
+    flags: bool
+
+
+def regex(text: str) -> Node:
+    """The texts that ``re.fullmatch(text, ...)`` accepts.
+
+    Raises:
+        ConstraintError: not a regular expression, or one that no automaton can follow.
+    """
+    reader = _Reader(_python(), chars, chars(ANY))
+    return reader.read(text, Edge.HELD)
+
+
+def know_characters() -> None:
+    """Look through Unicode now, so that the first expression need not wait for it."""
+    _schema()
+
+
+def searched(text: str, leaf: Callable[[Ranges], Node], character: Node) -> Node:
+    """The texts in which a JSON schema's ``pattern`` is found.
+
+    Args:
+        text: the pattern.
+        leaf: how a character of some ranges is written.
+        character: how one is written that the pattern says nothing about.
+
+    Raises:
+        ConstraintError: as `regex`.
+    """
+    return _Reader(_schema(), leaf, character).read(text, Edge.OPEN)
+
+
+def choice(options: Iterable[str]) -> Node:
+    """One of some texts.
+
+    Raises:
+        ConstraintError: there is none, one is no text, or cannot be written in UTF-8.
+    """
+    texts = list(options)
+    if not texts:
+        raise ConstraintError("choice is empty: there is nothing to choose from")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConstraintError(f"choice: {text!r} is not a string")
+        if any(ord(char) == 0 or 0xD800 <= ord(char) <= 0xDFFF for char in text):
+            raise ConstraintError(f"choice: {text!r} holds U+0000 or a surrogate")
+    return either(literal(text) for text in dict.fromkeys(texts))
+
+
+class _Reader:
+    """From the parser's tree to a language."""
+
+    def __init__(self, dialect: Dialect, leaf: Callable[[Ranges], Node], character: Node) -> None:
+        self.dialect = dialect
+        self.leaf = leaf
+        self.anything = repeat(character, 0, None)
+
+    def read(self, text: str, edge: Edge) -> Node:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of ambiguous sets; `re` reads them as we do
+                tree = parser.parse(text)
+        except (re.error, OverflowError) as error:
+            raise ConstraintError(f"not a regular expression: {error}") from error
+        except RecursionError as error:
+            raise ConstraintError("the regular expression nests too deeply") from error
+        flags = tree.state.flags
+        if not self.dialect.flags and flags & ~re.UNICODE:
+            raise ConstraintError("a schema's pattern has no inline flags such as (?i)")
+        return self.sequence(list(tree), (edge, edge), flags)
+
+    def sequence(self, items: list[Any], edges: tuple[Edge, Edge], flags: int) -> Node:
+        begin, end = edges
+        while items and begin is not Edge.INSIDE and _anchor(items[0]) in START:
+            items, begin = items[1:], Edge.HELD
+        while items and end is not Edge.INSIDE and _anchor(items[-1]) in END:
+            items, end = items[:-1], Edge.HELD
+        if not items:
+            return self.anything if Edge.OPEN in (begin, end) else EMPTY_TEXT
+        parts = []
+        for n, item in enumerate(items):
+            at = (
+                begin if n == 0 else Edge.INSIDE,
+                end if n == len(items) - 1 else Edge.INSIDE,
+            )
+            parts.append(self.item(item, at, flags))
+        return sequence(*parts)
+
+    def item(self, item: Any, edges: tuple[Edge, Edge], flags: int) -> Node:
+        """One of a sequence; groups and branches pass the pattern's ends on to what they hold."""
+        name, value = str(item[0]), item[1]
+        if name == "SUBPATTERN":
+            _, added, removed, held = value
+            if (added or removed) and not self.dialect.flags:
+                raise ConstraintError("a schema's pattern has no inline flags such as (?i:...)")
+            return self.sequence(list(held), edges, (flags | added) & ~removed)
+        if name == "BRANCH":
+            return either(self.sequence(list(held), edges, flags) for held in value[1])
+        found = self.atom(name, value, flags)
+        before, behind = (self.anything if e is Edge.OPEN else EMPTY_TEXT for e in edges)
+        return sequence(before, found, behind)
+
+    def atom(self, name: str, value: Any, flags: int) -> Node:
+        if name in ("MAX_REPEAT", "MIN_REPEAT"):
+            least, most, held = value
+            inside = self.sequence(list(held), (Edge.INSIDE, Edge.INSIDE), flags)
+            return repeat(inside, least, None if most == constants.MAXREPEAT else most)
+        if name == "ANY":
+            ends = () if flags & re.DOTALL else self.dialect.line_ends
+            return self.leaf(complement(ends))
+        if name == "LITERAL":
+            return self.leaf(_cased(((value, value),), flags))
+        if name == "NOT_LITERAL":
+            return self.leaf(complement(_cased(((value, value),), flags)))
+        if name == "IN":
+            return self.leaf(self.set(value, flags))
+        if name == "AT":
+            raise ConstraintError(
+                f"{_written_anchor(str(value))} is supported only at the ends of a regular "
+                "expression" + (r" (and \b, \B nowhere)" if "BOUNDARY" in str(value) else "")
+            )
+        raise ConstraintError(
+            f"{REFUSED.get(name, name)} cannot be followed by an automaton; rewrite the regular "
+            "expression without it"
+        )
+
+    def set(self, items: list[Any], flags: int) -> Ranges:
+        """A set in brackets. A negated one leaves out what any reader takes for a member."""
+        negated = str(items[0][0]) == "NEGATE"
+        ranges: list[Range] = []
+        for kind, value in items[negated:]:
+            if str(kind) == "LITERAL":
+                ranges.append((value, value))
+            elif str(kind) == "RANGE":
+                ranges.append(value)
+            else:
+                ranges += self.category(str(value), bool(flags & re.ASCII), negated)
+        found = _cased(union(ranges), flags)
+        return complement(found) if negated else found
+
+    def category(self, name: str, ascii_only: bool, possible: bool) -> Ranges:
+        opposite, name = "NOT_" in name, name.removeprefix("CATEGORY_").removeprefix("NOT_")
+        dialect = _ascii() if ascii_only else self.dialect
+        # What is surely no digit is what nobody takes for one.
+        sets = dialect.possible if possible != opposite else dialect.sure
+        if name not in sets:
+            raise ConstraintError(f"character class {name.lower()} is not supported")
+        return complement(sets[name]) if opposite else sets[name]
+
+
+def _anchor(item: Any) -> str:
+    return str(item[1]) if str(item[0]) == "AT" else ""
+
+
+def _written_anchor(name: str) -> str:
+    return {"AT_BEGINNING": "^", "AT_END": "$", "AT_BEGINNING_STRING": r"\A"}.get(
+        name, {"AT_END_STRING": r"\Z"}.get(name, r"\b")
+    )
+
+
+def _cased(ranges: Ranges, flags: int) -> Ranges:
+    """With the other cases under ``(?i)``: `re` itself is asked, character by character."""
+    if not flags & re.IGNORECASE or not ranges:
+        return ranges
+    inside = "".join(f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges)
+    return _matching(f"[{inside}]", flags & (re.IGNORECASE | re.ASCII))
+
+
+@cache
+def _every_character() -> str:
+    return "".join(map(chr, range(LAST + 1)))
+
+
+@cache
+def _matching(text: str, flags: int) -> Ranges:
+    """Ranges of the characters that a one-character pattern matches."""
+    found = re.finditer(f"(?:{text})+", _every_character(), flags)
+    return union((match.start(), match.end() - 1) for match in found)
+
+
+@cache
+def _python() -> Dialect:
+    names = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}
+    sets = {name: _matching(text, 0) for name, text in names.items()}
+    return Dialect(sets, sets, ((0xA, 0xA),), flags=True)
+
+
+@cache
+def _ascii() -> Dialect:
+    sets = {
+        "DIGIT": ((0x30, 0x39),),
+        "WORD": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+        "SPACE": ((0x9, 0xD), (0x20, 0x20)),
+    }
+    return Dialect(sets, sets, ((0xA, 0xA),), flags=True)
+
+
+@cache
+def _schema() -> Dialect:
+    """Where ECMA-262 and Python agree; ECMA's digits and words are ASCII, Python's are not."""
+    ours, theirs = _python().sure, _ascii().sure
+    # ECMA's white space: Unicode's category Zs, five controls, two line ends and U+FEFF.
+    blank = union([*theirs["SPACE"], *((c, c) for c in (0xA0, 0x1680, 0x202F, 0x205F, 0x3000)),
+                   (0x2000, 0x200A), (0x2028, 0x2029)])  # fmt: skip
+    sure = {"DIGIT": theirs["DIGIT"], "WORD": theirs["WORD"], "SPACE": blank}
+    possible = {**ours, "SPACE": union([*ours["SPACE"], *blank, (0xFEFF, 0xFEFF)])}
+    return Dialect(sure, possible, ((0xA, 0xA), (0xD, 0xD), (0x2028, 0x2029)), flags=False)

@@ -1,0 +1,1 @@
+"""Constraints are compiled in processes of their own, clients in turn."""

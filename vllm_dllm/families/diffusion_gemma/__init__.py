@@ -1,0 +1,1 @@
+"""DiffusionGemma: canvases of random tokens behind a causal prompt, with self-conditioning."""

@@ -1,0 +1,168 @@
+"""DiffusionGemma on vLLM's own class: same weights, same backbone, another head and sampler.
+
+`compute_logits` passes hidden states through; `tiled_head` gives the sampler the head and
+the embedding a tile of the vocabulary at a time, so that logits never exist as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
+
+from vllm_dllm.checkpoints.quantized import (
+    COMPRESSED,
+    KV_SCALES,
+    expected,
+    naming_the_scheme,
+    scheme_of,
+    spell_out,
+)
+from vllm_dllm.checkpoints.tiled_head import tiled_head
+from vllm_dllm.checkpoints.verify import HEAD, Shapes, verified
+from vllm_dllm.ops.statistics.head import Head
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+    from vllm_dllm.worker.model_state import DiffusionModelState
+
+# Encoder and decoder share their weights.
+_HALVES = ("model.decoder.", "model.encoder.language_model.")
+_VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
+
+
+class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
+    """google/diffusiongemma-*: text and images in, text out."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        spell_out(self.quant_config, spellings(vllm_config.model_config.hf_config))
+        with naming_the_scheme(self.quant_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.vocabulary = vllm_config.model_config.get_vocab_size()
+
+    @staticmethod
+    def get_model_state_cls() -> type[DiffusionModelState]:
+        """The hook through which vLLM's runner takes our request state and sampler."""
+        from vllm_dllm.worker.model_state import DiffusionModelState
+
+        return DiffusionModelState
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states, unchanged: the sampler owns the head."""
+        return hidden_states
+
+    def tiled_head(self) -> Head:
+        """The head, and the embedding that self-conditioning averages; see `models.tiled_head`."""
+        embedding = self.model.embed_tokens.weight
+        return tiled_head(self.lm_head, self.vocabulary, embedding, self.final_logit_softcapping)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a checkpoint; name the first tensor that does not belong."""
+        shapes = stored_shapes(self.config, self.quant_config)
+        if shapes is not None:
+            beside = None if self.quant_config is None else KV_SCALES
+            weights = verified(weights, shapes, "DiffusionGemma", _one_name, beside)
+        return super().load_weights(weights)
+
+
+def stored_shapes(config: Any, quant_config: QuantizationConfig | None) -> Shapes | None:
+    """Every tensor of a checkpoint, quantized or not, by the name that `_one_name` gives it.
+
+    Quantized experts are stored one by one, three matrices each. None for a method whose
+    tensors are not known here.
+    """
+    shapes = dict(tensor_shapes(config))
+    if quant_config is not None and quant_config.get_name() == COMPRESSED:
+        for name in [name for name in shapes if name.endswith(".experts.gate_up_proj")]:
+            experts = name.removesuffix(".gate_up_proj")
+            if scheme_of(quant_config, f"{experts}.0.gate_proj") is not None:
+                count, both, hidden = shapes.pop(name)
+                del shapes[f"{experts}.down_proj"]
+                shapes |= _one_by_one(experts, count, both // 2, hidden)
+    return expected(shapes, quant_config, is_linear, _vllm_name)
+
+
+def _one_by_one(experts: str, count: int, size: int, hidden: int) -> dict[str, tuple[int, int]]:
+    shapes = {}
+    for expert in range(count):
+        shapes[f"{experts}.{expert}.gate_proj.weight"] = (size, hidden)
+        shapes[f"{experts}.{expert}.up_proj.weight"] = (size, hidden)
+        shapes[f"{experts}.{expert}.down_proj.weight"] = (hidden, size)
+    return shapes
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor belongs to a layer that vLLM's class can quantize.
+
+    It builds the router and self-conditioning without a quantization.
+    """
+    if name.startswith(_VISION):
+        return name.endswith((".linear.weight", "_proj.weight", "_projection.weight"))
+    return name.endswith("_proj.weight") and ".self_conditioning." not in name
+
+
+def spellings(config: Any) -> dict[str, list[str]]:
+    """VLLM's name of each layer that can be quantized, to its names in checkpoints.
+
+    A full-attention layer has no values of its own: it takes the keys, and what a checkpoint
+    says of its keys holds for the values that vLLM fuses with them.
+    """
+    names: dict[str, list[str]] = {}
+    text = config.text_config
+    for shape_name, shape in tensor_shapes(config).items():
+        if shape_name.endswith(".experts.gate_up_proj"):
+            experts = shape_name.removesuffix(".gate_up_proj")
+            names |= {
+                _vllm_name(name).removesuffix(".weight"): _checkpoint_names(name)
+                for name in _one_by_one(experts, *shape)
+            }
+        elif is_linear(shape_name):
+            names[_vllm_name(shape_name).removesuffix(".weight")] = _checkpoint_names(shape_name)
+    for index, kind in enumerate(text.layer_types):
+        keys = f"model.layers.{index}.self_attn.k_proj"
+        if kind == "full_attention":
+            names[keys.replace("k_proj", "v_proj")] = [keys, *names[keys]]
+    return names
+
+
+def _checkpoint_names(name: str) -> list[str]:
+    """The names under which a layer may stand, from that which `_one_name` gives its weight."""
+    module = name.removesuffix(".weight")
+    if name.startswith(_VISION):
+        return [module]
+    return [half + module.removeprefix("model.") for half in _HALVES]
+
+
+def _vllm_name(name: str) -> str:
+    """VLLM's name of a tensor, from that which `_one_name` gives it."""
+    return name.removeprefix("model.encoder.") if name.startswith(_VISION) else name
+
+
+def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Every tensor of an unquantized checkpoint, as transformers' class would have it.
+
+    Encoder and decoder share their weights and a checkpoint may carry either name or both,
+    so each stands here once, under the name that `_one_name` gives it.
+    """
+    from transformers import DiffusionGemmaForBlockDiffusion as Authors
+
+    with torch.device("meta"):
+        tensors = Authors(config).state_dict()
+    shapes = {_one_name(name): tuple(tensor.shape) for name, tensor in tensors.items()}
+    if config.tie_word_embeddings:
+        shapes.pop(HEAD, None)
+    return {name: shape for name, shape in shapes.items() if name is not None}
+
+
+def _one_name(name: str) -> str | None:
+    """One name for both copies of a shared tensor; None for what vLLM's loader passes over."""
+    if "embed_vision.embedding." in name:
+        return None
+    for half in _HALVES:
+        if name.startswith(half):
+            return "model." + name.removeprefix(half)
+    return name

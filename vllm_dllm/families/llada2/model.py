@@ -1,0 +1,176 @@
+"""LLaDA2 on vLLM's BailingMoeV2 backbone.
+
+The backbone is the same network; what differs is who decides the attention mask (the
+model state, see `vllm_dllm.attention.metadata`) and that logits are never handed to vLLM's
+own sampler: `compute_logits` passes hidden states through and the diffusion sampler
+calls `head` on as many rows at a time as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
+from vllm.model_executor.models.utils import PPMissingLayer
+
+from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
+from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
+from vllm_dllm.checkpoints.verify import verified
+from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
+from vllm_dllm.ops.statistics.head import Head
+
+if TYPE_CHECKING:
+    from vllm_dllm.worker.model_state import DiffusionModelState
+
+
+class LLaDA2Moe(BailingMoE):
+    """The backbone's experts, routed by float32 scores as in the authors' code.
+
+    vLLM rounds the router's float32 logits to the model's dtype before it chooses experts; in
+    bfloat16 that chooses other experts wherever two scores are close.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[tokens, hidden]`` to the same shape."""
+        router_logits, _ = self.gate(hidden_states)  # [tokens, experts], float32
+        return self.experts(hidden_states=hidden_states, router_logits=router_logits)
+
+
+class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
+    """LLaDA2.x mixture-of-experts models (2.0 and 2.1, mini and flash).
+
+    Raises:
+        ValueError: an activation other than SiLU, or a checkpoint whose tensors are not
+            those of this architecture.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        config = vllm_config.model_config.hf_config
+        _check_config(config)
+        with naming_the_scheme(vllm_config.quant_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+        for module in self.modules():
+            if type(module) is BailingMoE:
+                # The backbone names its expert class itself; same parameters, other forward.
+                module.__class__ = LLaDA2Moe
+
+    @staticmethod
+    def get_model_state_cls() -> type[DiffusionModelState]:
+        """The hook through which vLLM's runner takes our request state and sampler."""
+        from vllm_dllm.worker.model_state import DiffusionModelState
+
+        return DiffusionModelState
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states, unchanged: the sampler owns the head."""
+        return hidden_states
+
+    def head(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` of hidden states ``[rows, hidden]``; rows >= 1.
+
+        Zero rows must not reach the head: vLLM's gather across tensor-parallel CPU
+        workers dies on them (SIGFPE).
+        """
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head is here, and not in a later pipeline stage."""
+        return not isinstance(self.lm_head, PPMissingLayer)
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether it is here, and a matrix that `tiled_head` can take."""
+        return self.has_head and is_plain(self.lm_head)
+
+    def tiled_head(self) -> Head:
+        """The same head for what computes no logits; see `models.tiled_head`."""
+        return tiled_head(self.lm_head, self.config.vocab_size)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""
+        shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
+        if shapes is not None:
+            beside = None if self.quant_config is None else KV_SCALES
+            weights = verified(weights, shapes, "LLaDA2", beside=beside)
+        return super().load_weights(weights)
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor belongs to a layer that can be quantized: all but router and head."""
+    return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
+
+
+def tensor_shapes(config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of an unquantized checkpoint, by the authors' names."""
+    hidden, dim = config.hidden_size, config.head_dim
+    query = config.num_attention_heads * dim
+    key_value = config.num_key_value_heads * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.word_embeddings.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    bias = config.use_bias
+    for index in range(config.num_hidden_layers):
+        layer = f"model.layers.{index}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.attention.query_key_value.weight": (query + 2 * key_value, hidden),
+            f"{layer}.attention.dense.weight": (hidden, query),
+        }
+        if bias or config.use_qkv_bias:
+            shapes[f"{layer}.attention.query_key_value.bias"] = (query + 2 * key_value,)
+        if bias:
+            shapes[f"{layer}.attention.dense.bias"] = (hidden,)
+        if config.use_qk_norm:
+            shapes[f"{layer}.attention.query_layernorm.weight"] = (dim,)
+            shapes[f"{layer}.attention.key_layernorm.weight"] = (dim,)
+        if index < config.first_k_dense_replace:
+            shapes |= _mlp_shapes(f"{layer}.mlp", hidden, config.intermediate_size, bias)
+        else:
+            shapes |= _expert_shapes(f"{layer}.mlp", config)
+    return shapes
+
+
+def _expert_shapes(prefix: str, config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+    hidden, size = config.hidden_size, config.moe_intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (config.num_experts, hidden)}
+    if config.moe_router_enable_expert_bias:
+        shapes[f"{prefix}.gate.expert_bias"] = (config.num_experts,)
+    for expert in range(config.num_experts):
+        shapes |= _mlp_shapes(f"{prefix}.experts.{expert}", hidden, size)
+    if config.num_shared_experts:
+        shared = size * config.num_shared_experts
+        shapes |= _mlp_shapes(f"{prefix}.shared_experts", hidden, shared, config.use_bias)
+    return shapes
+
+
+def _mlp_shapes(
+    prefix: str, hidden: int, size: int, bias: bool = False
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, inputs, outputs in (
+        ("gate_proj", hidden, size),
+        ("up_proj", hidden, size),
+        ("down_proj", size, hidden),
+    ):
+        shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
+        if bias:
+            shapes[f"{prefix}.{name}.bias"] = (outputs,)
+    return shapes
+
+
+def _check_config(config: object) -> None:
+    if not isinstance(config, LLaDA2MoeConfig):
+        raise ValueError(
+            "LLaDA2MoeModelLM needs a checkpoint with model_type 'llada2_moe', "
+            f"got {getattr(config, 'model_type', type(config).__name__)!r}"
+        )
+    if config.hidden_act != "silu":
+        raise ValueError(f"LLaDA2 supports hidden_act 'silu' only, got {config.hidden_act!r}")

@@ -1,0 +1,1 @@
+"""Random numbers that depend on a request's seed and position, and on nothing else."""

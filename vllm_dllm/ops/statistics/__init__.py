@@ -1,0 +1,1 @@
+"""What decoding algorithms read of rows of logits: references and kernels."""

@@ -1,0 +1,1 @@
+"""Every setting and request option: ranges, parsing, and what a request gets in the end."""

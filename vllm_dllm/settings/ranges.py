@@ -1,0 +1,132 @@
+"""Numbers that users may set: their ranges, their defaults, and the errors that name them.
+
+A decoding algorithm declares its settings as a frozen dataclass of `setting` fields, so that
+the one parser (`config`) can check and explain those of an algorithm that it has never seen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import reprlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+MAX_FLOAT32 = float.fromhex("0x1.fffffep+127")
+MAX_INT32 = 2**31 - 1
+# Denoise steps of a canvas. A float32 holds every whole number up to here, an int32 sums of them.
+MAX_STEPS = 1 << 16
+
+
+class SettingsError(ValueError):
+    """A setting has an unknown name or a value outside its range; the message names it."""
+
+
+# Longer than any name; what a user sends may be as long as a request, and errors quote it.
+MOST_CHARACTERS = 100
+
+
+class _Short(reprlib.Repr):
+    """`repr` of the beginning of things."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """The first entries; the original sorts all of them to find those."""
+        first = dict(itertools.islice(x.items(), self.maxdict))
+        shown = super().repr_dict(first, level)
+        return shown if len(first) == len(x) or level <= 0 else f"{shown[:-1]}, ...}}"
+
+
+_REPR = _Short()
+_REPR.maxstring = _REPR.maxother = MOST_CHARACTERS
+
+
+def shown(value: object) -> str:
+    """`repr` for an error message: short, and never an error itself."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python refuses to write out a very long integer
+        return f"a very large {type(value).__name__}"
+
+
+def cut(text: str) -> str:
+    """The beginning of a text, for an error message or a comparison."""
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an error message: the closest known name, else all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(cut(name), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which numbers a setting takes.
+
+    Attributes:
+        least: the smallest allowed number.
+        most: the largest.
+        above: `least` itself is excluded.
+        whole: whole numbers only, that fit an int32.
+        blocks: steps that a canvas' positions do not bound: a request may ask for so many times
+            the canvas' length, or for more where the server allows it (`request_limit`).
+        help: what the setting does, in a line.
+    """
+
+    least: float = 0.0
+    most: float = MAX_FLOAT32
+    above: bool = False
+    whole: bool = False
+    blocks: int | None = None
+    help: str = ""
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `SettingsError` unless `value` is a number in the range."""
+        kind = int if self.whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            what = "a whole number" if self.whole else "a number"
+            raise SettingsError(f"{name} must be {what}, got {shown(value)}")
+        most = min(self.most, MAX_INT32) if self.whole else self.most
+        inside = self.least < value <= most if self.above else self.least <= value <= most
+        if not inside:  # also refuses nan
+            raise SettingsError(f"{name} must be {self}, got {shown(value)}")
+
+    def __str__(self) -> str:
+        lower = f"{'above' if self.above else 'at least'} {self.least:g}"
+        if self.most < (MAX_INT32 if self.whole else MAX_FLOAT32):
+            return f"{lower} and at most {self.most:g}"
+        return f"{'' if self.whole else 'finite and '}{lower} (and fit 32 bits)"
+
+
+def setting(default: float, help: str, **limits: Any) -> Any:
+    """A dataclass field with a range; `limits` are `Range`'s arguments.
+
+    Whole numbers are steps unless `most` says otherwise, and a canvas has an end.
+    """
+    if limits.get("whole"):
+        limits.setdefault("most", MAX_STEPS)
+    return field(default=default, metadata={"range": Range(help=help, **limits)})
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """Base of an algorithm's settings: numbers only, one per request, each in its range.
+
+    Raises:
+        SettingsError: a value is out of range; names the field.
+    """
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.ranges().items():
+            allowed.check(name, getattr(self, name))
+
+    @classmethod
+    def ranges(cls) -> dict[str, Range]:
+        """The settings' names and ranges."""
+        return {f.name: f.metadata["range"] for f in fields(cls)}
+
+    def values(self) -> dict[str, float]:
+        """The settings' names and values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}

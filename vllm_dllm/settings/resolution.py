@@ -1,0 +1,208 @@
+"""What a request gets: its own options over the server's settings over the checkpoint's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
+from vllm_dllm.settings.parsing import (
+    MAX_STEPS_FIELD,
+    DllmSettings,
+    RequestOptions,
+    parse_request_options,
+)
+from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, shown
+
+REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
+# Settings of the server beside the algorithm's, as `explained` lists them.
+SHOWN = (
+    *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
+    *("window", "kernels", "request_step_limit"),
+)
+# How an error names a value, by where it came from.
+PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
+
+
+def parameter_names(corruption: Corruption) -> set[str]:
+    """The settings of all algorithms for a kind of model."""
+    return {name for algorithm in algorithms(corruption) for name in algorithm.config.ranges()}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the canvases of a request are decoded.
+
+    Attributes:
+        algorithm: the rule.
+        settings: its settings.
+        max_steps: cap on the denoise steps of a canvas.
+        schedule_steps: steps that a temperature schedule is spread over.
+        sources: where each setting, ``algorithm`` and ``max_steps`` come from.
+    """
+
+    algorithm: Algorithm
+    settings: AlgorithmConfig
+    max_steps: int
+    schedule_steps: int
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is known of a served model before any request: by the front end and the workers.
+
+    Attributes:
+        corruption: what its canvases are full of.
+        own_algorithm: what its authors use.
+        settings: the server's.
+        checkpoint: settings and ``max_denoising_steps`` of ``generation_config.json``.
+        length: L.
+        max_steps: the server's cap, or None.
+        mask_token: what a fresh canvas is full of, or None.
+    """
+
+    corruption: Corruption
+    own_algorithm: str
+    settings: DllmSettings
+    checkpoint: Mapping[str, float] = field(default_factory=dict)
+    length: int = 32
+    max_steps: int | None = None
+    mask_token: int | None = None
+
+    def explained(self, length_source: str) -> list[tuple[str, str, str]]:
+        """(name, value, source) of everything that a request without options gets.
+
+        `length_source` is where the canvas length comes from.
+        """
+        choice, settings = self.choose(), self.settings
+        lines = [("algorithm", choice.algorithm.name, choice.sources["algorithm"])]
+        lines += [
+            (name, f"{value:g}", choice.sources[name])
+            for name, value in choice.settings.values().items()
+        ]
+        lines += [
+            ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
+            ("canvas_length", str(self.length), length_source),
+        ]
+        for name in SHOWN:
+            value, given = getattr(settings, name), name in settings.given
+            shown = DEFAULT if value is None else str(value)
+            lines.append((name, shown, SERVER if given else DEFAULT))
+        return lines
+
+    def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
+        """A request's options; raises `SettingsError` for an unknown or malformed one."""
+        return parse_request_options(extra_args, parameter_names(self.corruption))
+
+    def _limit(
+        self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
+    ) -> None:
+        """Refuse steps of a request that would hold its seat for others' time.
+
+        Args:
+            algorithm: of the request.
+            asked: settings of the request.
+            own: what it gets without them; a request may ask for what is given unasked.
+
+        Raises:
+            SettingsError: names the setting, the limit, and what raises it.
+        """
+        for name, allowed in algorithm.config.ranges().items():
+            if name not in asked or allowed.blocks is None:
+                continue
+            default = algorithm.config().values()[name]
+            limit = self.settings.request_step_limit or allowed.blocks * self.length
+            limit = max(limit, int(own.get(name, default)))
+            if asked[name] > limit:
+                raise SettingsError(
+                    f"{PREFIXES[REQUEST]}{name} must be at most {limit} on this server, whose "
+                    f"blocks have {self.length} positions (dllm.request_step_limit sets another "
+                    f"limit), got {shown(asked[name])}"
+                )
+
+    def choose(self, options: RequestOptions | None = None) -> Choice:
+        """What a request with these options gets.
+
+        The order of precedence is request, server, checkpoint, the algorithm's default. A preset
+        counts where its name was chosen, behind the values that stand beside it.
+
+        Raises:
+            SettingsError: an unknown algorithm, a setting of another one, a value out of range.
+        """
+        asked = options or RequestOptions()
+        name = asked.algorithm or self.settings.algorithm or self.own_algorithm
+        try:
+            algorithm, preset = get_algorithm(name, self.corruption)
+        except SettingsError as error:
+            prefix = PREFIXES[REQUEST if asked.algorithm else SERVER]
+            raise SettingsError(f"{prefix}algorithm: {error}") from error
+        values: dict[str, float] = {}
+        sources = dict.fromkeys(algorithm.config.ranges(), DEFAULT)
+        by_request = asked.algorithm is not None
+        own = asked.algorithm is None
+        layers = (
+            (CHECKPOINT, self.checkpoint, False),
+            (SERVER, {} if by_request else preset, False),
+            (SERVER, self.settings.parameters, own),
+            (REQUEST, preset if by_request else {}, False),
+            (REQUEST, asked.parameters, True),
+        )
+        for source, layer, strict in layers:
+            given = _checked(algorithm, source, layer, strict)
+            if source == REQUEST:
+                self._limit(algorithm, given, values)
+            values |= given
+            sources |= dict.fromkeys(given, source)
+        try:
+            settings = algorithm.config(**values)
+        except SettingsError as error:  # values that do not fit together
+            raise SettingsError(_with_sources(str(error), sources)) from error
+        base = self.max_steps or int(self.checkpoint.get(MAX_STEPS_FIELD, 0))
+        sources["algorithm"] = (
+            REQUEST if by_request else SERVER if self.settings.algorithm else DEFAULT
+        )
+        sources["max_steps"] = (
+            REQUEST
+            if asked.max_steps
+            else SERVER
+            if self.max_steps
+            else CHECKPOINT
+            if base
+            else DEFAULT
+        )
+        base = base or algorithm.cap(self.length, settings)
+        steps = asked.max_steps or base
+        if self.corruption == "uniform":
+            # The schedule has come to its end by then; more steps would all be its last one.
+            steps = min(steps, base)
+        return Choice(algorithm, settings, steps, base, sources)
+
+
+def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
+    """The sentence with each setting called as where it was given."""
+    names = "|".join(map(re.escape, sources))
+
+    def called(name: re.Match[str]) -> str:
+        return PREFIXES.get(sources[name[0]], "") + name[0]
+
+    return re.sub(rf"\b({names})\b", called, sentence)
+
+
+def _checked(
+    algorithm: Algorithm, source: str, values: Mapping[str, float], strict: bool
+) -> dict[str, float]:
+    """The values that are this algorithm's, in range; `strict` refuses the others."""
+    ranges = algorithm.config.ranges()
+    prefix = PREFIXES[source]
+    for name, value in values.items():
+        if name in ranges:
+            ranges[name].check(prefix + name, value)
+        elif strict:
+            own = ", ".join(prefix + known for known in sorted(ranges)) or "none"
+            raise SettingsError(
+                f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}"
+            )
+    return {name: value for name, value in values.items() if name in ranges}

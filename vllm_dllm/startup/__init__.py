@@ -1,0 +1,1 @@
+"""Before the first request: checks of vLLM's configuration, default limits, quantization."""

@@ -1,0 +1,62 @@
+"""What a start-up says of names that nobody reads: fields of ``config.json``, and misspelt keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+from vllm_dllm.checkpoints.config_fields import unknown_fields, unknown_gemma_fields
+from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS
+from vllm_dllm.settings.parsing import SETTINGS_KEY, misspelt_settings
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger("vllm.dllm")
+
+
+def stated_fields(model_config: ModelConfig) -> dict[str, Any]:
+    """``config.json`` as it is written, with ``--hf-overrides`` over it."""
+    overrides = model_config.hf_overrides if isinstance(model_config.hf_overrides, dict) else {}
+    stated = get_hf_file_to_dict("config.json", model_config.model, model_config.revision) or {}
+    return _merged(stated, overrides)
+
+
+def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """As vLLM overrides: objects are merged, everything else is replaced."""
+    merged = dict(stated)
+    for name, value in overrides.items():
+        below = merged.get(name)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def heed_every_name(vllm_config: VllmConfig, masked: bool) -> None:
+    """Warn of each name that would otherwise be passed over without a word.
+
+    Args:
+        vllm_config: with the checkpoint and ``--additional-config``.
+        masked: the model is LLaDA2, not DiffusionGemma.
+
+    Raises:
+        SettingsError: a field of DiffusionGemma asks for what is not done. LLaDA2's are refused
+            where they are set.
+    """
+    stated = stated_fields(vllm_config.model_config)
+    unknown = unknown_fields(stated, KNOWN_FIELDS) if masked else unknown_gemma_fields(stated)
+    if unknown:
+        logger.warning(
+            "dllm: config.json of %s: %s: nobody reads %s; if the model needs %s, its answers are "
+            "wrong",
+            vllm_config.model_config.model,
+            ", ".join(unknown),
+            *(("it", "it") if len(unknown) == 1 else ("them", "them")),
+        )
+    for name in misspelt_settings(vllm_config.additional_config):
+        logger.warning(
+            "dllm: --additional-config: %r is passed over; did you mean %r?", name, SETTINGS_KEY
+        )

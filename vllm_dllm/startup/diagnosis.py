@@ -1,0 +1,62 @@
+"""What the command ``vllm-dllm`` says of an installation and of a model."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from typing import Any
+
+from vllm_dllm.vllm_patches.compat import is_ours
+
+PLUGIN_NAME = "dllm"
+
+
+def kernel_summary() -> str:
+    """Which of our Triton kernels can be chosen here, or why none can."""
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        return "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)"
+    return "torch, triton; attention CUSTOM"
+
+
+def entry_point_problem() -> str | None:
+    """Why vLLM would not load the plugin, or None."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    names = [point.name for point in metadata.entry_points(group="vllm.general_plugins")]
+    if PLUGIN_NAME not in names:
+        return "the entry point vllm.general_plugins:dllm is missing; reinstall vllm-dllm"
+    if allowed is not None and PLUGIN_NAME not in allowed.split(","):
+        return f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading the plugin 'dllm'"
+    return None
+
+
+def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(setting, value, where it comes from) of a server for this model with vLLM's `options`.
+
+    Raises:
+        ValueError: the model is not ours, or a setting is refused.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_dllm.families.families import length_source
+
+    # Room for one canvas: what is asked for here is not what memory holds.
+    args = EngineArgs(model=model, max_num_seqs=1, **options)
+    config = args.create_engine_config()
+    if not is_ours(config.model_config):
+        raise ValueError(f"{model} is no model of this package")
+    return config.model_config.dllm.explained(length_source(config, args.diffusion_config))
+
+
+def platform_summary() -> tuple[str, str | None]:
+    """VLLM's platform in words, and why it cannot serve, or None."""
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if current_platform.is_unspecified():
+        return "none", "vLLM found no platform (no GPU, and not a CPU build)"
+    name = f"{current_platform.device_type} ({current_platform.get_device_name()})"
+    if not HAS_TRITON and not current_platform.is_cpu():
+        return name, "Model Runner V2 needs Triton, which vLLM could not use here"
+    return name, None

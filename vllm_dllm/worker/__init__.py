@@ -1,0 +1,1 @@
+"""What runs beside the model in a worker: slots, readout, canvas update, sampler."""

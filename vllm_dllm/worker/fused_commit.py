@@ -1,0 +1,71 @@
+"""One pass for two: the commit of a block, and the first denoise step of the block behind it.
+
+A canvas that is finished leaves at once (`Policy.fused`), and the worker stays at its start. For
+vLLM's scheduler the request then has L tokens that were never computed, as a prompt would, and the
+next canvas as drafts behind them: it grants 2 L tokens for one step. The first L write the block's
+keys and values, the other L are the new canvas, and the block-causal mask keeps the two apart.
+
+That takes a scheduler that knows a step's outcome before it plans the next one, so it is for
+synchronous scheduling; with a step in flight a block is committed in a pass of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vllm_dllm.settings.parsing import DllmSettings
+from vllm_dllm.settings.ranges import SettingsError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def fuses(vllm_config: VllmConfig, settings: DllmSettings) -> bool:
+    """Whether commits are fused.
+
+    Raises:
+        SettingsError: ``dllm.fused_commit=true`` where that is impossible, with the reason.
+    """
+    from vllm import envs
+
+    obstacles = {
+        "the model's commits and steps have different masks": (
+            vllm_config.model_config.architecture != "LLaDA2MoeModelLM"
+        ),
+        "scheduling is asynchronous": vllm_config.scheduler_config.async_scheduling,
+        "there are pipeline stages": vllm_config.parallel_config.pipeline_parallel_size > 1,
+        "skip_last_commit is off": not settings.skip_last_commit,
+        # Its check takes the mark of an unwritten canvas for a NaN.
+        "VLLM_RAISE_ON_LOGIT_NANS is set": bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
+    }
+    reasons = [reason for reason, holds in obstacles.items() if holds]
+    if settings.fused_commit and reasons:
+        raise SettingsError(f"dllm.fused_commit=true: impossible, because {reasons[0]}")
+    return settings.fused_commit is not False and not reasons
+
+
+def read_again(input_batch: Any, history: torch.Tensor) -> None:
+    """Write the tokens of blocks that are committed in this step into the model's input.
+
+    vLLM writes those of prompts and of drafts; these are neither.
+
+    Args:
+        input_batch: vLLM's ``InputBatch``.
+        history: int ``[slots, positions]``, every token of the requests.
+    """
+    drafts = input_batch.num_draft_tokens_per_req
+    before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)
+    is_prompt = input_batch.num_computed_prefill_tokens_np < input_batch.prefill_len_np
+    rows = np.flatnonzero((before > 0) & ~is_prompt)
+    if not len(rows):
+        return
+    count = before[rows]
+    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
+    both: np.ndarray = np.stack([np.repeat(rows, count), token])
+    row, at = torch.from_numpy(both).to(history.device, non_blocking=True)
+    slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
+    input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)

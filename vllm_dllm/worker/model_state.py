@@ -1,0 +1,231 @@
+"""The model state of a block-diffusion model: what vLLM's runner asks us before each forward."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu.model_states.interface import ModelState
+
+from vllm_dllm.attention.metadata import AttentionRule, Batch
+from vllm_dllm.attention.support import Masking, take_routes
+from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
+from vllm_dllm.families.families import Family, compiles, family_of
+from vllm_dllm.frontend.admission import GREEDY_EPSILON
+from vllm_dllm.frontend.structured_output import unpacked
+from vllm_dllm.ops.compiled import compiling_ahead
+from vllm_dllm.vllm_patches.ending import outlive_signals
+from vllm_dllm.worker.fused_commit import read_again
+from vllm_dllm.worker.interrupted import InterruptedCanvas, tell_of_preemptions
+from vllm_dllm.worker.pages import Pages
+from vllm_dllm.worker.readout_ways import EXAMPLES
+from vllm_dllm.worker.row_needs import RowNeeds
+from vllm_dllm.worker.sampler import DiffusionSampler
+from vllm_dllm.worker.slots import Limits, Mark, SlotState
+
+logger = init_logger("vllm.dllm")
+
+
+class DiffusionModelState(ModelState):
+    """Slots for the sampler, attention metadata and embeddings for the backbone.
+
+    Knows no algorithm and no model: what differs between models is their `Family`. vLLM sees
+    a canvas as L draft tokens that are all rejected (denoise) or all accepted (commit), and no
+    bonus token.
+    """
+
+    num_new_sampled_tokens_per_step = 0
+
+    def __init__(
+        self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device
+    ) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.family: Family = family_of(vllm_config)
+        self.slots = SlotState(self.max_num_reqs, self.family.kind, device)
+        kind, window = self.family.kind, self.family.served.settings.window
+        ruled = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
+        self.attention: AttentionRule = self.family.attention(self.slots, ruled)
+        self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
+        self.statistics, self.whole = self.family.statistics(self.model, self.slots)
+        self.model_seed = self.model_config.seed
+        self.slot_of: dict[str, int] = {}
+        # Of preempted requests that have streamed a part of their canvas, until they come back.
+        self.interrupted: dict[str, InterruptedCanvas] = {}
+        tell_of_preemptions()
+        outlive_signals()
+        # True where vLLM makes a sampler: on every rank of the last pipeline stage.
+        self.sees_logits = False
+
+    def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
+        """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
+        self.sees_logits = True
+        self.total_len = sampler.req_states.total_len.gpu
+        if compiles(self.vllm_config):
+            self._compile()
+        return DiffusionSampler(
+            req_states=sampler.req_states,
+            slots=self.slots,
+            policy=self.family.policy,
+            statistics=self.statistics,
+            whole=self.whole,
+            conditioning=None if self.embeddings is None else self.embeddings.conditioning,
+        ), None
+
+    def _compile(self) -> None:
+        """Compile what follows the model, before the first request rather than in it."""
+        begin = time.perf_counter()
+        shape = EXAMPLES, self.model_config.get_hidden_size()
+        with compiling_ahead():
+            self.statistics.warm_up(torch.zeros(shape, dtype=self.dtype, device=self.device))
+        logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        """A new (or resumed) request takes a slot; a resumed one brings its output as prompt.
+
+        Admission has refused what cannot be taken up. What it has overlooked ends this request,
+        with an error, and no other.
+        """
+        self.slot_of[new_req_data.req_id] = req_index
+        try:
+            self._take_up(req_index, new_req_data)
+        except Exception:
+            logger.exception("dllm: request %s could not be taken up", new_req_data.req_id)
+            self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
+            self.slots.configure(req_index, self.family.served.choose(), 0.0, Limits(1))
+            self.slots.constraints.leave(req_index)
+            self.whole.enter(req_index, None)
+            self.slots.failure[req_index].fill_(int(Mark.NOT_TAKEN_UP))
+
+    def _take_up(self, req_index: int, new_req_data: Any) -> None:
+        params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
+        seed = self._default_seed(new_req_data) if params.seed is None else params.seed
+        self.slots.enter(req_index, prompt, seed)
+        if self.embeddings is not None:
+            self.embeddings.conditioning.clear(req_index)
+        served = self.family.served
+        packed, extra_args = unpacked(params.extra_args)
+        options = served.options(extra_args)
+        asked = len(new_req_data.prompt_token_ids)
+        new = len(prompt) == asked
+        # The scheduler ends a request at the same token.
+        room = self.max_model_len - asked
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        ends = set(params.stop_token_ids or ())
+        if params.eos_token_id is not None:
+            ends.add(params.eos_token_id)
+        limits = Limits(
+            limit - (len(prompt) - asked),
+            ends,
+            read_only=bool(options.read_only),
+            stream_prefix=bool(options.stream_prefix),
+        )
+        self.slots.configure(req_index, served.choose(options), params.temperature, limits)
+        if new and options.seed_canvas is not None:
+            self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())
+        if self.sees_logits:
+            self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
+        self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
+        interrupted = self.interrupted.pop(new_req_data.req_id, None)
+        if interrupted is not None:
+            interrupted.resume(self.slots, req_index, self.whole, len(prompt), asked)
+
+    def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
+        """Keep what `add_request` cannot make out again of requests that will come back.
+
+        Args:
+            preempted: ids of requests that give their slots away for now.
+            finished: ids of requests that have ended, maybe while they were waiting to come back.
+        """
+        for req_id in preempted:
+            slot = self.slot_of.get(req_id)
+            # A rank that sees no logits does not know how far a canvas has come, nor needs to.
+            if slot is not None and self.sees_logits and self.slots.streams[slot]:
+                self.interrupted[req_id] = InterruptedCanvas.of(
+                    self.slots, slot, self.whole, self.total_len
+                )
+        for req_id in finished if self.interrupted else ():
+            self.interrupted.pop(req_id, None)
+
+    def _default_seed(self, new_req_data: Any) -> int:
+        """The seed of a request without one, in int64, the same on all ranks.
+
+        A greedy answer repeats: its seed comes from its prompt, because a canvas may begin with
+        random tokens. Others differ from each other, so that theirs come from their ids.
+        """
+        text = f"{self.model_seed} {new_req_data.req_id}".encode()
+        if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
+            # Not with the output of a request that comes back, which a new one does not have.
+            prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
+            text = f"{self.model_seed} ".encode() + prompt.tobytes()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """The pages are there."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
+
+    def remove_request(self, req_id: str) -> None:
+        """A request is gone; what it may have spoiled is made whole before others get it.
+
+        An earlier pipeline stage never hears whether a canvas was sound, and looks at all pages.
+        """
+        slot = self.slot_of.pop(req_id, None)
+        if slot is None:
+            return
+        self.slots.constraints.leave(slot)
+        if not self.sees_logits or self.slots.spoiled_on_host[slot]:
+            self.pages.scrub(slot)
+
+    def prepare_inputs_embeds(
+        self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any
+    ) -> None:
+        """Run the vision encoder where a chunk has images; nothing is embedded yet."""
+        if self.embeddings is not None:
+            self.embeddings.encode(scheduled_encoder_inputs, input_batch)
+
+    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+        """The embeddings of a self-conditioned model; the others read token ids."""
+        # Pipeline stages would keep no result of a prompt that may put out one token only, as
+        # nothing follows it in an ordinary model. Here a canvas does.
+        input_batch.max_seq_len_np = None
+        if self.family.policy.fused:
+            read_again(input_batch, req_states.all_token_ids.gpu)
+        return {} if self.embeddings is None else self.embeddings.fill(input_batch)
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        """The same for profiling and graph capture."""
+        return {} if self.embeddings is None else self.embeddings.dummy(num_tokens)
+
+    def prepare_attn(
+        self,
+        input_batch: Any,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: tuple[torch.Tensor, ...],
+        slot_mappings: torch.Tensor,
+        attn_groups: Any,
+        kv_cache_config: Any,
+        for_capture: bool = False,
+        ubatch_idx: int = 0,
+    ) -> dict[str, Any]:
+        """Attention metadata, by the family's rule."""
+        full = cudagraph_mode == CUDAGraphMode.FULL
+        common = {
+            "attn_groups": attn_groups,
+            "kv_cache_config": kv_cache_config,
+            "slot_mappings": slot_mappings,
+            "num_tokens": input_batch.num_tokens_after_padding if full else input_batch.num_tokens,
+            "positions": input_batch.positions,
+            "for_cudagraph_capture": for_capture,
+        }
+        batch = Batch(input_batch, full, block_tables, common)
+        # A captured graph must hold for any length; else the host knows a bound.
+        common["max_seq_len"] = self.max_model_len if for_capture else batch.furthest
+        return self.attention.metadata(batch)

@@ -1,0 +1,209 @@
+"""The sampler of a block-diffusion model: one decoding update for every canvas in the batch.
+
+What it returns is vLLM's speculative-decoding accounting (`num_sampled`, `num_rejected`):
+
+    prefill chunk          0, 0             the cache advances by the chunk
+    last prefill chunk     0, r             the worker goes back to the block's boundary (r = tail)
+    denoise step           0, L             nothing advances (with `stream_prefix`: new, L)
+    commit                 emitted, 0       the canvas leaves, the cache advances by L
+    left without commit    emitted, L       the next step reads it again, and the next canvas
+
+A steady step is tensor operations on all slots at once: no loop over requests and no
+copy from the device to the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
+from vllm_dllm.worker.canvas_update import Decoder
+from vllm_dllm.worker.logits_pipeline import WholeRows
+from vllm_dllm.worker.plan import Outcome, Plan, Policy
+from vllm_dllm.worker.readout_ways import Rows, Statistics
+from vllm_dllm.worker.slots import Mark, Phase, SlotState
+
+
+@dataclass(frozen=True)
+class Canvases:
+    """The canvases of a batch, in batch order.
+
+    Attributes:
+        slot: int64 ``[n]``.
+        slot_on_host: the same for numpy.
+        width: int64 ``[n]``, positions that were scheduled; None when all are L wide.
+    """
+
+    slot: torch.Tensor
+    slot_on_host: np.ndarray
+    width: torch.Tensor | None
+
+
+class DiffusionSampler:
+    """Stands where vLLM's ``Sampler`` stands; the attributes below are those the runner reads."""
+
+    compute_nans = False
+
+    def __init__(
+        self,
+        req_states: Any,
+        slots: SlotState,
+        policy: Policy,
+        statistics: Statistics,
+        whole: WholeRows,
+        conditioning: SelfConditioning | None = None,
+    ) -> None:
+        self.req_states = req_states
+        self.slots = slots
+        self.decoder = Decoder(slots, policy)
+        self.statistics = statistics
+        self.conditioning = conditioning
+        self.whole = whole
+        whole.history = req_states.all_token_ids.gpu
+        # The runner counts output tokens for penalties; None switches that off.
+        self.penalties_state = SimpleNamespace(output_bin_counts=None)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> None:
+        """Nothing: the model state has set the slot up, with these parameters."""
+
+    def apply_staged_writes(self) -> None:
+        """Nothing is staged: slots are written directly."""
+
+    def __call__(self, hidden_states: torch.Tensor, input_batch: Any) -> SamplerOutput:
+        """One update.
+
+        Args:
+            hidden_states: ``[canvas positions, hidden]``, in batch order (the model's
+                ``compute_logits`` passes hidden states through).
+            input_batch: vLLM's ``InputBatch``.
+        """
+        rows = input_batch.num_reqs
+        widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
+        slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
+        # Where the tokens that leave begin in their canvas; renewed canvases forget it.
+        first = self.slots.tail[slot] if self.whole.needs else None
+        if input_batch.num_draft_tokens and widths.all():
+            output = self._update(hidden_states, self._canvases(slot, on_host, widths))
+        else:
+            output = self._among_prefills(hidden_states, input_batch, slot, widths)
+        if first is not None and self.whole.kept:
+            output.logprobs_tensors = self.whole.collect(on_host, output.num_sampled, first)
+        return output
+
+    def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> Canvases:
+        width = None
+        if (widths != self.slots.length).any():
+            width = torch.from_numpy(widths).long().to(slot.device, non_blocking=True)
+        return Canvases(slot, on_host, width)
+
+    def _among_prefills(
+        self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor, widths: np.ndarray
+    ) -> SamplerOutput:
+        """An update of a batch in which not every row is a canvas: prefills put nothing out."""
+        rows, device = len(widths), hidden_states.device
+        sampled = torch.zeros((rows, self.slots.length), dtype=torch.int64, device=device)
+        num_sampled = torch.zeros(rows, dtype=torch.int32, device=device)
+        num_rejected = torch.zeros(rows, dtype=torch.int32, device=device)
+        num_nans = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._finish_prefills(input_batch, widths == 0, num_rejected)
+        if input_batch.num_draft_tokens:
+            at = np.flatnonzero(widths)
+            row = torch.from_numpy(at).to(device, non_blocking=True)
+            on_host = input_batch.idx_mapping_np[at]
+            some = self._update(hidden_states, self._canvases(slot[row], on_host, widths[at]))
+            sampled.index_copy_(0, row, some.sampled_token_ids)
+            num_sampled.index_copy_(0, row, some.num_sampled)
+            num_rejected.index_copy_(0, row, some.num_rejected)
+            num_nans.index_copy_(0, row, some.num_nans)
+        return SamplerOutput(sampled, None, num_nans, num_sampled, num_rejected)
+
+    def _finish_prefills(
+        self, input_batch: Any, is_prefill: np.ndarray, num_rejected: torch.Tensor
+    ) -> None:
+        """Requests whose prompt is complete show their canvas and go back to its start."""
+        rows = input_batch.num_reqs
+        computed = input_batch.num_computed_prefill_tokens_np[:rows]
+        behind = computed + input_batch.num_scheduled_tokens[:rows]
+        done = np.flatnonzero(is_prefill & (behind >= input_batch.prefill_len_np[:rows]))
+        if not len(done):
+            return
+        row = torch.from_numpy(done).to(num_rejected.device, non_blocking=True)
+        slot = input_batch.idx_mapping[row].long()
+        num_rejected.index_copy_(0, row, self.slots.tail[slot].int())
+        self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
+        self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
+        self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
+
+    def _update(self, hidden_states: torch.Tensor, canvases: Canvases) -> SamplerOutput:
+        """One update of every canvas; what it returns has a row for each."""
+        state, slot, on_host = self.slots, canvases.slot, canvases.slot_on_host
+        present = None
+        width: torch.Tensor | int = state.length
+        if canvases.width is not None:
+            width = canvases.width
+            present = state.position < canvases.width[:, None]
+            hidden_states = self._padded(hidden_states, canvases.width)
+        plan = self.decoder.plan(state.canvas(slot), slot, on_host, width)
+        rows = self.statistics(hidden_states, plan.wanted)
+        outcome = self.decoder.decide(plan, rows, present)
+        if self.whole.rows:
+            decided = self.decoder.decided(plan, outcome)
+            self.whole.report(outcome.canvas.tokens, decided, on_host)
+        self.req_states.draft_tokens.index_copy_(0, slot, self.decoder.keep(plan, outcome))
+        if self.conditioning is not None and rows.soft is not None:
+            self.conditioning.store(slot, rows.soft, outcome.goes_on)
+        return self._output(plan, outcome, self._sound(hidden_states, rows, slot))
+
+    def _sound(self, hidden_states: torch.Tensor, rows: Rows, slot: torch.Tensor) -> torch.Tensor:
+        """Canvases that were read without NaN and infinities, bool ``[n]``; notes the others.
+
+        Hidden states show what a greedy choice hides, probabilities what the head adds.
+        """
+        # A sum in float32 is finite where all its terms are.
+        trace = hidden_states.sum(-1, dtype=torch.float32).view(rows.statistics.probability.shape)
+        finite = trace.isfinite().all(-1)
+        sound = finite & rows.statistics.probability.isfinite().all(-1)
+        if rows.path is not None:
+            # Never so, as only tokens of paths are kept: an error beats an answer that breaks it.
+            sound = sound & rows.path.feasible
+        state = self.slots
+        own = state.failure[slot] != int(Mark.NONE)
+        # Whoever has ruled out every token is no sign of bad weights, but a step that was in flight
+        # by then may have read and written NaN.
+        state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
+        # Not waited for: it is read when the request is gone, steps later.
+        state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
+        return sound & ~own
+
+    def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+        """Rows of narrow canvases spread out to L each; what lies behind them is arbitrary."""
+        first = width.cumsum(0) - width
+        index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
+        return hidden_states[index.flatten()]
+
+    def _output(self, plan: Plan, outcome: Outcome, sound: torch.Tensor) -> SamplerOutput:
+        """Tokens behind what was out already, or a rejection; nothing of canvases not ``sound``.
+
+        What is streamed counts for vLLM like a longer prompt: its scheduler goes on behind it,
+        the worker at the start of the canvas.
+        """
+        length, tail = self.slots.length, plan.standing.tail
+        # A commit puts out what was read, whatever the algorithm would make of it.
+        tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
+        source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
+        written = outcome.leaves & ~outcome.unwritten
+        ends = self.slots.failure[plan.wanted.slots].clamp_min(int(Mark.UNSOUND))
+        return SamplerOutput(
+            sampled_token_ids=tokens.gather(1, source),
+            logprobs_tensors=None,
+            # The scheduler ends requests that are not sound, and goes back with the unwritten.
+            num_nans=torch.where(sound, outcome.unwritten * int(Mark.UNWRITTEN), ends).int(),
+            num_sampled=((outcome.out - tail) * sound).int(),
+            num_rejected=(plan.wanted.width * ~(written & sound)).int(),
+        )
