@@ -83,7 +83,7 @@ def instrument(core: Any, watch: Stopwatch) -> None:
     for method in ("prepare_inputs", "prepare_attn", "gather_batch_req_state"):
         watch.wrap(runner, method, "prepare")
     watch.wrap(runner.model_state, "prepare_attn", "prepare")
-    watch.wrap(runner.sampler.statistics, "head", "head")
+    watch.wrap(runner.sampler.readout, "head", "head")
     watch.wrap(runner, "sample", "decoding")
     forward = runner.model.forward
 

@@ -35,10 +35,9 @@ from benchmarks.common import (  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
+
 from benchmarks.llada2 import answers, prompts, served  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
-from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions  # noqa: E402
-from vllm_dllm.worker.readout_ways import SampledKernels  # noqa: E402
 
 Without = Callable[[Any], contextlib.AbstractContextManager[Any]]
 
@@ -51,7 +50,7 @@ def sampler_of(llm: Any) -> Any:
 @contextlib.contextmanager
 def without_fused_commits(llm: Any) -> Iterator[None]:
     """Blocks are committed in passes of their own."""
-    decoder = sampler_of(llm).decoder
+    decoder = sampler_of(llm).canvas_update
     with mock.patch.object(decoder, "policy", replace(decoder.policy, fused=False)):
         yield
 

@@ -119,9 +119,9 @@ def our_graphs() -> int:
     from vllm_dllm.ops.statistics import tiled as tiled_stats
     from vllm_dllm.ops.statistics.rows import pure_row_statistics
     from vllm_dllm.ops.statistics.sampled import draw
-    from vllm_dllm.ops.statistics.sharded import found_among
+    from vllm_dllm.ops.statistics.sharded import partials_of_rank
 
-    rows = (candidate_keys, draw, found_among, pure_row_statistics, step_noise)
+    rows = (candidate_keys, draw, partials_of_rank, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
     return sum(len(entries(function.__code__)) for function in (*rows, *tiles))
 

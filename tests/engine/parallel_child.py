@@ -12,26 +12,26 @@ import sys
 from typing import Any
 
 from tests.engine.harness import our_graphs, settings
-from vllm_dllm.worker.readout_ways import MaskedStatistics
+from vllm_dllm.worker.readout.dense import DenseReadout
 
 
 def watch(worker: Any) -> None:
     """Count how often a rank asks for whole rows of logits."""
-    statistics = getattr(worker.model_runner.sampler, "statistics", None)
-    if not isinstance(statistics, MaskedStatistics):
+    readout = getattr(worker.model_runner.sampler, "readout", None)
+    if not isinstance(readout, DenseReadout):
         return  # another family, or an earlier pipeline stage
-    whole, statistics.calls = statistics.head, 0
+    whole, readout.calls = readout.head, 0
 
     def counted(hidden: Any) -> Any:
-        statistics.calls += 1
+        readout.calls += 1
         return whole(hidden)
 
-    statistics.head = counted
+    readout.head = counted
 
 
 def whole_rows(worker: Any) -> int | None:
     """What `watch` has counted on a rank, None where it watches nothing."""
-    return getattr(getattr(worker.model_runner.sampler, "statistics", None), "calls", None)
+    return getattr(getattr(worker.model_runner.sampler, "readout", None), "calls", None)
 
 
 def graphs(worker: Any) -> int:

@@ -126,9 +126,9 @@ SERVER = {"dllm": {"algorithm": "JointThreshold-Q", "threshold": 0.8}}
 def test_the_server_s_algorithm_and_the_request_s(running: Engine) -> None:
     prompt = prompts()[2]
     running.generate([prompt], [greedy(4)])
-    (bank,) = running.slots.banks.values()
+    (bank,) = running.slots.algorithms.by_name.values()
     assert bank.algorithm.name == "JointThreshold"
     assert bank.parameters["threshold"].max() == pytest.approx(0.8)
     assert bank.parameters["edit_threshold"].max() == pytest.approx(0.5)
     running.generate([prompt], [greedy(4, diffusion_algorithm="FixedSteps", diffusion_steps=2)])
-    assert running.slots.banks["FixedSteps"].parameters["steps"].max() == 2
+    assert running.slots.algorithms.by_name["FixedSteps"].parameters["steps"].max() == 2

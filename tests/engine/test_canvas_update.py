@@ -13,16 +13,16 @@ from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Upda
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.canvas_update import Decoder
-from vllm_dllm.worker.logits_pipeline import WholeRows
-from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions
-from vllm_dllm.worker.plan import Plan, Policy
-from vllm_dllm.worker.readout_ways import MaskedStatistics, Rows
-from vllm_dllm.worker.slots import CanvasKind, Limits, Phase, SlotState
+from vllm_dllm.worker.canvas_update import CanvasUpdate
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import Readings
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.worker.step_plan import CommitPolicy, StepPlan
 
 L, VOCABULARY = 4, 50
 MASK = VOCABULARY - 1
-FDFO = Policy(sync=False, early=True, skip_last_commit=True, in_place=True)
+FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
 
 
 class Cooling(MaskedAlgorithm):
@@ -50,28 +50,27 @@ def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 1
     for slot, algorithm in enumerate(algorithms):
         choice = Choice(algorithm, algorithm.config(), 9, 4, {})
         slots.enter(slot, [1] * L, seed=slot)
-        slots.configure(slot, choice, temperature, Limits(tokens))
+        slots.configure(slot, choice, temperature, RequestLimits(tokens))
     slots.phase.fill_(Phase.DENOISE)
     return slots
 
 
-def plan_of(slots: SlotState, policy: Policy = FDFO) -> tuple[Decoder, Plan]:
+def plan_of(slots: SlotState, policy: CommitPolicy = FDFO) -> tuple[CanvasUpdate, StepPlan]:
     some = torch.arange(len(slots.phase))
-    decoder = Decoder(slots, policy)
-    return decoder, decoder.plan(slots.canvas(some), some, some.numpy(), L)
+    update = CanvasUpdate(slots, policy)
+    return update, update.plan(some, some.numpy(), L)
 
 
 def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
     slots = slots_with(Cooling(), LowConfidence(), Cooling(), LowConfidence())
     slots.step.copy_(torch.tensor([0, 1, 3, 3]))
     _, plan = plan_of(slots)
-    assert plan.wanted.temperature.tolist() == [0.75, 1, 0, 1]
-    whole = WholeRows(slots, VOCABULARY, "raw_logprobs")
+    assert plan.request.temperature.tolist() == [0.75, 1, 0, 1]
     level = torch.zeros(4 * L, VOCABULARY)
     level[:, 7] = 0.1
-    kernels = PlainKernels(RowFunctions())
-    statistics = MaskedStatistics(lambda hidden: level.clone(), whole, VOCABULARY, kernels)
-    found = statistics(level, plan.wanted)
+    reports = LogprobReports(slots, "raw_logprobs")
+    readout = DenseReadout(lambda hidden: level.clone(), slots, reports)
+    found = readout.read(level, plan.request)
     greedy = (found.statistics.token == 7).all(1)
     assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"
 
@@ -80,12 +79,14 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
 def test_what_is_written_back(sync: bool) -> None:
     """The first canvas is finished, the second is not."""
     slots = slots_with(Cooling(), LowConfidence(), temperature=0.0)
-    decoder, plan = plan_of(slots, Policy(sync, early=True, skip_last_commit=True, in_place=True))
+    update, plan = plan_of(
+        slots, CommitPolicy(sync, early=True, skip_last_commit=True, in_place=True)
+    )
     tokens = torch.arange(2 * L).view(2, L)
-    rows = Rows(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
-    outcome = decoder.decide(plan, rows, None)
-    decided = decoder.decided(plan, outcome)
-    reads = decoder.keep(plan, outcome)
+    rows = Readings(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
+    outcome = update.decide(plan, rows, None)
+    decided = update.decided(plan, outcome)
+    reads = update.keep(plan, outcome)
     assert torch.equal(reads, slots.tokens)
     assert reads.tolist() == [[0, 1, 2, 3], [MASK, 5, MASK, MASK]]
     assert decided.tolist() == [[True] * L, [False, True, False, False]]
@@ -95,16 +96,16 @@ def test_what_is_written_back(sync: bool) -> None:
     assert outcome.leaves.tolist() == [False, False]
     assert outcome.goes_on.tolist() == [sync, True]
 
-    decoder, plan = plan_of(slots, decoder.policy)
-    outcome = decoder.decide(plan, rows, None)
-    decoder.keep(plan, outcome)
+    update, plan = plan_of(slots, update.policy)
+    outcome = update.decide(plan, rows, None)
+    update.keep(plan, outcome)
     assert outcome.leaves.tolist() == [not sync, False]
     assert outcome.out.tolist() == [0 if sync else L, 0]
     assert slots.step.tolist() == [2 if sync else 0, 2]
     assert slots.start.tolist() == [L if sync else 2 * L, L]
     assert slots.remaining.tolist() == [100 if sync else 100 - L, 100]
     assert bool(slots.masked[0].all()) is not sync
-    assert not decoder.decided(plan, outcome)[0].any(), "it was final before"
+    assert not update.decided(plan, outcome)[0].any(), "it was final before"
 
 
 def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
@@ -113,13 +114,13 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     slots.remaining[1] = L  # its last canvas
     slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit
     slots.masked[2] = False
-    decoder, plan = plan_of(slots, replace(FDFO, fused=True))
+    update, plan = plan_of(slots, replace(FDFO, fused=True))
     tokens = torch.arange(L).expand(4, L)
     sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
-    outcome = decoder.decide(plan, Rows(RowStatistics(tokens, sure)), None)
-    decoder.keep(plan, outcome)
+    outcome = update.decide(plan, Readings(RowStatistics(tokens, sure)), None)
+    update.keep(plan, outcome)
     assert outcome.leaves.tolist() == [True, True, True, False]
-    assert outcome.unwritten.tolist() == [True, False, False, False]
+    assert outcome.kv_pending.tolist() == [True, False, False, False]
     assert outcome.out.tolist() == [L, L, L, 0]
     assert slots.phase.tolist() == [Phase.DENOISE] * 4
     assert slots.start.tolist() == [2 * L, 2 * L, 2 * L, L]
@@ -128,13 +129,13 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
 
 def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
     kinds = (LowConfidence(), Cooling(), LowConfidence())
-    rows = Rows(RowStatistics(torch.arange(3 * L).view(3, L), torch.full((3, L), 0.5)))
+    rows = Readings(RowStatistics(torch.arange(3 * L).view(3, L), torch.full((3, L), 0.5)))
     slots = slots_with(*kinds, temperature=0.0, tokens=2)
-    decoder, plan = plan_of(slots)
-    assert [group.index.tolist() for group in plan.groups] == [[0, 2], [1]]
-    outcome = decoder.decide(plan, rows, None)
+    update, plan = plan_of(slots)
+    assert [batch.index.tolist() for batch in plan.batches] == [[0, 2], [1]]
+    outcome = update.decide(plan, rows, None)
     assert outcome.canvas.masked.sum(1).tolist() == [3, 0, 3]
     # Only two of its tokens are wanted, and nobody reads its keys and values.
     assert outcome.leaves.tolist() == [False, True, False]
     assert outcome.out.tolist() == [0, 2, 0]
-    assert np.array_equal(plan.wanted.on_host, [0, 1, 2])
+    assert np.array_equal(plan.request.on_host, [0, 1, 2])

@@ -9,8 +9,12 @@ from torch._dynamo.utils import counters as dynamo
 
 from tests.engine.harness import Engine, our_graphs
 from tests.reliability.drive import Family, gemma, llada2
-from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions
-from vllm_dllm.worker.readout_ways import SampledKernels, TiledStatistics
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
+from vllm_dllm.ops.statistics.rows import pure_row_statistics
+from vllm_dllm.ops.statistics.sampled import draw
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.readout.tiled import TiledReadout
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -46,11 +50,18 @@ def answers(running: Engine, family: Family) -> list[list[list[int]]]:
 
 
 def is_compiled(running: Engine) -> bool:
-    statistics = running.runner.model_state.statistics
-    if isinstance(statistics, TiledStatistics):
-        return statistics.kernels == SampledKernels.compiled()
-    assert type(statistics.kernels) is PlainKernels
-    return statistics.kernels.functions == RowFunctions.compiled()
+    readout = running.runner.model_state.readout
+    if isinstance(readout, TiledReadout):
+        assert (readout.noise == compiled(step_noise)) == readout.statistics.keywords["compile"]
+        return readout.noise == compiled(step_noise)
+    assert type(readout) is DenseReadout
+    functions = {
+        readout.statistics: compiled(pure_row_statistics),
+        readout.keys: compiled(candidate_keys),
+        readout.draw: compiled(draw),
+    }
+    (same,) = {has == wanted for has, wanted in functions.items()}
+    return same
 
 
 def test_compiled_engine(family: Family) -> None:

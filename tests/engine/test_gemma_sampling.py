@@ -16,7 +16,7 @@ from examples.tiny.training import Encoder
 from tests.engine.harness import Engine, count_calls, engine
 from tests.ops.test_noise import limit
 from tests.reference_gemma import COLD, Reference
-from vllm_dllm.decoding.masked_entropy_bound import within_bound
+from vllm_dllm.decoding.entropy_bound import within_bound
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -56,12 +56,12 @@ class FirstSteps:
         self.accepted: list[torch.Tensor] = []
         self.entropy: list[torch.Tensor] = []
         self.steps: list[torch.Tensor] = []
-        self.decoder = running.runner.sampler.decoder
+        self.decoder = running.runner.sampler.canvas_update
         self.decide = self.decoder.decide
         self.decoder.decide = self._recorded
 
     def _recorded(self, plan: Any, rows: Any, *rest: Any) -> Any:
-        (group,), step = plan.groups, plan.standing.step
+        (group,), step = plan.batches, plan.standing.step
         accept = within_bound(rows.statistics.entropy, group.parameters["entropy_bound"])
         tokens = torch.where(accept, rows.statistics.sample, REJECTED)
         self.accepted.append(tokens[step == 0])

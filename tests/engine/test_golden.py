@@ -151,14 +151,14 @@ def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
     settings = {"dllm": POLICIES[policy]}
     with engine(golden.path, golden.block_size, additional_config=settings) as running:
         canvases: dict[int, list[list[int]]] = {}
-        decoder = running.runner.sampler.decoder
+        decoder = running.runner.sampler.canvas_update
         decide = decoder.decide
 
         def recorded(plan: Any, *rest: Any) -> Any:
             outcome = decide(plan, *rest)
             changed = (outcome.canvas.tokens != plan.before.tokens).any(1) & ~outcome.commits
             for n in changed.nonzero()[:, 0].tolist():
-                slot = int(plan.wanted.on_host[n])
+                slot = int(plan.request.on_host[n])
                 canvases.setdefault(slot, []).append(outcome.canvas.tokens[n].tolist())
             return outcome
 
@@ -181,7 +181,7 @@ def test_lockstep_batch(name: str) -> None:
 def record_canvases(running: Engine) -> list[list[int]]:
     """The only request's canvas after each denoise step that changed it."""
     canvases: list[list[int]] = []
-    decoder = running.runner.sampler.decoder
+    decoder = running.runner.sampler.canvas_update
     decide = decoder.decide
 
     def recorded(plan: Any, *rest: Any) -> Any:

@@ -62,7 +62,7 @@ def test_vllms_own_step_limit_is_honoured(commits: int) -> None:
     own = {"canvas_length": 8, "max_denoising_steps": 1}
     options = {"additional_config": {"dllm": {"fused_commit": False if commits else None}}}
     with engine(golden.path, 8, diffusion_config=own, max_num_seqs=1, **options) as running:
-        steps = count_calls(running.runner.sampler.statistics, "head")
+        steps = count_calls(running.runner.sampler.readout, "head")
         running.generate(
             [golden.prompts["p8"].tokens],
             [greedy(32, ignore_eos=True, diffusion_threshold=2.0)],

@@ -12,8 +12,8 @@ import torch
 
 from vllm_dllm.settings.parsing import DllmSettings, RequestOptions
 from vllm_dllm.settings.resolution import Choice, Served
-from vllm_dllm.worker.algorithm_state import Group
-from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Limits, Phase, SlotState
+from vllm_dllm.worker.algorithm_state import AlgorithmBatch
+from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Phase, RequestLimits, SlotState
 
 MASK, L = 99, 8
 
@@ -60,16 +60,16 @@ def test_literal_mask_in_the_tail_is_the_users(slots: SlotState) -> None:
 def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> None:
     used, fresh = make(), make()
     used.enter(2, [1, 2, 3], seed=5)
-    used.configure(2, choice(used), 0.7, Limits(9, [4, 5], read_only=True))
+    used.configure(2, choice(used), 0.7, RequestLimits(9, [4, 5], read_only=True))
     used.seed_canvas(2, range(L), pinned=[1, 3])
-    (bank,) = used.banks.values()
+    (bank,) = used.algorithms.by_name.values()
     for tensor in (used.step, used.ready, *bank.state.values()):
         tensor[2] = 5
     used.phase[2] = Phase.COMMIT
     for state in (used, fresh):
         state.enter(2, [8], seed=9)
-        state.configure(2, choice(state), 0.0, Limits(4, [6]))
-    (new,) = fresh.banks.values()
+        state.configure(2, choice(state), 0.0, RequestLimits(4, [6]))
+    (new,) = fresh.algorithms.by_name.values()
     for got, want in ((used, fresh), (bank, new)):
         for name, tensor in vars(want).items():
             many = tensor if isinstance(tensor, dict) else {name: tensor}
@@ -90,7 +90,7 @@ def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
     assert not torch.equal(slots.tokens[0], slots.tokens[1])
     first = slots.tokens[0].clone()
     some = torch.tensor([0, 1])
-    reads = slots.advance(some, slots.canvas(some), torch.tensor([True, False]), L)
+    reads = slots.advance(some, slots.read(some)[1], torch.tensor([True, False]), L)
     assert torch.equal(reads, slots.tokens[:2])
     assert torch.equal(slots.tokens[0], slots.tokens[2])
     assert not torch.equal(slots.tokens[0], first)
@@ -102,11 +102,11 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     slots = make()
     for slot in range(3):
         slots.enter(slot, [1, 2, 3], seed=slot)
-        slots.configure(slot, choice(slots), 0.0, Limits(9))
-    (bank,) = slots.banks.values()
+        slots.configure(slot, choice(slots), 0.0, RequestLimits(9))
+    (bank,) = slots.algorithms.by_name.values()
     before, masked = slots.tokens.clone(), slots.masked.clone()
     some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
-    slots.advance(some, slots.canvas(some), leaves, L)
+    slots.advance(some, slots.read(some)[1], leaves, L)
     bank.keep(some, {n: torch.full_like(t[some], 3) for n, t in bank.state.items()}, leaves)
     assert torch.equal(slots.tokens[:2], before[:2])
     assert torch.equal(slots.masked[:2], masked[:2])
@@ -122,23 +122,22 @@ def test_slots_with_different_algorithms() -> None:
     served = Served("mask", "LowConfidence", DllmSettings(), length=L)
     for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
         asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
-        slots.configure(slot, served.choose(asked), 0.0, Limits(9))
+        slots.configure(slot, served.choose(asked), 0.0, RequestLimits(9))
 
-    def groups(*some: int) -> list[Group]:
+    def batches(*some: int) -> list[AlgorithmBatch]:
         at = torch.tensor(some)
-        return slots.groups(at, np.array(some), slots.canvas(at))
+        return slots.algorithms.batches(at, np.array(some), slots.read(at)[1])
 
-    (only,) = groups(2, 0)
-    assert (only.bank.algorithm.name, only.index) == ("LowConfidence", None)
+    (only,) = batches(2, 0)
+    assert (only.of.algorithm.name, only.index) == ("LowConfidence", None)
     assert only.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
     slots.tokens[:] = torch.arange(3)[:, None]
-    both = {group.bank.algorithm.name: group for group in groups(1, 2, 0)}
+    both = {batch.of.algorithm.name: batch for batch in batches(1, 2, 0)}
     low, high = both["LowConfidence"], both["Hierarchical"]
     assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
     assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])
     assert low.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
     assert low.canvas.tokens[:, 0].tolist() == [2, 0]
-    assert low.take(torch.tensor([7, 8, 9])).tolist() == [8, 9]
 
 
 def test_seed_canvas_and_pins() -> None:
@@ -150,7 +149,7 @@ def test_seed_canvas_and_pins() -> None:
 
 
 def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
-    slots.configure(0, choice(slots), 0.0, Limits(9, range(MAX_END_TOKENS + 4)))
+    slots.configure(0, choice(slots), 0.0, RequestLimits(9, range(MAX_END_TOKENS + 4)))
     assert slots.end_tokens[0].tolist() == list(range(MAX_END_TOKENS))
 
 
@@ -158,7 +157,7 @@ def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
     order = torch.tensor([2, 0])
     slots.enter(0, [1, 2], seed=0)
     slots.enter(2, [3], seed=0)
-    canvas = slots.canvas(order)
+    canvas = slots.read(order)[1]
     slots.enter(0, [7], seed=0)
     slots.enter(2, [7], seed=0)
     slots.advance(order, canvas, torch.zeros(2, dtype=torch.bool), L)

@@ -15,7 +15,7 @@ from vllm_dllm.ops.statistics import tiled as tiled_stats
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import GROUP, draw, sampled_statistics
-from vllm_dllm.ops.statistics.sharded import found_among
+from vllm_dllm.ops.statistics.sharded import partials_of_rank
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_noise() -> None:
 # One tile; tiles of two groups; a narrower last tile, which is not compiled.
 @pytest.mark.parametrize(("vocabulary", "ids"), [(300, 320), (512, 128), (300, 128)])
 def test_tiles(vocabulary: int, ids: int) -> None:
-    def run(rows: int, compute: Callable[..., tiled_stats.Result]) -> tuple:
+    def run(rows: int) -> tuple:
         c = case(vocabulary, rows=rows)
         index = torch.arange(rows)[:, None]
         head = Head(
@@ -79,12 +79,13 @@ def test_tiles(vocabulary: int, ids: int) -> None:
             c["embedding"],
         )
         budget = tiled_stats.tile_bytes(rows, ids)
-        return c, *compute(index, head, c["temperature"], c["keys"], budget)
+        rows_of = index, head, c["temperature"], c["keys"], budget
+        return c, *tiled_stats.tiled_statistics(*rows_of, compile=True)
 
-    ahead(lambda rows: run(8 + rows, tiled_stats.compiled_statistics))
+    ahead(lambda rows: run(8 + rows))
     made = graphs()
     for rows in (9, 24, 97):
-        c, got, soft = run(rows, tiled_stats.compiled_statistics)
+        c, got, soft = run(rows)
         want, distribution = sampled_statistics(c["logits"], c["temperature"], c["keys"])
         assert torch.equal(got.token, want.token)
         assert torch.equal(got.sample, want.sample)
@@ -110,7 +111,7 @@ def test_a_row_is_computed_alike_whatever_stands_beside_it() -> None:
     def run(some: slice) -> tiled_stats.Result:
         rows = c["logits"][some], c["temperature"][some], c["keys"][some]
         budget = tiled_stats.tile_bytes(len(rows[0]), 320)
-        return tiled_stats.compiled_statistics(rows[0], head, *rows[1:], budget)
+        return tiled_stats.tiled_statistics(rows[0], head, *rows[1:], budget, compile=True)
 
     every, _ = run(slice(0, 96))
     for some in (slice(0, 32), slice(32, 64), slice(17, 49), slice(90, 96)):
@@ -147,13 +148,13 @@ def test_rows(entropy: bool) -> None:
 @pytest.mark.parametrize("forbidden", [7, 310])
 def test_found_by_a_rank(forbidden: int) -> None:
     """Of its own ids 300..419, with the forbidden one among them or not."""
-    function, first = compiled(found_among), 300
+    function, first = compiled(partials_of_rank), 300
     ahead(lambda rows: function(torch.zeros(8 + rows, 120), first, forbidden))
     made = graphs()
     for rows in (9, 24, 97):
         logits = case(420, rows=rows)["logits"][:, first:].contiguous()
         logits[0, 10] = 50.0
-        got, want = function(logits, first, forbidden), found_among(logits, first, forbidden)
+        got, want = function(logits, first, forbidden), partials_of_rank(logits, first, forbidden)
         for name in ("best", "token", "origin", "sample"):
             assert torch.equal(getattr(got, name), getattr(want, name)), name
         # The row that sees only -inf here has nothing to add.

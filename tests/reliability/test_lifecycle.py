@@ -243,7 +243,7 @@ END_NAMES = ("one-token", "first-canvas", "one-behind", "two-canvases", "stop-to
 def test_end(world: World, name: str, last_commit: bool) -> None:
     """A request ends while denoised (its last canvas leaves early), or with a commit."""
     options, tokens, reason = ends(world)[name]
-    decoder = world.running.runner.sampler.decoder
+    decoder = world.running.runner.sampler.canvas_update
     policy = decoder.policy
     if last_commit:
         policy = replace(policy, early=False, skip_last_commit=False, fused=False)

@@ -86,8 +86,12 @@ def reach(world: World, driver: Driver, number: int) -> None:
         slot, found = driver.slot("victim"), driver.canvas("victim")
         if slot is None or found is None or found[:2] != (Phase.DENOISE, start):
             return False
-        if "JointThreshold" in slots.banks:  # it has edited, and has not come to an end
-            return bool(slots.banks["JointThreshold"].state["post_edit_steps"][slot] > 0)
+        if (
+            "JointThreshold" in slots.algorithms.by_name
+        ):  # it has edited, and has not come to an end
+            return bool(
+                slots.algorithms.by_name["JointThreshold"].state["post_edit_steps"][slot] > 0
+            )
         return bool(slots.ready[slot] > 0)
 
     driver.until(late)

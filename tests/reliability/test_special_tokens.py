@@ -110,7 +110,7 @@ def test_a_mask_that_the_model_prefers(way: str, masked: Engine, reference: Bias
 
 def with_head(running: Engine, bias: float, prompts: list[list[int]], params: list[Any]) -> Any:
     """Answers of a model whose head adds this to the mask token's logit."""
-    statistics = running.runner.sampler.statistics
+    statistics = running.runner.sampler.readout
     head = statistics.head
 
     def biased(hidden: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from vllm.distributed import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.head import Head, Shard, logits_of
 
 
 def tiled_head(
@@ -59,22 +58,6 @@ def tiled_head(
 def is_plain(lm_head: Any) -> bool:
     """Whether vLLM's head is a matrix that was not quantized."""
     return isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod)
-
-
-def logits_of(
-    weight: torch.Tensor, first_id: int, soft_cap: float | None
-) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
-    """Float32 logits of ``(hidden [rows, hidden], first, end)``; ids are absolute.
-
-    The soft cap is applied in float32, as DiffusionGemma's authors do.
-    """
-
-    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        tile = weight[first - first_id : end - first_id]
-        found = torch.nn.functional.linear(hidden, tile).float()
-        return found if soft_cap is None else found.div_(soft_cap).tanh_().mul_(soft_cap)
-
-    return logits
 
 
 def _gather(part: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from vllm_dllm.decoding.base import (
     Algorithm,
+    BaseAlgorithm,
     Canvas,
     Corruption,
     MaskedAlgorithm,
@@ -28,6 +29,7 @@ from vllm_dllm.decoding.registry import (
 
 __all__ = [
     "Algorithm",
+    "BaseAlgorithm",
     "Canvas",
     "Corruption",
     "Credit",

@@ -16,7 +16,6 @@ from vllm_dllm.decoding.base import (
     StepContext,
     Update,
 )
-from vllm_dllm.decoding.masked_entropy_bound import within_bound
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.statistics.sampled import SampledStatistics
 from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, setting
@@ -121,3 +120,14 @@ class EntropyBound(BaseAlgorithm):
         if present is None:
             return entropy.mean(1)
         return torch.where(present, entropy, 0.0).sum(1) / present.sum(1)
+
+
+def within_bound(entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """Positions whose smaller entropies add up to at most ``bound`` ``[slots]``.
+
+    ``entropy`` is ``[slots, L]``; positions of infinite entropy are never among them.
+    """
+    ordered, order = entropy.sort(dim=1, stable=True)
+    # Infinity minus infinity is no number, and no comparison with that is true.
+    smaller = ordered.cumsum(1) - ordered
+    return torch.zeros_like(entropy, dtype=torch.bool).scatter_(1, order, smaller <= bound[:, None])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_dllm.decoding.base import Canvas, MaskedAlgorithm, StepContext, Update, reveal
+from vllm_dllm.decoding.entropy_bound import within_bound
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.statistics.rows import EntropyStatistics
 from vllm_dllm.settings.ranges import AlgorithmConfig, setting
@@ -46,14 +47,3 @@ class MaskedEntropyBound(MaskedAlgorithm):
         entropy = torch.where(canvas.masked, statistics.entropy, torch.inf)
         accept = within_bound(entropy, context.parameters["entropy_bound"])
         return reveal(canvas, context, accept)
-
-
-def within_bound(entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Positions whose smaller entropies add up to at most ``bound`` ``[slots]``.
-
-    ``entropy`` is ``[slots, L]``; positions of infinite entropy are never among them.
-    """
-    ordered, order = entropy.sort(dim=1, stable=True)
-    # Infinity minus infinity is no number, and no comparison with that is true.
-    smaller = ordered.cumsum(1) - ordered
-    return torch.zeros_like(entropy, dtype=torch.bool).scatter_(1, order, smaller <= bound[:, None])

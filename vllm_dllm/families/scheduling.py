@@ -1,14 +1,7 @@
-"""vLLM's scheduler with two rules more, both for block-diffusion models.
+"""What every family's scheduler adds to vLLM's.
 
-1. A prefill chunk ends on a block boundary (or with the prompt). A chunk that stopped
-   inside a block would write keys and values that never saw the rest of their block.
-2. A canvas is scheduled whole or not at all. With little budget left vLLM would hand out
-   part of it, and the step would be meaningless.
-
-Both are in one hook that vLLM calls for every running and waiting request. The rest of this file
-follows from the prompt's tail (vLLM counts from the end of the prompt, the worker from the start of
-the prompt's last block, up to L - 1 tokens earlier), keeps what was never committed out of the
-prefix cache, and ends requests that cannot go on.
+It keeps what was never committed out of the prefix cache, and ends requests that cannot go on. The
+rules about canvases and prefill chunks belong to the families.
 """
 
 from __future__ import annotations
@@ -16,19 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.diffusion_scheduler import (
-    DiffusionAsyncScheduler,
-    DiffusionScheduler,
-    diffusion_canvas_width,
-)
+from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
 
+from vllm_dllm.families.registry import family_of
 from vllm_dllm.worker.slots import Mark
 
 logger = init_logger("vllm.dllm")
+
+SCHEDULER = "vllm_dllm.families.scheduling.make_scheduler"
 
 # Why a request is ended in the middle of its answer.
 REASONS = {
@@ -39,7 +30,7 @@ REASONS = {
 
 
 class CommonRules(DiffusionScheduler):
-    """What holds for canvases of either kind."""
+    """The rules that hold for canvases of every family."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,98 +79,10 @@ class CommonRules(DiffusionScheduler):
             self.encoder_cache_mismatch_reqs.add(request_id)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request_id, mark in marks.items():
-            if mark == Mark.UNWRITTEN and request_id in self.requests:
+            if mark == Mark.KV_PENDING and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if that were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs
-
-
-class CanvasScheduler(CommonRules):
-    """The second rule alone: canvases that begin behind the prompt (DiffusionGemma)."""
-
-    def _mamba_block_aligned_split(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        num_new_local_computed_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-    ) -> int:
-        """Number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``."""
-        start = (
-            request.num_computed_tokens
-            + num_new_local_computed_tokens
-            + num_external_computed_tokens
-        )
-        if start < request.num_tokens:  # prefill
-            return num_new_tokens
-        # The last canvas may be cut off by the end of the context; that is whole, too.
-        width = diffusion_canvas_width(request, self.block_length)
-        whole = min(width, self.max_model_len - start)
-        return whole if whole > 0 and num_new_tokens >= whole else 0
-
-
-class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
-    """The same with one step in flight."""
-
-
-class BlockDiffusionScheduler(CommonRules):
-    """The two rules, for synchronous scheduling."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.context_length = self.max_model_len
-        # vLLM clips a step at max_model_len - position, with a position that lies up to
-        # L - 1 behind the worker's; `_mamba_block_aligned_split` has the exact rule.
-        self.max_model_len += self.block_length
-
-    def add_request(self, request: Request) -> None:
-        """Admit a request; its output ends where the context does."""
-        # vLLM checks the context length against max_model_len, which is padded here.
-        room = self.context_length - request.num_prompt_tokens
-        request.max_tokens = min(request.max_tokens, room)
-        super().add_request(request)
-
-    def _mamba_block_aligned_split(
-        self,
-        request: Request,
-        num_new_tokens: int,
-        num_new_local_computed_tokens: int = 0,
-        num_external_computed_tokens: int = 0,
-    ) -> int:
-        """Number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``.
-
-        The name is vLLM's: its per-request hook for shortening a chunk was made for
-        Mamba's state blocks. 0 lets the request wait for a later step.
-        """
-        length = self.block_length
-        start = (
-            request.num_computed_tokens
-            + num_new_local_computed_tokens
-            + num_external_computed_tokens
-        )
-        end, known = start + num_new_tokens, request.num_tokens
-        if start >= known:
-            return self._canvas(start, num_new_tokens)
-        # A prompt, or a canvas that has left without a commit and has the next one behind it.
-        if end > known:
-            return known - start + self._canvas(known, end - known)
-        if end < known:
-            end -= end % length
-        return max(end - start, 0)
-
-    def _canvas(self, start: int, tokens: int) -> int:
-        """Tokens to schedule of a canvas, given how many the budget holds: L or 0.
-
-        With a step in flight `start` assumes that it commits; the canvas behind it must fit into
-        the context, or this step would run past the end of the block table.
-        """
-        length = self.block_length
-        fits = start - start % length + length <= self.context_length
-        return length if fits and tokens >= length else 0
-
-
-class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):
-    """The same with one step in flight."""
 
 
 def make_scheduler(**kwargs: Any) -> DiffusionScheduler:
@@ -189,8 +92,5 @@ def make_scheduler(**kwargs: Any) -> DiffusionScheduler:
     model's configuration hook has run.
     """
     vllm_config = kwargs["vllm_config"]
-    asynchronous = vllm_config.scheduler_config.async_scheduling
-    if vllm_config.model_config.architecture == "LLaDA2MoeModelLM":
-        block = AsyncBlockDiffusionScheduler if asynchronous else BlockDiffusionScheduler
-        return block(**kwargs)
-    return (AsyncCanvasScheduler if asynchronous else CanvasScheduler)(**kwargs)
+    scheduler = family_of(vllm_config).scheduler(vllm_config.scheduler_config.async_scheduling)
+    return scheduler(**kwargs)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import itertools
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 MAX_FLOAT32 = float.fromhex("0x1.fffffep+127")
@@ -123,9 +125,10 @@ class AlgorithmConfig:
             allowed.check(name, getattr(self, name))
 
     @classmethod
-    def ranges(cls) -> dict[str, Range]:
-        """The settings' names and ranges."""
-        return {f.name: f.metadata["range"] for f in fields(cls)}
+    @cache
+    def ranges(cls) -> Mapping[str, Range]:
+        """The settings' names and ranges; built once for each class."""
+        return MappingProxyType({f.name: f.metadata["range"] for f in fields(cls)})
 
     def values(self) -> dict[str, float]:
         """The settings' names and values."""

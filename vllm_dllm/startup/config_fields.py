@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.checkpoints.config_fields import unknown_fields, unknown_gemma_fields
-from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS
 from vllm_dllm.settings.parsing import SETTINGS_KEY, misspelt_settings
 
 if TYPE_CHECKING:
@@ -35,19 +33,13 @@ def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
     return merged
 
 
-def heed_every_name(vllm_config: VllmConfig, masked: bool) -> None:
+def warn_of_unread_names(vllm_config: VllmConfig, unknown: list[str]) -> None:
     """Warn of each name that would otherwise be passed over without a word.
 
     Args:
         vllm_config: with the checkpoint and ``--additional-config``.
-        masked: the model is LLaDA2, not DiffusionGemma.
-
-    Raises:
-        SettingsError: a field of DiffusionGemma asks for what is not done. LLaDA2's are refused
-            where they are set.
+        unknown: fields of ``config.json`` that nobody reads.
     """
-    stated = stated_fields(vllm_config.model_config)
-    unknown = unknown_fields(stated, KNOWN_FIELDS) if masked else unknown_gemma_fields(stated)
     if unknown:
         logger.warning(
             "dllm: config.json of %s: %s: nobody reads %s; if the model needs %s, its answers are "

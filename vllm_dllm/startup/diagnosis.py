@@ -39,7 +39,7 @@ def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_dllm.families.families import length_source
+    from vllm_dllm.families.served import length_source
 
     # Room for one canvas: what is asked for here is not what memory holds.
     args = EngineArgs(model=model, max_num_seqs=1, **options)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
+from vllm_dllm.families.registry import served_architectures
 from vllm_dllm.frontend import FRONT_END
-from vllm_dllm.settings.parsing import native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 MIN_VERSION = (0, 32)
 BELOW_VERSION = (0, 34)
-LLADA2, DIFFUSION_GEMMA = "LLaDA2MoeModelLM", "DiffusionGemmaForBlockDiffusion"
 
 _PATCHED = "_vllm_dllm_patched"
 
@@ -60,11 +59,6 @@ def supported_versions() -> str:
     return f">={low},<{high}"
 
 
-def served_architectures() -> tuple[str, ...]:
-    """What this package serves in this environment."""
-    return (LLADA2,) if native_gemma() else (LLADA2, DIFFUSION_GEMMA)
-
-
 def is_ours(model_config: ModelConfig | None) -> bool:
     """Whether this package serves the model."""
     return model_config is not None and model_config.architecture in served_architectures()
@@ -92,31 +86,22 @@ def _wrap(
 
 def register_models() -> None:
     """Tell vLLM and transformers about our classes; nothing heavy is imported."""
-    from transformers import AutoConfig
     from vllm import ModelRegistry
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from vllm_dllm.families.diffusion_gemma.startup import (
-        DiffusionGemmaCheckpointConfig,
-        DiffusionGemmaEngineConfig,
-    )
-    from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
-    from vllm_dllm.startup.checks import LLaDA2EngineConfig
+    from vllm_dllm.families.registry import families
 
     if not AttentionBackendEnum.CUSTOM.is_overridden():
         register_backend(
             AttentionBackendEnum.CUSTOM, "vllm_dllm.attention.backend.MaskAttentionBackend"
         )
-    AutoConfig.register(LLaDA2MoeConfig.model_type, LLaDA2MoeConfig, exist_ok=True)
-    ModelRegistry.register_model(LLADA2, "vllm_dllm.families.llada2.model:LLaDA2MoeModelLM")
-    MODELS_CONFIG_MAP[LLADA2] = LLaDA2EngineConfig
-    if native_gemma():
-        MODELS_CONFIG_MAP[DIFFUSION_GEMMA] = DiffusionGemmaCheckpointConfig
-        return
-    own = "vllm_dllm.families.diffusion_gemma.model:DiffusionGemmaForBlockDiffusion"
-    ModelRegistry.register_model(DIFFUSION_GEMMA, own)
-    MODELS_CONFIG_MAP[DIFFUSION_GEMMA] = DiffusionGemmaEngineConfig
+    for architecture, family in families().items():
+        family.register()
+        if not family.left_to_vllm:
+            ModelRegistry.register_model(architecture, family.model_class)
+        hook = {"verify_and_update_config": staticmethod(family.configure)}
+        MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hook)
 
 
 def patch_sampling_validation() -> None:

@@ -9,141 +9,136 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import settled as settled_tokens
+from vllm_dllm.constraints.decoding.constrained_step import settled as tokens_on_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
-from vllm_dllm.worker.algorithm_state import Group
-from vllm_dllm.worker.plan import Outcome, Plan, Policy
-from vllm_dllm.worker.readout_ways import Rows, Wanted
+from vllm_dllm.worker.algorithm_state import AlgorithmBatch
+from vllm_dllm.worker.readout.contract import Readings, ReadRequest
 from vllm_dllm.worker.slots import Phase, SlotState, Standing
+from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+
+MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 
-class Decoder:
-    """Runs the algorithms of a batch and applies the `Policy`."""
+class CanvasUpdate:
+    """Runs the algorithms of a batch and applies the `CommitPolicy`: plan, decide, keep."""
 
-    def __init__(self, slots: SlotState, policy: Policy) -> None:
+    def __init__(self, slots: SlotState, policy: CommitPolicy) -> None:
         self.slots = slots
         self.policy = policy
 
-    def plan(
-        self, before: Canvas, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int
-    ) -> Plan:
-        """Who decodes what, and what the statistics must contain."""
-        standing = self.slots.standing(slots)
-        groups = self.slots.groups(slots, on_host, before)
-        temperatures, adjusts, asks, entropy = [], [], [], False
-        for group in groups:
-            algorithm = group.bank.algorithm
-            progress = group.take(standing.step), group.take(standing.schedule_steps)
-            of_request = group.take(standing.temperature)
-            temperatures.append(algorithm.temperature(of_request, progress, group.parameters))
-            adjusts.append(algorithm.adjust(group.canvas, group.parameters))
-            asks.append(algorithm.ask(group.state))
-            entropy |= algorithm.reads_entropy
-        ids = _spread([a and a[0] for a in adjusts], groups, len(slots))
-        amounts = _spread([a and a[1] for a in adjusts], groups, len(slots))
-        wanted = Wanted(
+    def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
+        """Who decodes which canvases, and what must be read of the model's output.
+
+        Args:
+            slots: int64 ``[n]``.
+            on_host: the same for numpy.
+            width: positions of the canvases that exist, int64 ``[n]``, or L for all.
+        """
+        state = self.slots
+        now, before = state.read(slots)
+        batches = state.algorithms.batches(slots, on_host, before)
+        request = ReadRequest(
             slots,
             on_host,
             width,
-            _spread(temperatures, groups, len(slots)),
-            adjust=None if ids is None or amounts is None else (ids, amounts),
-            ask=_spread(asks, groups, len(slots)),
-            entropy=entropy,
+            draws=bool(state.samples[on_host].any()),
+            needs_rows=bool(state.needs_rows[on_host].any()),
+            adjust=_adjustments(batches, len(slots)),
+            ask=_asked(batches, len(slots)),
+            entropy=any(batch.of.algorithm.reads_entropy for batch in batches),
+            temperature=_temperature(batches, now),
         )
-        plan = Plan(before, standing, groups, wanted)
-        if self.slots.constraints.asked(on_host):
-            plan = replace(plan, wanted=replace(wanted, window=self._window(plan)))
+        plan = StepPlan(before, now, batches, request)
+        if state.constraints.followers and state.constraints.asked(on_host):
+            plan = replace(plan, request=replace(request, window=self._window(plan)))
         return plan
 
-    def _window(self, plan: Plan) -> Window:
+    def _window(self, plan: StepPlan) -> Window:
         """What constraints see of the canvases: tokens that stay, and room for others."""
         now, before = plan.standing, plan.before
-        revises = self._edited(plan) & ~self._rests(now)
+        revises = _edited(plan) & ~self._skips_denoise(now)
         return Window(
-            state=self.slots.constraints.state.index_select(0, plan.wanted.slots),
+            state=self.slots.constraints.state.index_select(0, plan.request.slots),
             first=now.tail,
             budget=now.remaining,
-            width=torch.zeros_like(now.tail) + plan.wanted.width,
+            width=torch.zeros_like(now.tail) + plan.request.width,
             forced=torch.where(
                 torch.where(revises[:, None], before.fixed, ~before.masked), before.tokens, -1
             ),
         )
 
-    def _edited(self, plan: Plan) -> torch.Tensor:
-        """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
-        edited = torch.zeros_like(plan.standing.read_only)
-        for group in plan.groups:
-            if group.bank.algorithm.edits:
-                edited[slice(None) if group.index is None else group.index] = True
-        return edited
-
-    def _rests(self, now: Standing) -> torch.Tensor:
+    def _skips_denoise(self, now: Standing) -> torch.Tensor:
         """Canvases that this pass does not denoise: they commit, or wait for others."""
         return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
-    def decide(self, plan: Plan, rows: Rows, present: torch.Tensor | None) -> Outcome:
+    def decide(
+        self, plan: StepPlan, readings: Readings, present: torch.Tensor | None
+    ) -> StepOutcome:
         """Run the algorithms, and settle what becomes of each canvas.
 
         `present` is as in `StepContext`.
         """
         now, sync = plan.standing, self.policy.sync
-        commits, rests = now.phase == int(Phase.COMMIT), self._rests(now)
-        updates = [self._update(group, plan, rows, present) for group in plan.groups]
-        canvas, done = _merged(plan, updates)
-        if rows.path is not None and self.slots.kind.mask_token is not None:
-            fixed = canvas.fixed | rests[:, None]
-            tokens = settled_tokens(canvas.tokens, canvas.masked, rows.path, fixed)
+        commits, skips = now.phase == int(Phase.COMMIT), self._skips_denoise(now)
+        updates = [_step(batch, plan, readings, present) for batch in plan.batches]
+        canvas, done = updates[0].canvas, updates[0].done
+        if len(updates) > 1:
+            canvas, done = _merged(plan, updates)
+        if readings.path is not None and self.slots.kind.mask_token is not None:
+            fixed = canvas.fixed | skips[:, None]
+            tokens = tokens_on_path(canvas.tokens, canvas.masked, readings.path, fixed)
             canvas = replace(canvas, tokens=tokens)
         if sync:
-            canvas, done = _where(rests, plan.before, canvas), done | rests
+            canvas, done = _where(skips, plan.before, canvas), done | skips
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
         ready = self._ready(plan, canvas, done, reach)
-        settled = ready > 0
+        ready_to_leave = ready > 0
         if sync:
-            settled = settled & settled.all()
+            ready_to_leave = ready_to_leave & ready_to_leave.all()
         written = self._needs_no_commit(plan, canvas, reach <= ready)
-        leaves = commits | (settled if self.policy.fused else settled & written)
-        out = torch.where(
-            leaves,
-            torch.where(commits, now.ready, ready),
-            self._streamed(plan, canvas, settled, limit),
-        )
-        return Outcome(
+        leaves = commits | (ready_to_leave if self.policy.fused else ready_to_leave & written)
+        streamed = self._streamed(plan, canvas, ready_to_leave, limit)
+        return StepOutcome(
             canvas=canvas,
             state=[update.state for update in updates],
             ready=ready,
             commits=commits,
-            rests=rests,
-            settled=settled,
+            skips_denoise=skips,
+            ready_to_leave=ready_to_leave,
             leaves=leaves,
-            unwritten=leaves & ~(commits | written),
-            out=out,
-            path=rows.path,
-            fresh=rows.fresh,
+            kv_pending=leaves & ~(commits | written),
+            goes_on=~(leaves | ready_to_leave),
+            out=torch.where(leaves, torch.where(commits, now.ready, ready), streamed),
+            path=readings.path,
+            next_canvas=readings.next_canvas,
         )
 
-    def decided(self, plan: Plan, outcome: Outcome) -> torch.Tensor:
+    def decided(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
         """Bool ``[n, L]``, the positions whose token was chosen in this step."""
         before, after = plan.before, outcome.canvas
         if self.slots.kind.mask_token is None:
             chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
         else:
             chosen = (after.tokens != before.tokens) | (before.masked & ~after.masked)
-        return chosen & ~outcome.rests[:, None]
+        return chosen & ~outcome.skips_denoise[:, None]
 
-    def keep(self, plan: Plan, outcome: Outcome) -> torch.Tensor:
+    def keep(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
         """Write the outcome into the slots; returns int64 ``[n, L]``, what the model reads next."""
-        state, now, slots, leaves = self.slots, plan.standing, plan.wanted.slots, outcome.leaves
-        for group, new in zip(plan.groups, outcome.state, strict=True):
-            group.bank.keep(group.slots, new, group.take(leaves))
-        phase = torch.where(outcome.settled & ~leaves, int(Phase.COMMIT), int(Phase.DENOISE))
+        state, now, leaves = self.slots, plan.standing, outcome.leaves
+        slots = plan.request.slots
+        for batch, new in zip(plan.batches, outcome.state, strict=True):
+            if batch.of.algorithm.state:
+                batch.of.keep(batch.slots, new, _rows(leaves, batch))
+        commits_next = outcome.ready_to_leave & ~leaves
+        phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
         state.remaining.index_add_(0, slots, now.tail - outcome.out)
         state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
@@ -151,40 +146,25 @@ class Decoder:
         state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
         if outcome.path is not None:
             state.constraints.advance(slots, outcome.path, outcome.out)
-        width, fresh = plan.wanted.width, outcome.fresh
-        return state.advance(slots, outcome.canvas, leaves, width, fresh)
-
-    def _update(self, group: Group, plan: Plan, rows: Rows, present: torch.Tensor | None) -> Update:
-        now, index = plan.standing, group.index
-        step = group.take(now.step)
-        return group.bank.algorithm.step(
-            group.canvas,
-            StepContext(
-                statistics=rows.statistics if index is None else rows.statistics.take(index),
-                last=step + 1 >= group.take(now.max_steps),
-                parameters=group.parameters,
-                state=group.state,
-                step=step,
-                noise=group.take(rows.noise),
-                present=group.take(present),
-                asked=group.take(rows.asked),
-            ),
-        )
+        width = plan.request.width
+        return state.advance(slots, outcome.canvas, leaves, width, outcome.next_canvas)
 
     def _ready(
-        self, plan: Plan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
+        self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
     ) -> torch.Tensor:
         """The prefix that may leave, int64 ``[n]``: all of an edited canvas, once it is `done`."""
-        width = plan.wanted.width
-        edits = [group.bank.algorithm.edits for group in plan.groups]
+        width = plan.request.width
+        edits = [batch.of.algorithm.edits for batch in plan.batches]
         if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
         if any(edits):
-            ready = torch.where(self._edited(plan), torch.where(done, width, 0), ready)
+            ready = torch.where(_edited(plan), torch.where(done, width, 0), ready)
         return ready
 
-    def _needs_no_commit(self, plan: Plan, canvas: Canvas, is_last: torch.Tensor) -> torch.Tensor:
+    def _needs_no_commit(
+        self, plan: StepPlan, canvas: Canvas, is_last: torch.Tensor
+    ) -> torch.Tensor:
         """Canvases that need no (further) forward pass over their final tokens, bool ``[n]``.
 
         The request ends in those of ``is_last``.
@@ -198,28 +178,96 @@ class Decoder:
         return needless
 
     def _streamed(
-        self, plan: Plan, canvas: Canvas, settled: torch.Tensor, limit: torch.Tensor
+        self, plan: StepPlan, canvas: Canvas, ready_to_leave: torch.Tensor, limit: torch.Tensor
     ) -> torch.Tensor:
-        """The prefix that is out while a canvas stays, int64 ``[n]``.
+        """The prefix that has been put out while a canvas stays, int64 ``[n]``.
 
         It is what was out before, or with `stream_prefix` what is decided by now.
         """
-        state, wanted, tail = self.slots, plan.wanted, plan.standing.tail
-        if state.kind.mask_token is None or not state.streams[wanted.on_host].any():
+        state, request, tail = self.slots, plan.request, plan.standing.tail
+        if state.kind.mask_token is None or not state.streams[request.on_host].any():
             return tail
-        sends = state.stream_prefix.index_select(0, wanted.slots) & ~settled
+        sends = state.stream_prefix.index_select(0, request.slots) & ~ready_to_leave
         # The last position leaves with its canvas. vLLM counts what is out as computed, and would
         # share a page that is out as a whole before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
-def _merged(plan: Plan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
-    """The groups' canvases, and whether they are done, in batch order."""
-    if len(updates) == 1:
-        return updates[0].canvas, updates[0].done
+def _temperature(batches: Sequence[AlgorithmBatch], now: Standing) -> torch.Tensor:
+    """Float32 ``[n]``, at which the logits of this step are sampled."""
+    if not any(batch.of.schedules for batch in batches):
+        return now.temperature
+    parts: list[torch.Tensor | None] = []
+    for batch in batches:
+        progress = _rows(now.step, batch), _rows(now.schedule_steps, batch)
+        of_request = _rows(now.temperature, batch)
+        parts.append(batch.of.algorithm.temperature(of_request, progress, batch.parameters))
+    if parts[0] is not None and len(parts) == 1:
+        return parts[0]
+    spread = _in_batch_order(parts, batches, len(now.temperature))
+    return now.temperature if spread is None else spread
+
+
+def _adjustments(
+    batches: Sequence[AlgorithmBatch], count: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """See `ReadRequest.adjust`."""
+    if not any(batch.of.adjusts for batch in batches):
+        return None
+    parts = [batch.of.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
+    ids = _in_batch_order([part and part[0] for part in parts], batches, count)
+    amounts = _in_batch_order([part and part[1] for part in parts], batches, count)
+    return None if ids is None or amounts is None else (ids, amounts)
+
+
+def _asked(batches: Sequence[AlgorithmBatch], count: int) -> torch.Tensor | None:
+    """See `ReadRequest.ask`."""
+    if not any(batch.of.asks for batch in batches):
+        return None
+    parts = [batch.of.algorithm.ask(batch.state) for batch in batches]
+    return _in_batch_order(parts, batches, count)
+
+
+def _edited(plan: StepPlan) -> torch.Tensor:
+    """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
+    edited = torch.zeros_like(plan.standing.read_only)
+    for batch in plan.batches:
+        if batch.of.algorithm.edits:
+            edited[slice(None) if batch.index is None else batch.index] = True
+    return edited
+
+
+def _step(
+    batch: AlgorithmBatch, plan: StepPlan, readings: Readings, present: torch.Tensor | None
+) -> Update:
+    """One step of an algorithm for its canvases."""
+    now, index, statistics = plan.standing, batch.index, readings.statistics
+    step = _rows(now.step, batch)
+    context = StepContext(
+        statistics=statistics if index is None else statistics.take(index),
+        last=step + 1 >= _rows(now.max_steps, batch),
+        parameters=batch.parameters,
+        state=batch.state,
+        step=step,
+        noise=_rows(readings.noise, batch),
+        present=_rows(present, batch),
+        asked=_rows(readings.log_probabilities, batch),
+    )
+    return batch.of.algorithm.step(batch.canvas, context)
+
+
+def _rows(tensor: MaybeTensor, batch: AlgorithmBatch) -> MaybeTensor:
+    """An algorithm's rows of a tensor ``[n, ...]`` of the whole batch."""
+    if tensor is None or batch.index is None:
+        return tensor
+    return tensor.index_select(0, batch.index)
+
+
+def _merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
+    """The algorithms' canvases, and whether they are done, in batch order."""
     tokens, masked, done = (
-        _spread(parts, plan.groups, len(plan.wanted.slots))
+        _in_batch_order(parts, plan.batches, len(plan.request.slots))
         for parts in (
             [update.canvas.tokens for update in updates],
             [update.canvas.masked for update in updates],
@@ -239,15 +287,15 @@ def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
     )
 
 
-def _spread(
-    parts: Sequence[torch.Tensor | None], groups: Sequence[Group], count: int
+def _in_batch_order(
+    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch], count: int
 ) -> torch.Tensor | None:
-    """Groups' rows in batch order, 0 for groups that have none; None when no group has any."""
+    """The algorithms' rows in batch order, 0 for those that have none; None when none has any."""
     given = next((part for part in parts if part is not None), None)
-    if given is None or groups[0].index is None:
+    if given is None or batches[0].index is None:
         return given
     whole = given.new_zeros((count, *given.shape[1:]))
-    for part, group in zip(parts, groups, strict=True):
-        if part is not None and group.index is not None:
-            whole.index_copy_(0, group.index, part)
+    for part, batch in zip(parts, batches, strict=True):
+        if part is not None and batch.index is not None:
+            whole.index_copy_(0, batch.index, part)
     return whole

@@ -8,7 +8,7 @@ share an automaton are one group, and a step is tensor operations on each group;
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,7 @@ from vllm_dllm.constraints.decoding.constrained_step import (
     Chosen,
     best_tokens,
     drawn_tokens,
-    sureness,
 )
-from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics, with_samples
-from vllm_dllm.ops.statistics.sampled import SampledStatistics
 
 FREE = -1
 
@@ -68,125 +65,18 @@ class Follower:
         return drawn_tokens(self.automaton, self.chunks, logits, window, keys)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Of a batch in which some draw; rows are ``n * L`` positions.
-
-    Attributes:
-        greedy: statistics of shape ``[rows]``, as if nobody drew.
-        scaled: ``[rows, ids]``, logits over the temperature.
-        filtered: the same without what filters exclude.
-        keys: int64 ``[n, L]``.
-    """
-
-    greedy: RowStatistics
-    scaled: torch.Tensor
-    filtered: torch.Tensor
-    keys: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What paths through masked canvases are chosen by.
-
-    Attributes:
-        logits: ``[rows, ids]``.
-        drawn: where a request of the batch draws.
-    """
-
-    logits: torch.Tensor
-    drawn: Drawn | None = None
-
-
-def follow(
-    found: RowStatistics,
-    scores: Scores,
-    window: Window,
-    path: Chosen,
-    groups: Iterable[tuple[Follower, bool, torch.Tensor]],
-) -> None:
-    """Put the tokens of paths, and how sure they are, in place of those that were found.
-
-    What a path's best token is to the model is its probability; a drawn one's is that of
-    `with_samples`. Positions behind the end are sure.
-
-    Args:
-        found: ``[n * L]``, changed in place.
-        scores: of the same rows.
-        window: of ``n`` canvases.
-        path: of the same, written in place.
-        groups: see `Constraints.groups`.
-    """
-    shape = window.forced.shape
-    for follower, draws, index in groups:
-
-        def rows(tensor: torch.Tensor, index: torch.Tensor = index) -> torch.Tensor:
-            return tensor.view(*shape, *tensor.shape[1:]).index_select(0, index)
-
-        some = window.take(index)
-        if draws and scores.drawn is not None:
-            drawn = scores.drawn
-            keys = drawn.keys.index_select(0, index)
-            chosen = follower.choose(rows(drawn.filtered), some, keys)
-            greedy = drawn.greedy.view(*shape).take(index).view(-1)
-            warm, token = torch.ones_like(greedy.probability), chosen.token.flatten()
-            sampled = with_samples(greedy, rows(drawn.scaled).flatten(0, 1), warm, token)
-            sure = torch.where(chosen.inside, sampled.probability.view_as(chosen.logit), 1.0)
-        else:
-            logits = rows(scores.logits)
-            chosen = follower.choose(logits, some)
-            sure = sureness(chosen, logits.float().logsumexp(-1))
-        path.put(index, chosen)
-        found.token.view(shape).index_copy_(0, index, chosen.token)
-        found.probability.view(shape).index_copy_(0, index, sure)
-        if isinstance(found, EntropyStatistics):
-            entropy = torch.where(chosen.inside, rows(found.entropy), 0.0)
-            found.entropy.view(shape).index_copy_(0, index, entropy)
-
-
-def on_path(
-    found: SampledStatistics,
-    distribution: torch.Tensor,
-    logits: torch.Tensor,
-    draws: tuple[torch.Tensor, torch.Tensor] | None,
-    followed: tuple[Follower, Window],
-) -> tuple[SampledStatistics, Chosen]:
-    """Statistics of one canvas of noise, with the best path's tokens and a drawn path's samples.
-
-    Entropies stay the model's: what may be accepted is for its algorithm to say. Positions behind
-    the end are sure.
-
-    Args:
-        found: ``[L]``.
-        distribution: float32 ``[L, ids]``, the model's.
-        logits: ``[L, ids]``.
-        draws: temperature float32 ``[L]`` and keys int64 ``[L]``; None for greedy requests.
-        followed: the automaton, and the window of this one canvas.
-
-    Returns:
-        The statistics, and the best path, ``[1, L]``.
-    """
-    follower, window = followed
-    best = drawn = follower.choose(logits[None], window)
-    if draws is not None:
-        temperature, keys = draws
-        drawn = follower.choose((logits / temperature[:, None])[None], window, keys[None])
-    pick = [distribution.gather(1, path.token[0, :, None])[:, 0] for path in (best, drawn)]
-    entropy = torch.where(best.inside[0], found.entropy, 0.0)
-    return SampledStatistics(best.token[0], pick[0], drawn.token[0], pick[1], entropy), best
-
-
 class Constraints:
     """By slot, the automaton (on the host) and its state (on the device).
 
     Attributes:
         state: int64 ``[slots]``, behind the tokens that a request has put out.
+        followers: the automata of running requests, by number, on the host.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.state = torch.zeros(slots, dtype=torch.int64, device=device)
         self.device = device
-        self._followers: dict[int, Follower] = {}
+        self.followers: dict[int, Follower] = {}
         self._which: np.ndarray = np.full(slots, FREE, dtype=np.int64)
         self._next = 0
 
@@ -203,7 +93,7 @@ class Constraints:
             return
         number = self._number(packed)
         self._which[slot] = number
-        known = self._followers[number].known
+        known = self.followers[number].known
         state = known.advance(0, put_out)
         self.state[slot].fill_(known.states if state == DEAD else state)
 
@@ -211,25 +101,26 @@ class Constraints:
         """The request in ``slot`` is gone; an automaton may hold a hundred megabytes."""
         number, self._which[slot] = int(self._which[slot]), FREE
         if number != FREE and not (self._which == number).any():
-            del self._followers[number]
+            del self.followers[number]
 
     def _number(self, packed: bytes) -> int:
         """The number of an automaton; requests with equal ones share it."""
         key = hashlib.sha256(packed).hexdigest()
-        for number, follower in self._followers.items():
+        for number, follower in self.followers.items():
             if follower.key == key:
                 return number
         self._next += 1
-        self._followers[self._next] = Follower.of(key, packed, self.device)
+        self.followers[self._next] = Follower.of(key, packed, self.device)
         return self._next
 
     def asked(self, on_host: np.ndarray) -> bool:
         """Whether a request of a batch is constrained."""
-        return bool(self._followers) and bool((self._which[on_host] != FREE).any())
+        return bool(self.followers) and bool(self.constrained(on_host).any())
 
-    def follower(self, slot: int) -> Follower | None:
-        """What the canvases of ``slot`` follow."""
-        return self._followers.get(int(self._which[slot]))
+    def constrained(self, on_host: np.ndarray) -> np.ndarray:
+        """Which requests of a batch are constrained, bool ``[n]``, on the host."""
+        constrained: np.ndarray = self._which[on_host] != FREE
+        return constrained
 
     def groups(
         self, on_host: np.ndarray, samples: np.ndarray
@@ -243,7 +134,7 @@ class Constraints:
         for found in np.unique(kind[kind != FREE]).tolist():
             index = torch.from_numpy(np.flatnonzero(kind == found))
             index = index.to(self.device, non_blocking=True)
-            yield self._followers[found // 2], bool(found % 2), index
+            yield self.followers[found // 2], bool(found % 2), index
 
     def advance(self, slots: torch.Tensor, path: Chosen, out: torch.Tensor) -> None:
         """Note how far the requests of ``slots`` (int64 ``[n]``) have come.

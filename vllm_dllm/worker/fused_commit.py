@@ -1,6 +1,6 @@
 """One pass for two: the commit of a block, and the first denoise step of the block behind it.
 
-A canvas that is finished leaves at once (`Policy.fused`), and the worker stays at its start. For
+A canvas that is finished leaves at once (`CommitPolicy.fused`), and the worker stays at its start. For
 vLLM's scheduler the request then has L tokens that were never computed, as a prompt would, and the
 next canvas as drafts behind them: it grants 2 L tokens for one step. The first L write the block's
 keys and values, the other L are the new canvas, and the block-causal mask keeps the two apart.
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def fuses(vllm_config: VllmConfig, settings: DllmSettings) -> bool:
+def fuses(vllm_config: VllmConfig, settings: DllmSettings, in_place: bool) -> bool:
     """Whether commits are fused.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        settings: the server's.
+        in_place: see `Family.commits_in_place`.
 
     Raises:
         SettingsError: ``dllm.fused_commit=true`` where that is impossible, with the reason.
@@ -32,9 +37,7 @@ def fuses(vllm_config: VllmConfig, settings: DllmSettings) -> bool:
     from vllm import envs
 
     obstacles = {
-        "the model's commits and steps have different masks": (
-            vllm_config.model_config.architecture != "LLaDA2MoeModelLM"
-        ),
+        "the model's commits and steps have different masks": not in_place,
         "scheduling is asynchronous": vllm_config.scheduler_config.async_scheduling,
         "there are pipeline stages": vllm_config.parallel_config.pipeline_parallel_size > 1,
         "skip_last_commit is off": not settings.skip_last_commit,

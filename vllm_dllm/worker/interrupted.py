@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vllm_dllm.worker.logits_pipeline import WholeRows
+from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.slots import Phase, SlotState
 
 # Tensors of `SlotState` that a canvas is made of. The others follow from the request's parameters
@@ -44,7 +44,7 @@ class InterruptedCanvas:
 
     @classmethod
     def of(
-        cls, slots: SlotState, slot: int, whole: WholeRows, total_len: torch.Tensor
+        cls, slots: SlotState, slot: int, reports: LogprobReports, total_len: torch.Tensor
     ) -> InterruptedCanvas:
         """Copy what belongs to the canvas in ``slot``; `total_len` int32 ``[slots]`` is vLLM's."""
         rows = {name: getattr(slots, name)[slot].clone() for name in OF_CANVAS}
@@ -55,19 +55,24 @@ class InterruptedCanvas:
         before = (rows["start"] - slots.length + slots.position).clamp_min(0)
         return cls(
             rows,
-            {name: tensor[slot].clone() for name, tensor in slots.bank_of(slot).state.items()},
-            whole.history[slot].index_select(0, before).long(),
+            {
+                name: tensor[slot].clone()
+                for name, tensor in slots.algorithms.of(slot).state.items()
+            },
+            slots.history[slot].index_select(0, before).long(),
             total_len[slot].long(),
-            whole.kept.get(slot),
+            reports.kept.get(slot),
         )
 
-    def resume(self, slots: SlotState, slot: int, whole: WholeRows, known: int, asked: int) -> None:
+    def resume(
+        self, slots: SlotState, slot: int, reports: LogprobReports, known: int, asked: int
+    ) -> None:
         """Put the canvas into the ``slot`` that its request has just entered.
 
         Args:
             slots: the slots.
             slot: where the request is now.
-            whole: keeps logprobs.
+            reports: keeps logprobs.
             known: number of tokens that the request has come back with.
             asked: how many of them are its prompt.
         """
@@ -80,11 +85,11 @@ class InterruptedCanvas:
             for name, row in self.rows.items():
                 getattr(slots, name)[slot].copy_(row)
             for name, row in self.algorithm_state.items():
-                slots.bank_of(slot).state[name][slot].copy_(row)
+                slots.algorithms.of(slot).state[name][slot].copy_(row)
             # Less than before where vLLM dropped what the last step streamed: it is put out again.
             slots.tail[slot].fill_(known - start)
         if self.logprobs is not None:
-            whole.kept[slot] = self.logprobs
+            reports.kept[slot] = self.logprobs
 
     def _resume_commit(
         self, slots: SlotState, slot: int, start: int, output_end: int, asked: int

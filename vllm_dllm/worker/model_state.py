@@ -17,19 +17,22 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionRule, Batch
 from vllm_dllm.attention.support import Masking, take_routes
-from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
-from vllm_dllm.families.families import Family, compiles, family_of
+from vllm_dllm.families.base import Family
+from vllm_dllm.families.registry import family_of
+from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
 from vllm_dllm.frontend.admission import GREEDY_EPSILON
 from vllm_dllm.frontend.structured_output import unpacked
 from vllm_dllm.ops.compiled import compiling_ahead
 from vllm_dllm.vllm_patches.ending import outlive_signals
 from vllm_dllm.worker.fused_commit import read_again
 from vllm_dllm.worker.interrupted import InterruptedCanvas, tell_of_preemptions
+from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.pages import Pages
-from vllm_dllm.worker.readout_ways import EXAMPLES
-from vllm_dllm.worker.row_needs import RowNeeds
+from vllm_dllm.worker.readout.choice import ReadoutSettings, compiles
+from vllm_dllm.worker.readout.contract import EXAMPLE_ROWS
+from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.sampler import DiffusionSampler
-from vllm_dllm.worker.slots import Limits, Mark, SlotState
+from vllm_dllm.worker.slots import Mark, RequestLimits, SlotState
 
 logger = init_logger("vllm.dllm")
 
@@ -49,12 +52,17 @@ class DiffusionModelState(ModelState):
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
         self.family: Family = family_of(vllm_config)
-        self.slots = SlotState(self.max_num_reqs, self.family.kind, device)
-        kind, window = self.family.kind, self.family.served.settings.window
-        ruled = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
-        self.attention: AttentionRule = self.family.attention(self.slots, ruled)
-        self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
-        self.statistics, self.whole = self.family.statistics(self.model, self.slots)
+        self.served = served_of(vllm_config, self.family)
+        self.policy = commit_policy(vllm_config, self.family, self.served)
+        kind = canvas_kind(vllm_config, self.family, self.served)
+        self.slots = SlotState(self.max_num_reqs, kind, device)
+        window = self.served.settings.window
+        own = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
+        self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
+        self.embeddings = self.family.embeddings(self)
+        self.reports = LogprobReports(self.slots, self.model_config.logprobs_mode)
+        settings = ReadoutSettings.of(vllm_config, self.served.settings.kernels)
+        self.readout = self.family.readout(self.model, self.slots, self.reports, settings)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
         # Of preempted requests that have streamed a part of their canvas, until they come back.
@@ -73,18 +81,18 @@ class DiffusionModelState(ModelState):
         return DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
-            policy=self.family.policy,
-            statistics=self.statistics,
-            whole=self.whole,
-            conditioning=None if self.embeddings is None else self.embeddings.conditioning,
+            policy=self.policy,
+            readout=self.readout,
+            reports=self.reports,
+            predictions=None if self.embeddings is None else self.embeddings.conditioning,
         ), None
 
     def _compile(self) -> None:
         """Compile what follows the model, before the first request rather than in it."""
         begin = time.perf_counter()
-        shape = EXAMPLES, self.model_config.get_hidden_size()
+        shape = EXAMPLE_ROWS, self.model_config.get_hidden_size()
         with compiling_ahead():
-            self.statistics.warm_up(torch.zeros(shape, dtype=self.dtype, device=self.device))
+            self.readout.warm_up(torch.zeros(shape, dtype=self.dtype, device=self.device))
         logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -99,9 +107,10 @@ class DiffusionModelState(ModelState):
         except Exception:
             logger.exception("dllm: request %s could not be taken up", new_req_data.req_id)
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
-            self.slots.configure(req_index, self.family.served.choose(), 0.0, Limits(1))
+            self.slots.configure(req_index, self.served.choose(), 0.0, RequestLimits(1))
             self.slots.constraints.leave(req_index)
-            self.whole.enter(req_index, None)
+            self.slots.set_row_options(req_index, None)
+            self.reports.forget(req_index)
             self.slots.failure[req_index].fill_(int(Mark.NOT_TAKEN_UP))
 
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
@@ -110,7 +119,7 @@ class DiffusionModelState(ModelState):
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
-        served = self.family.served
+        served = self.served
         packed, extra_args = unpacked(params.extra_args)
         options = served.options(extra_args)
         asked = len(new_req_data.prompt_token_ids)
@@ -121,7 +130,7 @@ class DiffusionModelState(ModelState):
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
-        limits = Limits(
+        limits = RequestLimits(
             limit - (len(prompt) - asked),
             ends,
             read_only=bool(options.read_only),
@@ -132,10 +141,12 @@ class DiffusionModelState(ModelState):
             self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())
         if self.sees_logits:
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
-        self.whole.enter(req_index, RowNeeds.of(params, asked, bool(options.constrained)))
+        rows = RowOptions.of(params, asked, bool(options.constrained))
+        self.slots.set_row_options(req_index, rows)
+        self.reports.forget(req_index)
         interrupted = self.interrupted.pop(new_req_data.req_id, None)
         if interrupted is not None:
-            interrupted.resume(self.slots, req_index, self.whole, len(prompt), asked)
+            interrupted.resume(self.slots, req_index, self.reports, len(prompt), asked)
 
     def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
         """Keep what `add_request` cannot make out again of requests that will come back.
@@ -149,7 +160,7 @@ class DiffusionModelState(ModelState):
             # A rank that sees no logits does not know how far a canvas has come, nor needs to.
             if slot is not None and self.sees_logits and self.slots.streams[slot]:
                 self.interrupted[req_id] = InterruptedCanvas.of(
-                    self.slots, slot, self.whole, self.total_len
+                    self.slots, slot, self.reports, self.total_len
                 )
         for req_id in finished if self.interrupted else ():
             self.interrupted.pop(req_id, None)
@@ -196,7 +207,7 @@ class DiffusionModelState(ModelState):
         # Pipeline stages would keep no result of a prompt that may put out one token only, as
         # nothing follows it in an ordinary model. Here a canvas does.
         input_batch.max_seq_len_np = None
-        if self.family.policy.fused:
+        if self.policy.fused:
             read_again(input_batch, req_states.all_token_ids.gpu)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 

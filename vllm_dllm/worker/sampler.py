@@ -16,22 +16,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
-from vllm_dllm.worker.canvas_update import Decoder
-from vllm_dllm.worker.logits_pipeline import WholeRows
-from vllm_dllm.worker.plan import Outcome, Plan, Policy
-from vllm_dllm.worker.readout_ways import Rows, Statistics
+from vllm_dllm.worker.canvas_update import CanvasUpdate
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import Readings, Readout
 from vllm_dllm.worker.slots import Mark, Phase, SlotState
+from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+
+
+class PredictionStore(Protocol):
+    """Where a self-conditioned model finds its last prediction of a canvas."""
+
+    def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
+        """Keep soft embeddings ``[n, L, hidden]`` of ``slot`` ``[n]`` where `keep` ``[n]``."""
+        ...
 
 
 @dataclass(frozen=True)
-class Canvases:
+class CanvasRows:
     """The canvases of a batch, in batch order.
 
     Attributes:
@@ -54,18 +61,18 @@ class DiffusionSampler:
         self,
         req_states: Any,
         slots: SlotState,
-        policy: Policy,
-        statistics: Statistics,
-        whole: WholeRows,
-        conditioning: SelfConditioning | None = None,
+        policy: CommitPolicy,
+        readout: Readout,
+        reports: LogprobReports,
+        predictions: PredictionStore | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
-        self.decoder = Decoder(slots, policy)
-        self.statistics = statistics
-        self.conditioning = conditioning
-        self.whole = whole
-        whole.history = req_states.all_token_ids.gpu
+        self.canvas_update = CanvasUpdate(slots, policy)
+        self.readout = readout
+        self.reports = reports
+        self.predictions = predictions
+        slots.history = req_states.all_token_ids.gpu
         # The runner counts output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
@@ -87,20 +94,20 @@ class DiffusionSampler:
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         # Where the tokens that leave begin in their canvas; renewed canvases forget it.
-        first = self.slots.tail[slot] if self.whole.needs else None
+        first = self.slots.tail[slot] if self.slots.row_options else None
         if input_batch.num_draft_tokens and widths.all():
             output = self._update(hidden_states, self._canvases(slot, on_host, widths))
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
-        if first is not None and self.whole.kept:
-            output.logprobs_tensors = self.whole.collect(on_host, output.num_sampled, first)
+        if first is not None and self.reports.kept:
+            output.logprobs_tensors = self.reports.collect(on_host, output.num_sampled, first)
         return output
 
-    def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> Canvases:
+    def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
         width = None
         if (widths != self.slots.length).any():
             width = torch.from_numpy(widths).long().to(slot.device, non_blocking=True)
-        return Canvases(slot, on_host, width)
+        return CanvasRows(slot, on_host, width)
 
     def _among_prefills(
         self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor, widths: np.ndarray
@@ -140,7 +147,7 @@ class DiffusionSampler:
         self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
         self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
 
-    def _update(self, hidden_states: torch.Tensor, canvases: Canvases) -> SamplerOutput:
+    def _update(self, hidden_states: torch.Tensor, canvases: CanvasRows) -> SamplerOutput:
         """One update of every canvas; what it returns has a row for each."""
         state, slot, on_host = self.slots, canvases.slot, canvases.slot_on_host
         present = None
@@ -149,35 +156,39 @@ class DiffusionSampler:
             width = canvases.width
             present = state.position < canvases.width[:, None]
             hidden_states = self._padded(hidden_states, canvases.width)
-        plan = self.decoder.plan(state.canvas(slot), slot, on_host, width)
-        rows = self.statistics(hidden_states, plan.wanted)
-        outcome = self.decoder.decide(plan, rows, present)
-        if self.whole.rows:
-            decided = self.decoder.decided(plan, outcome)
-            self.whole.report(outcome.canvas.tokens, decided, on_host)
-        self.req_states.draft_tokens.index_copy_(0, slot, self.decoder.keep(plan, outcome))
-        if self.conditioning is not None and rows.soft is not None:
-            self.conditioning.store(slot, rows.soft, outcome.goes_on)
-        return self._output(plan, outcome, self._sound(hidden_states, rows, slot))
+        plan = self.canvas_update.plan(slot, on_host, width)
+        readings = self.readout.read(hidden_states, plan.request)
+        outcome = self.canvas_update.decide(plan, readings, present)
+        if self.reports.scores:
+            decided = self.canvas_update.decided(plan, outcome)
+            self.reports.report(outcome.canvas.tokens, decided, on_host)
+        self.req_states.draft_tokens.index_copy_(0, slot, self.canvas_update.keep(plan, outcome))
+        if self.predictions is not None and readings.soft_embedding is not None:
+            self.predictions.store(slot, readings.soft_embedding, outcome.goes_on)
+        return self._output(plan, outcome, self._sound(hidden_states, readings, slot))
 
-    def _sound(self, hidden_states: torch.Tensor, rows: Rows, slot: torch.Tensor) -> torch.Tensor:
+    def _sound(
+        self, hidden_states: torch.Tensor, readings: Readings, slot: torch.Tensor
+    ) -> torch.Tensor:
         """Canvases that were read without NaN and infinities, bool ``[n]``; notes the others.
 
         Hidden states show what a greedy choice hides, probabilities what the head adds.
         """
+        probability = readings.statistics.probability
         # A sum in float32 is finite where all its terms are.
-        trace = hidden_states.sum(-1, dtype=torch.float32).view(rows.statistics.probability.shape)
+        trace = hidden_states.sum(-1, dtype=torch.float32).view(probability.shape)
         finite = trace.isfinite().all(-1)
-        sound = finite & rows.statistics.probability.isfinite().all(-1)
-        if rows.path is not None:
-            # Never so, as only tokens of paths are kept: an error beats an answer that breaks it.
-            sound = sound & rows.path.feasible
+        sound = finite & probability.isfinite().all(-1)
+        if readings.path is not None:
+            # Never so, as only tokens of paths are kept. An error beats an answer that breaks it.
+            sound = sound & readings.path.feasible
         state = self.slots
         own = state.failure[slot] != int(Mark.NONE)
-        # Whoever has ruled out every token is no sign of bad weights, but a step that was in flight
-        # by then may have read and written NaN.
+        # A request that rules out every token is no sign of bad weights, but a step that was in
+        # flight by then may have read and written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
-        # Not waited for: it is read when the request is gone, steps later.
+        # One byte per slot is copied asynchronously; it is read when the request is gone, steps
+        # later.
         state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return sound & ~own
 
@@ -187,7 +198,7 @@ class DiffusionSampler:
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _output(self, plan: Plan, outcome: Outcome, sound: torch.Tensor) -> SamplerOutput:
+    def _output(self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor) -> SamplerOutput:
         """Tokens behind what was out already, or a rejection; nothing of canvases not ``sound``.
 
         What is streamed counts for vLLM like a longer prompt: its scheduler goes on behind it,
@@ -197,13 +208,13 @@ class DiffusionSampler:
         # A commit puts out what was read, whatever the algorithm would make of it.
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
-        written = outcome.leaves & ~outcome.unwritten
-        ends = self.slots.failure[plan.wanted.slots].clamp_min(int(Mark.UNSOUND))
+        written = outcome.leaves & ~outcome.kv_pending
+        ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
         return SamplerOutput(
             sampled_token_ids=tokens.gather(1, source),
             logprobs_tensors=None,
-            # The scheduler ends requests that are not sound, and goes back with the unwritten.
-            num_nans=torch.where(sound, outcome.unwritten * int(Mark.UNWRITTEN), ends).int(),
+            # The scheduler ends requests that are not sound, and goes back where the KV is pending.
+            num_nans=torch.where(sound, outcome.kv_pending * int(Mark.KV_PENDING), ends).int(),
             num_sampled=((outcome.out - tail) * sound).int(),
-            num_rejected=(plan.wanted.width * ~(written & sound)).int(),
+            num_rejected=(plan.request.width * ~(written & sound)).int(),
         )

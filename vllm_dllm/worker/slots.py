@@ -14,11 +14,12 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Algorithm, Canvas
+from vllm_dllm.decoding import Canvas
 from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.algorithm_state import Bank, Group
+from vllm_dllm.worker.algorithm_state import AlgorithmStates
 from vllm_dllm.worker.constraint_state import Constraints
+from vllm_dllm.worker.row_options import RowOptions
 
 # End-of-sequence ids that may finish a block early, per request. A request with more ids
 # still stops at each of them (vLLM's scheduler sees to that), only without the short cut.
@@ -29,7 +30,7 @@ NO_TOKEN = -1
 class Mark(IntEnum):
     """What the sampler tells the scheduler of a canvas, in the place of vLLM's number of NaNs."""
 
-    UNWRITTEN = -1  # it has left, and its keys and values are still to be written
+    KV_PENDING = -1  # it has left, and its keys and values are still to be written
     NONE = 0
     UNSOUND = 1  # it was read with NaN or infinities
     NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
@@ -45,7 +46,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Where a request ends.
 
     Attributes:
@@ -121,14 +122,19 @@ class SlotState:
         temperature: float32 ``[slots]``, the request's own.
         seed: int64 ``[slots]``, all that a request's random numbers come from.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
-        stream_prefix: bool ``[slots]``, see `Limits`.
+        stream_prefix: bool ``[slots]``, see `RequestLimits`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         spoiled: bool ``[slots]``, a canvas was read with NaN or infinities.
         failure: int32 ``[slots]``, a `Mark` with which the request ends for its own sake, or 0.
-        banks: the tensors of each algorithm that a request has asked for, by its name.
+        algorithms: the tensors of each algorithm that a request has asked for.
+        constraints: the automata that requests follow.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         streams: on the host, bool ``[slots]``, the same as `stream_prefix`.
+        row_options: on the host, by slot, of requests with biases, filters or logprobs.
+        history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
+            the sampler sets.
+        needs_rows: on the host, bool ``[slots]``, whether a slot is in `row_options`.
         spoiled_on_host: `spoiled` as of the last step that is finished.
     """
 
@@ -158,12 +164,13 @@ class SlotState:
         self.stream_prefix = full(False, torch.bool)
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.position = torch.arange(length, device=device)
-        self.banks: dict[str, Bank] = {}
+        self.algorithms = AlgorithmStates(slots, length, device)
         self.constraints = Constraints(slots, device)
-        # On the host: each slot's bank, by the order of their first use.
-        self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
+        self.row_options: dict[int, RowOptions] = {}
+        self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
+        self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.spoiled = full(False, torch.bool)
         self.failure = full(Mark.NONE, torch.int32)
         pinned = device.type == "cuda"
@@ -189,7 +196,9 @@ class SlotState:
         self.spoiled[slot].fill_(False)
         self.failure[slot].fill_(int(Mark.NONE))
 
-    def configure(self, slot: int, choice: Choice, temperature: float, limits: Limits) -> None:
+    def configure(
+        self, slot: int, choice: Choice, temperature: float, limits: RequestLimits
+    ) -> None:
         """Set what the request in ``slot`` chose."""
         self.max_steps[slot].fill_(choice.max_steps)
         self.schedule_steps[slot].fill_(choice.schedule_steps)
@@ -201,42 +210,27 @@ class SlotState:
         ids = sorted(set(limits.ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
         self.end_tokens[slot].copy_(torch.from_numpy(row))
-        bank = self._bank(choice.algorithm)
-        for name, value in choice.settings.values().items():
-            bank.parameters[name][slot].fill_(float(value))
-        bank.reset(slot)
+        self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
         self.streams[slot] = limits.stream_prefix
-        self._which[slot] = list(self.banks).index(choice.algorithm.name)
 
-    def _bank(self, algorithm: Algorithm) -> Bank:
-        """An algorithm's tensors, which exist from its first request on."""
-        name = algorithm.name
-        if name not in self.banks:
-            slots, length = self.tokens.shape
-            self.banks[name] = Bank.make(algorithm, slots, length, self.device)
-        return self.banks[name]
+    def set_row_options(self, slot: int, options: RowOptions | None) -> None:
+        """Note what the request in ``slot`` asks for that changes or reads whole rows of logits."""
+        self.row_options.pop(slot, None)
+        if options is not None:
+            self.row_options[slot] = options
+        self.needs_rows[slot] = options is not None
 
-    def bank_of(self, slot: int) -> Bank:
-        """The tensors of the algorithm that decodes the request in ``slot``."""
-        return list(self.banks.values())[self._which[slot]]
+    def with_row_options(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
+        """(index in the batch, slot, options) of the requests of a batch that have row options."""
+        found = np.flatnonzero(self.needs_rows[on_host]).tolist()
+        return [(n, int(on_host[n]), self.row_options[int(on_host[n])]) for n in found]
 
-    def groups(self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas) -> list[Group]:
-        """The canvases of ``slots`` (int64 ``[n]``, `on_host` for numpy) by their algorithms."""
-        which = self._which[on_host]
-        banks = list(self.banks.values())
-        if (which == which[0]).all():  # most batches have one algorithm
-            return [Group.of(banks[which[0]], None, slots, canvas)]
-        found = []
-        for n in np.unique(which):
-            at = torch.from_numpy(np.flatnonzero(which == n))
-            index = at.to(self.device, non_blocking=True)
-            found.append(Group.of(banks[n], index, slots, canvas))
-        return found
-
-    def standing(self, slots: torch.Tensor) -> Standing:
-        """Where the requests of ``slots`` (int64 ``[n]``) stand."""
-        return Standing(*(getattr(self, name).index_select(0, slots) for name in STANDING))
+    def read(self, slots: torch.Tensor) -> tuple[Standing, Canvas]:
+        """Where the requests of ``slots`` (int64 ``[n]``) stand, and their canvases, as copies."""
+        standing = [getattr(self, name).index_select(0, slots) for name in STANDING]
+        canvas = (t.index_select(0, slots) for t in (self.tokens, self.masked, self.fixed))
+        return Standing(*standing), Canvas(*canvas)
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start from given tokens, and hold those at the `pinned` positions."""
@@ -255,10 +249,6 @@ class SlotState:
             return torch.full((len(slots), self.length), self.kind.mask_token, device=self.device)
         keys = row_keys(self.seed[slots], self.start[slots], Stream.CANVAS)
         return uniform_tokens(keys, self.length, self.kind.vocabulary)
-
-    def canvas(self, slots: torch.Tensor) -> Canvas:
-        """The canvases of ``slots`` (int64 ``[n]``), as copies."""
-        return Canvas(self.tokens, self.masked, self.fixed).take(slots)
 
     def advance(
         self,

@@ -4,96 +4,84 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.model_executor.models.config import (
-    DiffusionGemmaModelForBlockDiffusionConfig,
-    VerifyAndUpdateConfig,
-)
+from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
 from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.checkpoints.config_fields import unknown_gemma_fields
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
-from vllm_dllm.families.families import generation_config, served_of, settings_of
+from vllm_dllm.families.scheduling import SCHEDULER
+from vllm_dllm.families.served import generation_config, served_of, settings_of
 from vllm_dllm.settings.parsing import STEPS, DllmSettings, parse_sampler
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
-from vllm_dllm.startup.checks import (
-    SCHEDULER,
-    check_budget,
-    check_kernels,
-    log_choice,
-    refuse_unsupported,
-)
-from vllm_dllm.startup.config_fields import heed_every_name, stated_fields
+from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
+from vllm_dllm.startup.config_fields import stated_fields, warn_of_unread_names
 from vllm_dllm.startup.quantization import check_quantization
 from vllm_dllm.worker.fused_commit import fuses
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-
-class DiffusionGemmaCheckpointConfig(VerifyAndUpdateConfig):
-    """Checks of the checkpoint alone, then vLLM's own start-up: for vLLM's own class."""
-
-    @classmethod
-    def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """Refuse an incomplete checkpoint by the missing field's name.
-
-        Raises:
-            SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
-        """
-        check_canvas_length(vllm_config)
-        stated = parse_sampler(generation_config(vllm_config))
-        Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
-        DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
-        if not vllm_config.diffusion_config.canvas_length:
-            # `--diffusion-config` may say something else and leave the length to the checkpoint.
-            length = vllm_config.model_config.hf_config.canvas_length
-            vllm_config.diffusion_config.canvas_length = length
+    from vllm_dllm.families.base import Family
 
 
-class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
-    """vLLM calls this once per engine configuration, before anything is allocated."""
+def check_checkpoint(vllm_config: VllmConfig) -> None:
+    """Refuse an incomplete checkpoint by the missing field's name, then vLLM's own start-up.
 
-    @classmethod
-    def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """Fill in what our class needs; refuse what cannot work.
+    Raises:
+        SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
+    """
+    check_canvas_length(vllm_config)
+    stated = parse_sampler(generation_config(vllm_config))
+    Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
+    DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
+    if not vllm_config.diffusion_config.canvas_length:
+        # `--diffusion-config` may say something else and leave the length to the checkpoint.
+        length = vllm_config.model_config.hf_config.canvas_length
+        vllm_config.diffusion_config.canvas_length = length
 
-        Raises:
-            ValueError: with the setting's name and the remedy.
-        """
-        from vllm.platforms import current_platform
 
-        refuse_unsupported(vllm_config)
-        heed_every_name(vllm_config, masked=False)
-        check_quantization(vllm_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise SettingsError(
-                "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
-                "first would need what the last one predicted; use --tensor-parallel-size"
-            )
-        settings = settings_of(vllm_config)
-        if settings.eos_early_stop is not None:
-            raise SettingsError(
-                "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
-                "which DiffusionGemma's do not; remove it"
-            )
-        seats = vllm_config.scheduler_config.max_num_seqs
-        chosen = vllm_config.attention_config.backend
-        DiffusionGemmaCheckpointConfig.verify_and_update_config(vllm_config)
-        if current_platform.is_cpu():
-            # vLLM puts its Triton backend there, which this platform then ignores.
-            vllm_config.attention_config.backend = chosen
-        # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
-        vllm_config.scheduler_config.max_num_seqs = seats
-        served = served_of(vllm_config)
-        check_kernels(served)
-        fuses(vllm_config, served.settings)  # refuses it
-        prefer_compiled_norms(vllm_config)
-        check_choice(vllm_config, Masking(False, settings.window, served.length))
-        check_budget(vllm_config, served.length)
-        vllm_config.scheduler_config.scheduler_cls = SCHEDULER
-        vllm_config.model_config.dllm = served
-        log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
+def configure(vllm_config: VllmConfig, family: Family) -> None:
+    """Fill in what our class needs; refuse what cannot work.
+
+    Raises:
+        ValueError: with the setting's name and the remedy.
+    """
+    from vllm.platforms import current_platform
+
+    refuse_unsupported(vllm_config)
+    unread = unknown_gemma_fields(stated_fields(vllm_config.model_config))
+    warn_of_unread_names(vllm_config, unread)
+    check_quantization(vllm_config)
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise SettingsError(
+            "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
+            "first would need what the last one predicted; use --tensor-parallel-size"
+        )
+    settings = settings_of(vllm_config, family.corruption)
+    if settings.eos_early_stop is not None:
+        raise SettingsError(
+            "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
+            "which DiffusionGemma's do not; remove it"
+        )
+    seats = vllm_config.scheduler_config.max_num_seqs
+    chosen = vllm_config.attention_config.backend
+    check_checkpoint(vllm_config)
+    if current_platform.is_cpu():
+        # vLLM puts its Triton backend there, which this platform then ignores.
+        vllm_config.attention_config.backend = chosen
+    # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
+    vllm_config.scheduler_config.max_num_seqs = seats
+    served = served_of(vllm_config, family)
+    check_kernels(served)
+    fuses(vllm_config, served.settings, family.commits_in_place)  # refuses it
+    prefer_compiled_norms(vllm_config)
+    check_choice(vllm_config, Masking(False, settings.window, served.length))
+    check_budget(vllm_config, served.length)
+    vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+    vllm_config.model_config.dllm = served
+    log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
 
 
 def check_canvas_length(vllm_config: VllmConfig) -> None:

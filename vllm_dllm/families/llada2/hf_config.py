@@ -16,8 +16,6 @@ from vllm_dllm.checkpoints.config_fields import LLADA2_INERT, LLADA2_ONLY, check
 from vllm_dllm.settings.parsing import DEFAULT_BLOCK_LENGTH, LENGTH
 from vllm_dllm.settings.ranges import Range, SettingsError, shown
 
-MASK_TOKEN = "<|mask|>"
-
 _COUNT = Range(least=1, most=1 << 16, whole=True)
 _SIZE = Range(least=1, most=1 << 24, whole=True)
 _COUNT_OR_ZERO = Range(most=1 << 16, whole=True)

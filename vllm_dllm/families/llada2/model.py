@@ -1,29 +1,17 @@
-"""LLaDA2 on vLLM's BailingMoeV2 backbone.
-
-The backbone is the same network; what differs is who decides the attention mask (the
-model state, see `vllm_dllm.attention.metadata`) and that logits are never handed to vLLM's
-own sampler: `compute_logits` passes hidden states through and the diffusion sampler
-calls `head` on as many rows at a time as it likes.
-"""
+"""LLaDA2 on vLLM's BailingMoeV2 backbone, which is the same network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
-from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
-from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.verify import verified
+from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
-from vllm_dllm.ops.statistics.head import Head
-
-if TYPE_CHECKING:
-    from vllm_dllm.worker.model_state import DiffusionModelState
 
 
 class LLaDA2Moe(BailingMoE):
@@ -39,7 +27,7 @@ class LLaDA2Moe(BailingMoE):
         return self.experts(hidden_states=hidden_states, router_logits=router_logits)
 
 
-class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
+class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
     """LLaDA2.x mixture-of-experts models (2.0 and 2.1, mini and flash).
 
     Raises:
@@ -56,39 +44,6 @@ class LLaDA2MoeModelLM(BailingMoeV2ForCausalLM):
             if type(module) is BailingMoE:
                 # The backbone names its expert class itself; same parameters, other forward.
                 module.__class__ = LLaDA2Moe
-
-    @staticmethod
-    def get_model_state_cls() -> type[DiffusionModelState]:
-        """The hook through which vLLM's runner takes our request state and sampler."""
-        from vllm_dllm.worker.model_state import DiffusionModelState
-
-        return DiffusionModelState
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states, unchanged: the sampler owns the head."""
-        return hidden_states
-
-    def head(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocabulary]`` of hidden states ``[rows, hidden]``; rows >= 1.
-
-        Zero rows must not reach the head: vLLM's gather across tensor-parallel CPU
-        workers dies on them (SIGFPE).
-        """
-        return self.logits_processor(self.lm_head, hidden_states)
-
-    @property
-    def has_head(self) -> bool:
-        """Whether the head is here, and not in a later pipeline stage."""
-        return not isinstance(self.lm_head, PPMissingLayer)
-
-    @property
-    def has_plain_head(self) -> bool:
-        """Whether it is here, and a matrix that `tiled_head` can take."""
-        return self.has_head and is_plain(self.lm_head)
-
-    def tiled_head(self) -> Head:
-        """The same head for what computes no logits; see `models.tiled_head`."""
-        return tiled_head(self.lm_head, self.config.vocab_size)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""

@@ -141,6 +141,25 @@ class Counters:
     slot: torch.Tensor
     length: int
 
+    @classmethod
+    def of_canvases(
+        cls,
+        state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+        length: int,
+    ) -> Counters:
+        """The counters of all positions of some canvases.
+
+        There is a row for each position rather than for each canvas: a compiler would make a
+        graph of its own for a batch of one canvas.
+
+        Args:
+            state: seed, start and step of all slots.
+            slots: int64 ``[n]``, the canvases.
+            length: L.
+        """
+        return cls(*state, slots.repeat_interleave(length), length)
+
     @property
     def position(self) -> torch.Tensor:
         """Of the rows in their canvas, int64 ``[rows]``."""

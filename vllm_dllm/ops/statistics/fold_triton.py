@@ -38,7 +38,7 @@ _GROUP = tl.constexpr(GROUP)
 _FIRST_GROUP_INDEX = tl.constexpr(FIRST_GROUP_INDEX)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MeasuredStatistics(SampledStatistics):
     """`SampledStatistics` with ``log_sum_exp``, float32, of the row's logits over temperature.
 

@@ -81,13 +81,27 @@ class Head:
         return own if self.shard is None else self.shard.sum(own)
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
-        """Rows of the embedding, float32 ``[rows, hidden]``; 0 for ids of other ranks."""
+        """This rank's rows of the embedding, float32 ``[rows, hidden]``; 0 for other ranks' ids."""
         if self.embedding is None:
             raise ValueError("this head has no embedding")
-        if self.shard is None:
-            return self.embedding[token].float()
         at = token - self.ids.start
         own = (at >= 0) & (at < len(self.ids))
         if not len(self.ids):
             return self.embedding.new_zeros((len(token), self.embedding.shape[1])).float()
         return torch.where(own[:, None], self.embedding[torch.where(own, at, 0)].float(), 0.0)
+
+
+def logits_of(
+    weight: torch.Tensor, first_id: int, soft_cap: float | None
+) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
+    """Float32 logits of ``(hidden [rows, hidden], first, end)``; ids are absolute.
+
+    The soft cap is applied in float32, as DiffusionGemma's authors do.
+    """
+
+    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        tile = weight[first - first_id : end - first_id]
+        found = torch.nn.functional.linear(hidden, tile).float()
+        return found if soft_cap is None else found.div_(soft_cap).tanh_().mul_(soft_cap)
+
+    return logits

@@ -1,4 +1,10 @@
-"""What a pass over the ids found, and how the findings of several ranks become one."""
+"""What a pass over the vocabulary finds in a row, and how the findings of ranks become one.
+
+A token is drawn in two stages, so that noise costs one number for `GROUP` ids: first a group of
+`GROUP` consecutive ids, by Gumbel-max over the groups' log-sum-exps, then an id of that group, by
+Gumbel-max over its logits. The product of the two probabilities is the softmax's (the maximum of
+Gumbel variables is Gumbel distributed around their log-sum-exp; Maddison et al., 2014).
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,69 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_dllm.ops.noise.keyed import gumbel
 from vllm_dllm.ops.statistics.head import Shard
-from vllm_dllm.ops.statistics.sampled import SampledStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics
+
+GROUP = 64
+# Groups draw from the same keys as ids do. Their indices lie behind those of all ids.
+FIRST_GROUP_INDEX = 1 << 30
+
+
+def grouped(scaled: torch.Tensor) -> torch.Tensor:
+    """``[rows, ids]`` as ``[rows, groups, GROUP]``, the last group filled up with -inf."""
+    missing = -scaled.shape[1] % GROUP
+    if missing:
+        scaled = torch.nn.functional.pad(scaled, (0, missing), value=-torch.inf)
+    return scaled.view(len(scaled), -1, GROUP)
+
+
+def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """One group of each row: ``[rows, GROUP]`` for an index int64 ``[rows]``."""
+    return groups.gather(1, index[:, None, None].expand(-1, 1, GROUP))[:, 0]
+
+
+def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise ``[rows, groups]`` of the groups that begin at ``starts`` (int64 ``[groups]``).
+
+    A group's noise depends on its first id, so that no two groups share their noise, wherever a
+    rank's part of the vocabulary begins.
+    """
+    return gumbel(keys, FIRST_GROUP_INDEX + starts)
+
+
+def draw_in_group(
+    group: torch.Tensor, first: torch.Tensor, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An id of each row's group, and its scaled logit; ``first`` is the groups' first id."""
+    ids = first[:, None] + torch.arange(GROUP, device=group.device)  # [rows, GROUP]
+    at = (group + gumbel(keys, ids)).argmax(-1)
+    return first + at, group.gather(1, at[:, None])[:, 0]
+
+
+@dataclass
+class LeadingGroup:
+    """The group that is ahead in each row: its score ``[rows]``, first id, and scaled logits."""
+
+    score: torch.Tensor
+    first: torch.Tensor
+    group: torch.Tensor
+
+    def compete(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
+        """Let the groups of a tile compete, scores ``[rows, groups]``; ties stay with the old."""
+        score, at = scores.max(-1)
+        better = score > self.score
+        self.first = torch.where(better, starts[at], self.first)
+        self.group = torch.where(better[:, None], take_group(groups, at), self.group)
+        self.score = torch.maximum(self.score, score)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a pass found.
+class SoftmaxPartials:
+    """What one rank's pass over its ids found; ``[rows]`` but for `soft`.
 
     Attributes:
-        best, token: the largest scaled logit that may be chosen, and its id; ``[rows]`` as all
-            but `soft`.
+        best, token: the largest scaled logit that may be chosen, and its id.
         origin: what sums are relative to: the largest scaled logit of all. It differs from
             `best` only where an id takes part in the sums that may not be chosen.
         drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit.
@@ -34,20 +92,20 @@ class Found:
     weighted: torch.Tensor
     soft: torch.Tensor
 
-    def met(self, shard: Shard) -> Found:
+    def merge_ranks(self, shard: Shard) -> SoftmaxPartials:
         """The same over the ids of all ranks; only `soft` stays this rank's share."""
         numbers = torch.stack(
             [self.best, self.origin, self.drawn, self.scaled, self.sum, self.weighted]
         )
         ids = torch.stack([self.token, self.sample]).int().view(torch.float32)
-        everyone = shard.gather(torch.cat([numbers, ids]))  # [ranks, 8, rows]
-        best, origins, drawn, scaled, total, weighted = everyone[:, :6].unbind(1)
-        token, sample = everyone[:, 6:].contiguous().view(torch.int32).long().unbind(1)
+        of_ranks = shard.gather(torch.cat([numbers, ids]))  # [ranks, 8, rows]
+        best, origins, drawn, scaled, total, weighted = of_ranks[:, :6].unbind(1)
+        token, sample = of_ranks[:, 6:].contiguous().view(torch.int32).long().unbind(1)
         origin = origins.amax(0)
         share = torch.exp(origins - origin)  # [ranks, rows], 0 for a rank with nothing to add
         distance = torch.where(share > 0, origins - origin, 0.0)
         first, winner = best.argmax(0, keepdim=True), drawn.argmax(0, keepdim=True)
-        return Found(
+        return SoftmaxPartials(
             best=best.amax(0),
             token=token.gather(0, first)[0],
             origin=origin,
@@ -60,7 +118,7 @@ class Found:
         )
 
     def statistics(self, greedy: torch.Tensor) -> SampledStatistics:
-        """Of the ids found here; rows where `greedy`, bool ``[rows]``, are sure of the argmax."""
+        """Statistics ``[rows]``; where `greedy` (bool ``[rows]``), the argmax is certain."""
         return SampledStatistics(
             token=self.token,
             probability=torch.where(greedy, 1.0, torch.exp(self.best - self.origin) / self.sum),
@@ -70,3 +128,8 @@ class Found:
             ),
             entropy=torch.where(greedy, 0.0, self.sum.log() - self.weighted / self.sum),
         )
+
+    met = merge_ranks
+
+
+Found = SoftmaxPartials

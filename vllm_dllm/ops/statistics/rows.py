@@ -14,9 +14,11 @@ import torch
 Statistics = TypeVar("Statistics", bound="RowStatistics")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowStatistics:
     """Greedy statistics of a set of logits rows; every field has the shape of the rows.
+
+    Not frozen: constraints overwrite the tensors in place.
 
     Attributes:
         token: int64, the most likely token that may be produced.
@@ -31,22 +33,48 @@ class RowStatistics:
         return type(self)(*(getattr(self, f.name).view(*shape) for f in fields(self)))
 
     def take(self: Statistics, index: torch.Tensor) -> Statistics:
-        """Those of some slots, int64 ``[n]``."""
+        """The statistics of some slots, int64 ``[n]``."""
         return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @classmethod
     def join(cls: type[Statistics], parts: list[Statistics]) -> Statistics:
-        """Parts one behind the other."""
+        """Concatenate the rows of several parts."""
         if len(parts) == 1:
             return parts[0]
         return cls(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class EntropyStatistics(RowStatistics):
     """Row statistics with ``entropy``, float32, nats, of the whole distribution."""
 
     entropy: torch.Tensor
+
+
+@dataclass
+class SampledStatistics(RowStatistics):
+    """Row statistics of the tempered distribution; every field has the shape of the rows.
+
+    Attributes:
+        sample: int64, a Gumbel-max draw.
+        sample_probability: float32, its probability.
+        entropy: float32, nats.
+
+    `token` and `probability` are the argmax and its probability at the row's temperature. At
+    temperature 0 the distribution is the argmax alone: the sample is the argmax, its probability
+    1 and the entropy 0.
+    """
+
+    sample: torch.Tensor
+    sample_probability: torch.Tensor
+    entropy: torch.Tensor
+
+
+def greedy_part(found: SampledStatistics, entropy: bool) -> RowStatistics:
+    """The fields that an algorithm for masks reads, with the entropy if it asks for it."""
+    if entropy:
+        return EntropyStatistics(found.token, found.probability, found.entropy)
+    return RowStatistics(found.token, found.probability)
 
 
 def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) -> RowStatistics:

@@ -1,25 +1,22 @@
-"""The statistics of `row_stats` over a head that is spread over ranks: results meet, not logits."""
+"""Row statistics over a head that is spread over ranks: ranks exchange results, not logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.partials import Found
-from vllm_dllm.ops.statistics.rows import RowStatistics
-from vllm_dllm.ops.statistics.sampled import wanted_of
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
+from vllm_dllm.ops.statistics.rows import RowStatistics, greedy_part
 from vllm_dllm.ops.statistics.tiled import FAR
 
 # Float32 values of a rank's share of the logits that are alive together.
 COPIES = 3
-# A rank's logits [rows, ids], its first id, and the forbidden id, to what it finds.
-Find = Callable[[torch.Tensor, int, int], Found]
 
 
-def found_among(logits: torch.Tensor, first: int, forbidden: int) -> Found:
+def partials_of_rank(logits: torch.Tensor, first: int, forbidden: int) -> SoftmaxPartials:
     """What one rank finds among its own ids.
 
     Args:
@@ -37,7 +34,7 @@ def found_among(logits: torch.Tensor, first: int, forbidden: int) -> Found:
     distance = (logits - base[:, None]).clamp_min_(FAR)
     weight = distance.exp()
     token = at + first
-    return Found(
+    return SoftmaxPartials(
         best=best,
         token=token,
         origin=origin,
@@ -56,7 +53,7 @@ def sharded_statistics(
     forbidden: int,
     entropy: bool,
     budget: int,
-    find: Find = found_among,
+    compile: bool = False,
 ) -> RowStatistics:
     """What `row_statistics` computes from whole rows of logits.
 
@@ -66,20 +63,20 @@ def sharded_statistics(
         forbidden: token id that takes part in the sums and is never chosen.
         entropy: also compute entropies (`EntropyStatistics`).
         budget: bytes that temporaries may take.
-        find: `found_among`, or what a compiler makes of it.
+        compile: use the kernel that PyTorch's compiler writes for a rank's part.
 
     Returns:
         Statistics of shape ``[rows]``, the same on all ranks.
     """
     assert head.shard is not None
-    # By the width with padding: all ranks must meet equally often.
+    # By the width with padding, because all ranks must exchange results equally often.
     rows = max(1, budget // (4 * COPIES * head.shard.width))
     parts = []
     for part in hidden.split(rows):
-        found = _share(part, head, forbidden, find).met(head.shard)
+        found = _of_this_rank(part, head, forbidden, compile).merge_ranks(head.shard)
         # Probabilities are the model's own, at temperature 1: no row counts as greedy.
         never = torch.zeros_like(found.token, dtype=torch.bool)
-        parts.append(wanted_of(found.statistics(never), entropy))
+        parts.append(greedy_part(found.statistics(never), entropy))
     return type(parts[0]).join(parts)
 
 
@@ -95,17 +92,22 @@ def without(head: Head, forbidden: int) -> Head:
     return replace(head, logits=logits)
 
 
-def _share(hidden: torch.Tensor, head: Head, forbidden: int, find: Find) -> Found:
+def _of_this_rank(
+    hidden: torch.Tensor, head: Head, forbidden: int, compile: bool
+) -> SoftmaxPartials:
     own = head.ids
     if not len(own):
         return _nothing(hidden)
+    find = compiled(partials_of_rank) if compile else partials_of_rank
     return find(head.logits(hidden, own.start, own.stop), own.start, forbidden)
 
 
-def _nothing(hidden: torch.Tensor) -> Found:
-    """Of a rank that has only padding."""
+def _nothing(hidden: torch.Tensor) -> SoftmaxPartials:
+    """The partials of a rank that has only padding."""
     rows = len(hidden)
     none = torch.full((rows,), -torch.inf, device=hidden.device)
     zero = torch.zeros(rows, device=hidden.device)
     token = torch.zeros(rows, dtype=torch.int64, device=hidden.device)
-    return Found(none, token, none, none, token, none, zero, zero, zero.new_empty((rows, 0)))
+    return SoftmaxPartials(
+        none, token, none, none, token, none, zero, zero, zero.new_empty((rows, 0))
+    )

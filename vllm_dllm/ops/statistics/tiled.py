@@ -1,4 +1,4 @@
-"""The statistics of `sampled_stats`, and the soft embedding, over tiles of the vocabulary.
+"""The statistics of `sampled`, and the soft embedding, over tiles of the vocabulary.
 
 One pass over tiles that exist one at a time: running maxima, a running sum of exponentials
 and a running sum of embeddings that are rescaled whenever the maximum grows (online softmax;
@@ -9,27 +9,27 @@ is spread over ranks each rank passes over its own ids, and only the results mee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, TypeVar
 
 import torch
 
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.partials import Found
-from vllm_dllm.ops.statistics.sampled import (
+from vllm_dllm.ops.statistics.partials import (
     GROUP,
-    SampledStatistics,
+    LeadingGroup,
+    SoftmaxPartials,
     draw_in_group,
     group_noise,
-    group_starts,
     grouped,
-    take_group,
 )
+from vllm_dllm.ops.statistics.rows import SampledStatistics
 
 # Statistics [rows], and the soft embedding [rows, hidden] where there is one.
 Result = tuple[SampledStatistics, torch.Tensor | None]
-# (hidden, head, temperature, keys, bytes) to that, as `tiled_statistics`.
-Tiled = Callable[[torch.Tensor, Head, torch.Tensor, torch.Tensor, int], Result]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Float32 values of a tile's size that are alive together in one pass (scaled logits, their
 # distance to the maximum, weights, and a temporary).
@@ -76,6 +76,7 @@ def tiled_statistics(
     temperature: torch.Tensor,
     keys: torch.Tensor,
     budget: int,
+    compile: bool = False,
 ) -> Result:
     """What `sampled_statistics` computes, without ever holding a row of logits.
 
@@ -83,53 +84,59 @@ def tiled_statistics(
         hidden: ``[rows, hidden]``, at least one row.
         head: the head, see `Head`.
         temperature: float32 ``[rows]``, at least 0.
-        keys: int64 ``[rows]``, see `noise.row_keys`.
+        keys: int64 ``[rows]`` or any shape with as many elements, see `keyed.row_keys`.
         budget: bytes that temporaries may take.
+        compile: compute tiles by kernels that PyTorch's compiler writes. Results differ by the
+            rounding of floats.
 
     Returns:
-        The same on all ranks: statistics of shape ``[rows]``, and ``distribution @ embedding``
+        The same on all ranks: statistics of the shape of `keys`, and ``distribution @ embedding``
         (float32 ``[rows, hidden]``), or None without an embedding.
     """
-    return _in_tiles((hidden, temperature, keys), head, budget, _PLAIN)
-
-
-def compiled_statistics(
-    hidden: torch.Tensor,
-    head: Head,
-    temperature: torch.Tensor,
-    keys: torch.Tensor,
-    budget: int,
-) -> Result:
-    """`tiled_statistics` by the compiler's kernels: alike but for the rounding of floats."""
-    way = _Way(compiled(_fold), compiled(_only_tile))
-    return _in_tiles((hidden, temperature, keys), head, budget, way)
-
-
-def _in_tiles(
-    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor], head: Head, budget: int, way: _Way
-) -> Result:
-    """Of hidden states, temperatures and keys."""
-    at_once, ids = tile_shape(len(rows[0]), len(head.ids), budget)
-    parts = []
-    for hidden, temperature, keys in zip(*(of.split(at_once) for of in rows), strict=True):
-        if head.shard is None and ids == head.vocabulary:
-            parts.append(way.only_tile(head, head.logits(hidden, 0, ids), temperature, keys))
-            continue
-        running = _Running(temperature, keys, head)
-        for first in head.ids[::ids]:
-            end = min(first + ids, head.ids.stop)
-            starts = group_starts(first, end, keys.device)
-            # A narrower last tile is not worth a graph of its own.
-            fold = way.fold if end - first == ids else _fold
-            # No name for the weights: they would stay alive beside the next tile.
-            running.embed(
-                fold(running, head.logits(hidden, first, end), starts), head.part(first, end)
-            )
-        parts.append(running.result(head))
-    statistics = SampledStatistics.join([found for found, _ in parts])
+    flat = keys.reshape(-1)
+    own = head.vocabulary if head.shard is None else len(head.ids)
+    at_once, ids = tile_shape(len(hidden), own, budget)
+    rows = (hidden, temperature, flat)
+    parts = [
+        _of_rows(*some, head, ids, compile)
+        for some in zip(*(tensor.split(at_once) for tensor in rows), strict=True)
+    ]
+    statistics = parts[0][0]
+    if len(parts) > 1:
+        statistics = SampledStatistics.join([found for found, _ in parts])
+    if keys.ndim > 1:
+        shaped = map(methodcaller("view", keys.shape), vars(statistics).values())
+        statistics = SampledStatistics(*shaped)
     if head.embedding is None or len(parts) == 1:
         return statistics, parts[0][1]
     return statistics, torch.cat([soft for _, soft in parts if soft is not None])
+
+
+def _of_rows(
+    hidden: torch.Tensor,
+    temperature: torch.Tensor,
+    keys: torch.Tensor,
+    head: Head,
+    ids: int,
+    compile: bool,
+) -> Result:
+    """The result for rows that are in flight together, in tiles of ``ids`` ids."""
+    if head.shard is None and ids == head.vocabulary:
+        only_tile = _compilable(_only_tile, compile)
+        return only_tile(head, head.logits(hidden, 0, ids), temperature, keys)
+    running = _Running(temperature, keys, head)
+    for first in head.ids[::ids]:
+        end = min(first + ids, head.ids.stop)
+        starts = torch.arange(first, end, GROUP, device=keys.device)
+        # A narrower last tile is not worth a graph of its own.
+        fold = _compilable(_fold, compile and end - first == ids)
+        # The weights get no name, or they would stay alive beside the next tile.
+        running.embed(fold(running, head.logits(hidden, first, end), starts), head.part(first, end))
+    return running.result(head)
+
+
+def _compilable(function: Function, compile: bool) -> Function:
+    return compiled(function) if compile else function
 
 
 def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -145,46 +152,19 @@ def _only_tile(
 ) -> Result:
     """A tile of all ids, from logits to results; what the compiler sees of it."""
     running = _Running(temperature, keys, head)
-    weight = running.add(logits, group_starts(0, logits.shape[1], keys.device))
+    starts = torch.arange(0, logits.shape[1], GROUP, device=keys.device)
+    weight = running.add(logits, starts)
     running.embed(weight, head.embedding)
     return running.result(head)
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How a tile is computed: `_fold` and `_only_tile`, or what the compiler makes of them."""
-
-    fold: Callable[[_Running, torch.Tensor, torch.Tensor], torch.Tensor]
-    only_tile: Callable[[Head, torch.Tensor, torch.Tensor, torch.Tensor], Result]
-
-
-_PLAIN = _Way(_fold, _only_tile)
-
-
-@dataclass
-class _Winner:
-    """The group that is ahead in each row: its score ``[rows]``, first id, and scaled logits."""
-
-    score: torch.Tensor
-    first: torch.Tensor
-    group: torch.Tensor
-
-    @classmethod
-    def none(cls, rows: int, device: torch.device) -> _Winner:
-        """Before the first tile."""
-        return cls(
-            torch.full((rows,), -torch.inf, device=device),
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.full((rows, GROUP), -torch.inf, device=device),
-        )
-
-    def meet(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
-        """Let the groups of a tile, scores ``[rows, groups]``, compete; ties stay with the old."""
-        score, at = scores.max(-1)
-        better = score > self.score
-        self.first = torch.where(better, starts[at], self.first)
-        self.group = torch.where(better[:, None], take_group(groups, at), self.group)
-        self.score = torch.maximum(self.score, score)
+def _no_group(rows: int, device: torch.device) -> LeadingGroup:
+    """What is ahead before the first tile."""
+    return LeadingGroup(
+        torch.full((rows,), -torch.inf, device=device),
+        torch.zeros(rows, dtype=torch.int64, device=device),
+        torch.full((rows, GROUP), -torch.inf, device=device),
+    )
 
 
 class _Running:
@@ -195,7 +175,7 @@ class _Running:
         self.keys = keys
         self.greedy = temperature == 0
         self.divisor = torch.where(self.greedy, 1.0, temperature)[:, None]
-        self.likeliest, self.drawn = (_Winner.none(rows, device) for _ in range(2))
+        self.likeliest, self.drawn = _no_group(rows, device), _no_group(rows, device)
         self.sum = torch.zeros(rows, device=device)
         self.weighted = torch.zeros(rows, device=device)
         self.shrink = torch.ones(rows, device=device)  # of the sums, by the last tile
@@ -206,14 +186,14 @@ class _Running:
         """Fold a tile in, its logits ``[rows, ids]``; returns the ids' weights, of whole groups."""
         before = self.likeliest.score
         groups = grouped(logits.div_(self.divisor))
-        self.likeliest.meet(groups.amax(-1), groups, starts)
+        self.likeliest.compete(groups.amax(-1), groups, starts)
         # Sums are relative to the running maximum; a row that saw only -inf has none yet.
         origin = torch.where(self.likeliest.score == -torch.inf, 0.0, self.likeliest.score)
         distance = (groups - origin[:, None, None]).clamp_min_(FAR)
         weight = distance.exp()  # [rows, groups, GROUP]
         mass = weight.sum(-1)
         noise = group_noise(self.keys, starts)
-        self.drawn.meet(mass.log() + origin[:, None] + noise, groups, starts)
+        self.drawn.compete(mass.log() + origin[:, None] + noise, groups, starts)
         flat = weight.flatten(1)
         self._sum(before, origin, mass.sum(-1), torch.linalg.vecdot(flat, distance.flatten(1)))
         return flat
@@ -239,20 +219,24 @@ class _Running:
 
     def result(self, head: Head) -> Result:
         """Statistics and soft embedding of all ids, those of other ranks included."""
-        greedy, found = self.greedy, self._found()
+        greedy, found = self.greedy, self._partials()
         if head.shard is not None:
-            found = found.met(head.shard)
+            found = found.merge_ranks(head.shard)
         statistics = found.statistics(greedy)
         if head.embedding is None:
             return statistics, None
         average = found.soft / found.sum[:, None]
+        if head.shard is None:
+            return statistics, torch.where(
+                greedy[:, None], head.embedding[found.token].float(), average
+            )
         soft = torch.where(greedy[:, None], head.embed(found.token), average)
-        return statistics, soft if head.shard is None else head.shard.sum(soft)
+        return statistics, head.shard.sum(soft)
 
-    def _found(self) -> Found:
+    def _partials(self) -> SoftmaxPartials:
         token = self.likeliest.first + self.likeliest.group.argmax(-1)
         sample, scaled = draw_in_group(self.drawn.group, self.drawn.first, self.keys)
-        return Found(
+        return SoftmaxPartials(
             best=self.likeliest.score,
             token=token,
             origin=self.likeliest.score,

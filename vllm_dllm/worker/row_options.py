@@ -1,4 +1,4 @@
-"""Why a request needs whole rows of logits: biases, filters and reports."""
+"""What a request asks for that needs whole rows of logits: biases, filters and logprobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class RowNeeds:
+class RowOptions:
     """What a request asks for that changes or reads whole rows.
 
     Attributes:
@@ -46,8 +46,8 @@ class RowNeeds:
     token_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, params: Any, prompt_length: int, constrained: bool = False) -> RowNeeds | None:
-        """A request's needs out of vLLM's ``SamplingParams``, or None where it has none.
+    def of(cls, params: Any, prompt_length: int, constrained: bool = False) -> RowOptions | None:
+        """A request's options out of vLLM's ``SamplingParams``, or None where it has none.
 
         `constrained` restricts the choice to the ids whose logprobs are asked for.
         """
@@ -78,7 +78,7 @@ class RowNeeds:
         return self.logprobs is not None or bool(self.token_ids)
 
     @property
-    def shapes(self) -> bool:
+    def biases(self) -> bool:
         """Whether logits change, whatever the temperature."""
         return self.penalises or any((self.logit_bias, self.allowed, self.banned, self.min_tokens))
 

@@ -1,0 +1,86 @@
+"""The family of masked models under a block-causal mask; inherit and name the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm_dllm.decoding import Corruption
+from vllm_dllm.families.base import Family
+from vllm_dllm.settings.parsing import parse_checkpoint
+from vllm_dllm.settings.resolution import parameter_names
+
+if TYPE_CHECKING:
+    from torch import nn
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
+
+    from vllm_dllm.attention.metadata import AttentionRule
+    from vllm_dllm.settings.resolution import Served
+    from vllm_dllm.worker.logprobs import LogprobReports
+    from vllm_dllm.worker.readout.choice import ReadoutSettings
+    from vllm_dllm.worker.readout.contract import Readout
+    from vllm_dllm.worker.slots import SlotState
+
+
+class BlockCausalFamily(Family):
+    """A position sees its whole block and everything before it; canvases start as masks.
+
+    The model class has `MaskedCanvasModel` among its bases. ``config.json`` states
+    ``canvas_length`` (by which vLLM recognises a diffusion model) and ``mask_token_id``, or the
+    tokenizer has a mask token.
+    """
+
+    corruption: ClassVar[Corruption] = "mask"
+    algorithm: ClassVar[str] = "LowConfidence"
+    aligned: ClassVar[bool] = True
+    commits_in_place: ClassVar[bool] = True
+
+    def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
+        """Fields of ``config.json`` that nobody reads; the start-up warns of them."""
+        return []
+
+    def configure(self, vllm_config: VllmConfig) -> None:
+        """See `Family.configure`."""
+        from vllm_dllm.families.block_causal.startup import configure
+
+        configure(vllm_config, self, self.unread_fields(vllm_config))
+
+    def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
+        """See `Family.checkpoint_settings`."""
+        return parse_checkpoint(generation_config, parameter_names(self.corruption))
+
+    def mask_token(self, vllm_config: VllmConfig) -> int | None:
+        """See `Family.mask_token`; settled by `configure`."""
+        token: int = vllm_config.model_config.hf_config.mask_token_id
+        return token
+
+    def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
+        """See `Family.attention`."""
+        if own_backend:
+            from vllm_dllm.attention.backend import block_causal_rules
+
+            return block_causal_rules(slots)
+        from vllm_dllm.attention.metadata import BlockCausal
+
+        return BlockCausal(served.length, slots.device)
+
+    def readout(
+        self,
+        model: nn.Module,
+        slots: SlotState,
+        reports: LogprobReports,
+        settings: ReadoutSettings,
+    ) -> Readout:
+        """See `Family.readout`."""
+        from vllm_dllm.worker.readout.choice import masked_readout
+
+        return masked_readout(model, slots, reports, settings)
+
+    def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
+        """See `Family.scheduler`."""
+        from vllm_dllm.families.block_causal import scheduler
+
+        if asynchronous:
+            return scheduler.AsyncBlockDiffusionScheduler
+        return scheduler.BlockDiffusionScheduler

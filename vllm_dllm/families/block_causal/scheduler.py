@@ -1,0 +1,80 @@
+"""vLLM's scheduler with two rules more, both for models whose blocks are aligned.
+
+1. A prefill chunk ends on a block boundary (or with the prompt). A chunk that stopped
+   inside a block would write keys and values that never saw the rest of their block.
+2. A canvas is scheduled whole or not at all. With little budget left vLLM would hand out
+   part of it, and the step would be meaningless.
+
+Both are in one hook that vLLM calls for every running and waiting request. The rest of this file
+follows from the prompt's tail: vLLM counts from the end of the prompt, the worker from the start of
+the prompt's last block, up to L - 1 tokens earlier.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.diffusion_scheduler import DiffusionAsyncScheduler
+from vllm.v1.request import Request
+
+from vllm_dllm.families.scheduling import CommonRules
+
+
+class BlockDiffusionScheduler(CommonRules):
+    """The two rules above, for synchronous scheduling."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_length = self.max_model_len
+        # vLLM clips a step at max_model_len - position, with a position that lies up to
+        # L - 1 behind the worker's; `_mamba_block_aligned_split` has the exact rule.
+        self.max_model_len += self.block_length
+
+    def add_request(self, request: Request) -> None:
+        """Admit a request; its output ends where the context does."""
+        # vLLM checks the context length against max_model_len, which is padded here.
+        room = self.context_length - request.num_prompt_tokens
+        request.max_tokens = min(request.max_tokens, room)
+        super().add_request(request)
+
+    def _mamba_block_aligned_split(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_local_computed_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+    ) -> int:
+        """Number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``.
+
+        The name is vLLM's: its per-request hook for shortening a chunk was made for
+        Mamba's state blocks. 0 lets the request wait for a later step.
+        """
+        length = self.block_length
+        start = (
+            request.num_computed_tokens
+            + num_new_local_computed_tokens
+            + num_external_computed_tokens
+        )
+        end, known = start + num_new_tokens, request.num_tokens
+        if start >= known:
+            return self._canvas(start, num_new_tokens)
+        # A prompt, or a canvas that has left without a commit and has the next one behind it.
+        if end > known:
+            return known - start + self._canvas(known, end - known)
+        if end < known:
+            end -= end % length
+        return max(end - start, 0)
+
+    def _canvas(self, start: int, tokens: int) -> int:
+        """Tokens to schedule of a canvas, given how many the budget holds: L or 0.
+
+        With a step in flight `start` assumes that it commits; the canvas behind it must fit into
+        the context, or this step would run past the end of the block table.
+        """
+        length = self.block_length
+        fits = start - start % length + length <= self.context_length
+        return length if fits and tokens >= length else 0
+
+
+class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):
+    """`BlockDiffusionScheduler` with one step in flight."""

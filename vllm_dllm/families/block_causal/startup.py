@@ -1,0 +1,163 @@
+"""Start-up of a masked model: its block length, its mask token, and blocks that fit."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from vllm.config import DiffusionConfig
+from vllm.logger import init_logger
+
+from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.cpu.norms import prefer_compiled_norms
+from vllm_dllm.families.scheduling import SCHEDULER
+from vllm_dllm.families.served import served_of, settings_of
+from vllm_dllm.settings.parsing import DEFAULT_BLOCK_LENGTH, LENGTH
+from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
+from vllm_dllm.startup.config_fields import warn_of_unread_names
+from vllm_dllm.startup.quantization import check_quantization
+from vllm_dllm.worker.fused_commit import fuses
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+    from vllm_dllm.families.base import Family
+
+logger = init_logger("vllm.dllm")
+
+MASK_TOKEN = "<|mask|>"
+
+
+def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> None:
+    """Fill in what a masked model needs; refuse what cannot work.
+
+    Args:
+        vllm_config: vLLM's configuration, before anything is allocated.
+        family: of the model.
+        unread: fields of ``config.json`` that nobody reads.
+
+    Raises:
+        ValueError: with the setting's name and the remedy.
+    """
+    if settings_of(vllm_config, family.corruption).window != "symmetric":
+        name = type(family).__name__
+        raise SettingsError(f"dllm.window is for sliding-window layers; {name} has none")
+    length = block_length(vllm_config)
+    hf_config = vllm_config.model_config.hf_config
+    hf_config.canvas_length = length
+    # Checkpoints state a window that their model never applies; vLLM would apply it.
+    hf_config.sliding_window = vllm_config.cache_config.sliding_window = None
+    hf_config.mask_token_id = resolve_mask_token(vllm_config.model_config)
+    if vllm_config.diffusion_config is None:
+        vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
+    vllm_config.diffusion_config.canvas_length = length
+
+    refuse_unsupported(vllm_config)
+    warn_of_unread_names(vllm_config, unread)
+    check_quantization(vllm_config)
+    check_choice(vllm_config, Masking(True, "symmetric", length))
+    check_budget(vllm_config, length)
+    align_context(vllm_config, length)
+    align_pages(vllm_config, length)
+    vllm_config.attention_config.use_non_causal = True
+    vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+    served = served_of(vllm_config, family)
+    check_kernels(served)
+    # Refuses what it can, before weights are read.
+    fuses(vllm_config, served.settings, family.commits_in_place)
+    prefer_compiled_norms(vllm_config)
+    vllm_config.model_config.dllm = served
+    # The authors recommend greedy decoding; vLLM's own default would be a temperature of 1.0.
+    vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
+    log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
+
+
+def block_length(vllm_config: VllmConfig) -> int:
+    """L: ``--diffusion-config``, else the checkpoint's, else the default.
+
+    Raises:
+        SettingsError: the checkpoint states two lengths.
+    """
+    if vllm_config.diffusion_config is not None and vllm_config.diffusion_config.canvas_length:
+        return vllm_config.diffusion_config.canvas_length
+    config = vars(vllm_config.model_config.hf_config)
+    stated, canvas = config.get("block_length"), config.get("canvas_length")
+    if None not in (stated, canvas) and stated != canvas:
+        raise SettingsError(
+            f"config.json: block_length={stated} contradicts canvas_length={canvas}; give one, or "
+            "both the same"
+        )
+    length = canvas or stated or DEFAULT_BLOCK_LENGTH
+    LENGTH.check("config.json: canvas_length", length)
+    return length
+
+
+def resolve_mask_token(model_config: ModelConfig) -> int:
+    """The mask id: ``config.json``, else the tokenizer's mask token, else ``<|mask|>``."""
+    vocabulary = model_config.get_vocab_size()
+    mask = vars(model_config.hf_config).get("mask_token_id")
+    if mask is None:
+        mask = _mask_token_of_tokenizer(model_config)
+    if mask is None:
+        raise ValueError(
+            f"no mask token: config.json of {model_config.model} has no 'mask_token_id' and its "
+            f"tokenizer no mask token ('{MASK_TOKEN}'). Pass "
+            "--hf-overrides '{\"mask_token_id\": ID}'."
+        )
+    if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocabulary:
+        raise ValueError(f"mask_token_id {mask!r} is not a token id in [0, {vocabulary})")
+    return mask
+
+
+def _mask_token_of_tokenizer(model_config: ModelConfig) -> int | None:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    if model_config.skip_tokenizer_init:
+        raise ValueError(
+            "no mask token: config.json has no 'mask_token_id' and skip_tokenizer_init leaves "
+            "no tokenizer to ask. Pass hf_overrides={'mask_token_id': ID}."
+        )
+    tokenizer = cached_tokenizer_from_config(model_config)
+    declared = getattr(tokenizer, "mask_token_id", None)
+    return declared if declared is not None else tokenizer.get_vocab().get(MASK_TOKEN)
+
+
+def align_context(vllm_config: VllmConfig, length: int) -> None:
+    """The context holds whole blocks only: round ``max_model_len`` down, or refuse."""
+    model = vllm_config.model_config
+    if model.max_model_len < length:
+        raise ValueError(
+            f"max_model_len={model.max_model_len} is below the block length {length}; "
+            f"set --max-model-len to at least {length}"
+        )
+    whole = model.max_model_len - model.max_model_len % length
+    if whole != model.max_model_len:
+        logger.warning(
+            "dllm: max_model_len %d is no multiple of the block length %d; serving %d",
+            model.max_model_len,
+            length,
+            whole,
+        )
+        model.max_model_len = whole
+
+
+def align_pages(vllm_config: VllmConfig, length: int) -> None:
+    """KV pages hold whole blocks: only then does prefix caching return final keys and values."""
+    from vllm.platforms import current_platform
+
+    cache = vllm_config.cache_config
+    if cache.user_specified_block_size:
+        if cache.block_size % length:
+            raise ValueError(
+                f"block_size={cache.block_size} is no multiple of the model's block length "
+                f"{length}; leave --block-size out or set it to a multiple of {length}"
+            )
+        return
+    # vLLM's default page (128 on the CPU, 16 elsewhere), rounded up to whole blocks and to
+    # the granularity that its attention kernels take.
+    default, granularity = (128, 32) if current_platform.is_cpu() else (16, 16)
+    unit = math.lcm(length, granularity)
+    cache.block_size = unit * math.ceil(default / unit)
+    cache.user_specified_block_size = True
+    logger.info("dllm: KV page size %d (block length %d)", cache.block_size, length)

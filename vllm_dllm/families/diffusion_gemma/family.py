@@ -1,0 +1,93 @@
+"""DiffusionGemma: canvases of random tokens behind a causal prompt, with self-conditioning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm_dllm.decoding import Corruption
+from vllm_dllm.families.base import Family
+from vllm_dllm.settings.parsing import native_gemma, parse_sampler
+
+if TYPE_CHECKING:
+    from torch import nn
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
+
+    from vllm_dllm.attention.metadata import AttentionRule
+    from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
+    from vllm_dllm.settings.resolution import Served
+    from vllm_dllm.worker.logprobs import LogprobReports
+    from vllm_dllm.worker.readout.choice import ReadoutSettings
+    from vllm_dllm.worker.readout.contract import Readout
+    from vllm_dllm.worker.slots import SlotState
+
+
+class DiffusionGemma(Family):
+    """google/diffusiongemma-*: its denoise pass is self-conditioned, its commit is not."""
+
+    architecture: ClassVar[str] = "DiffusionGemmaForBlockDiffusion"
+    model_class: ClassVar[str] = (
+        "vllm_dllm.families.diffusion_gemma.model:DiffusionGemmaForBlockDiffusion"
+    )
+    corruption: ClassVar[Corruption] = "uniform"
+    algorithm: ClassVar[str] = "EntropyBound"
+    aligned: ClassVar[bool] = False
+    commits_in_place: ClassVar[bool] = False
+
+    @property
+    def left_to_vllm(self) -> bool:
+        """See `Family.left_to_vllm`: ``VLLM_DLLM_NATIVE=1`` asks for it."""
+        return native_gemma()
+
+    def configure(self, vllm_config: VllmConfig) -> None:
+        """See `Family.configure`; for vLLM's own class, checks of the checkpoint alone."""
+        from vllm_dllm.families.diffusion_gemma import startup
+
+        if self.left_to_vllm:
+            startup.check_checkpoint(vllm_config)
+        else:
+            startup.configure(vllm_config, self)
+
+    def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
+        """See `Family.checkpoint_settings`."""
+        return parse_sampler(generation_config)
+
+    def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
+        """See `Family.attention`."""
+        if own_backend:
+            from vllm_dllm.attention.backend import causal_unless_denoised_rules
+            from vllm_dllm.ops.attention.masks import Window
+
+            return causal_unless_denoised_rules(slots, Window[served.settings.window.upper()])
+        from vllm_dllm.attention.metadata import CausalUnlessDenoised
+
+        return CausalUnlessDenoised(slots)
+
+    def readout(
+        self,
+        model: nn.Module,
+        slots: SlotState,
+        reports: LogprobReports,
+        settings: ReadoutSettings,
+    ) -> Readout:
+        """See `Family.readout`."""
+        from vllm_dllm.worker.readout.choice import noise_readout
+
+        return noise_readout(model, slots, reports, settings)
+
+    def embeddings(self, state: Any) -> InputEmbeddings:
+        """See `Family.embeddings`: tokens, images, and the last prediction."""
+        from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
+        from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
+
+        hidden = state.model_config.hf_text_config.hidden_size
+        scale = state.model.model.normalizer
+        module = state.model.self_conditioning
+        return InputEmbeddings(state, SelfConditioning(state.slots, hidden, module, scale))
+
+    def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
+        """See `Family.scheduler`."""
+        from vllm_dllm.families.diffusion_gemma import scheduler
+
+        return scheduler.AsyncCanvasScheduler if asynchronous else scheduler.CanvasScheduler

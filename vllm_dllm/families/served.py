@@ -1,0 +1,102 @@
+"""What is known of a served model before any request: settings, checkpoint, canvases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+from vllm_dllm.decoding import Corruption, get_algorithm
+from vllm_dllm.families.base import Family
+from vllm_dllm.settings.parsing import STEPS, DllmSettings, parse_settings
+from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.resolution import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
+from vllm_dllm.worker.fused_commit import fuses
+from vllm_dllm.worker.slots import CanvasKind
+from vllm_dllm.worker.step_plan import CommitPolicy
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def settings_of(vllm_config: VllmConfig, corruption: Corruption) -> DllmSettings:
+    """The server's settings; raises `SettingsError`."""
+
+    def parameters_with(algorithm: object) -> set[str]:
+        if isinstance(algorithm, str) and ":" in algorithm:
+            get_algorithm(algorithm, corruption)  # registers it
+        return parameter_names(corruption)
+
+    return parse_settings(vllm_config.additional_config, parameters_with)
+
+
+def served_of(vllm_config: VllmConfig, family: Family) -> Served:
+    """What is known before any request; the canvas length must have been settled.
+
+    Raises:
+        SettingsError: a setting or a field of the checkpoint is unknown or out of range.
+    """
+    settings = settings_of(vllm_config, family.corruption)
+    diffusion = vllm_config.diffusion_config
+    if diffusion.max_denoising_steps is not None:
+        STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
+    served = Served(
+        corruption=family.corruption,
+        own_algorithm=family.algorithm,
+        settings=settings,
+        checkpoint=family.checkpoint_settings(generation_config(vllm_config)),
+        length=diffusion.canvas_length,
+        max_steps=settings.max_steps or diffusion.max_denoising_steps,
+        mask_token=family.mask_token(vllm_config),
+    )
+    served.choose()
+    return served
+
+
+def canvas_kind(vllm_config: VllmConfig, family: Family, served: Served) -> CanvasKind:
+    """What the model's canvases are."""
+    vocabulary = vllm_config.model_config.get_vocab_size()
+    return CanvasKind(served.length, vocabulary, served.mask_token, family.aligned)
+
+
+def commit_policy(vllm_config: VllmConfig, family: Family, served: Served) -> CommitPolicy:
+    """When the model's canvases leave."""
+    settings = served.settings
+    return CommitPolicy(
+        sync=settings.execution == "sync",
+        early=settings.eos_early_stop is not False,
+        skip_last_commit=settings.skip_last_commit,
+        in_place=family.commits_in_place,
+        fused=fuses(vllm_config, settings, family.commits_in_place),
+    )
+
+
+def generation_config(vllm_config: VllmConfig) -> dict[str, Any]:
+    """What the checkpoint's ``generation_config.json`` says, empty without one.
+
+    Raises:
+        SettingsError: there is a file that is no JSON object; vLLM would pass it over.
+    """
+    model = vllm_config.model_config
+    file = Path(model.model) / "generation_config.json"
+    if file.is_file():
+        try:
+            whole = isinstance(json.loads(file.read_text()), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise SettingsError(f"generation_config.json of {model.model} is no JSON object")
+    return model.try_get_generation_config()
+
+
+def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:
+    """Where the canvas length comes from; ``diffusion`` is what ``--diffusion-config`` said."""
+    if (diffusion or {}).get("canvas_length"):
+        return SERVER
+    model = vllm_config.model_config
+    stated = get_hf_file_to_dict("config.json", model.model, model.revision) or {}
+    names = ("block_length", "canvas_length", "block_size")
+    return CHECKPOINT if any(stated.get(name) for name in names) else DEFAULT

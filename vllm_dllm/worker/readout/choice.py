@@ -1,0 +1,72 @@
+"""Which readout an engine has: chosen once, when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.config.compilation import CompilationMode
+
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import Readout
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.readout.sharded import ShardedReadout
+from vllm_dllm.worker.readout.tiled import TiledReadout
+from vllm_dllm.worker.slots import SlotState
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True)
+class ReadoutSettings:
+    """What the choice depends on.
+
+    Attributes:
+        triton: compute statistics with this package's Triton kernels.
+        compile: compile what follows the model, because vLLM compiles the model.
+        ranks: over which the head is spread.
+    """
+
+    triton: bool
+    compile: bool
+    ranks: int
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig, kernels: str) -> ReadoutSettings:
+        """From vLLM's configuration and ``dllm.kernels``."""
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        return cls(kernels == "triton", compiles(vllm_config), ranks)
+
+
+def compiles(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model to kernels; what follows the model is compiled if it does."""
+    compilation = vllm_config.compilation_config
+    return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
+
+
+def masked_readout(
+    model: Any, slots: SlotState, reports: LogprobReports, settings: ReadoutSettings
+) -> Readout:
+    """The readout of a masked model; `model` has the members of `MaskedCanvasModel`."""
+    common = slots, reports, settings.compile
+    if not model.has_head:  # an earlier pipeline stage, which never reads
+        return DenseReadout(model.head, *common)
+    if settings.triton:
+        from vllm_dllm.worker.readout.triton import TritonDenseReadout
+
+        return TritonDenseReadout(model.head, model.tiled_head(), *common)
+    if settings.ranks > 1 and model.has_plain_head:
+        return ShardedReadout(model.head, model.tiled_head(), *common)
+    return DenseReadout(model.head, *common)
+
+
+def noise_readout(
+    model: Any, slots: SlotState, reports: LogprobReports, settings: ReadoutSettings
+) -> Readout:
+    """The readout of a model of uniform noise, which has a `tiled_head`."""
+    if settings.triton:
+        from vllm_dllm.worker.readout.triton import TritonTiledReadout
+
+        return TritonTiledReadout(model.tiled_head(), slots, reports, settings.compile)
+    return TiledReadout(model.tiled_head(), slots, reports, settings.compile)

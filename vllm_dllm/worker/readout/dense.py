@@ -1,0 +1,118 @@
+"""Readout of a masked model from whole rows of logits, as many at a time as fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
+from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
+from vllm_dllm.ops.statistics.sampled import draw
+from vllm_dllm.worker.logits_pipeline import LogitsPipeline
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import HEAD_BYTES, Readings, ReadRequest
+from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.token_choice import MaskedChoice
+
+
+class DenseReadout:
+    """See `Readout`. The mask token is never chosen.
+
+    Subclasses have ways from hidden states to statistics that make no logits; they are taken
+    where no request of the batch needs a row for more than a choice or a draw.
+
+    Attributes:
+        head: hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``.
+        statistics: as `row_statistics`.
+        keys: as `candidate_keys`.
+    """
+
+    def __init__(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        slots: SlotState,
+        reports: LogprobReports,
+        compile: bool = False,
+    ) -> None:
+        if slots.kind.mask_token is None:
+            raise ValueError("this readout is for models with a mask token")
+        self.head = head
+        self.slots = slots
+        self.mask_token = slots.kind.mask_token
+        vocabulary = slots.kind.vocabulary
+        self.canvases = max(1, HEAD_BYTES // (4 * vocabulary * slots.length))
+        self.compile = compile
+        self.keys = compiled(candidate_keys) if compile else candidate_keys
+        self.statistics = self._statistics_of_rows()
+        self.draw = compiled(draw) if compile else draw
+        choice = MaskedChoice(slots, self.mask_token, self.statistics, self.draw)
+        self.pipeline = LogitsPipeline(slots, vocabulary, choice, reports)
+
+    def _statistics_of_rows(self) -> Callable[[torch.Tensor, int, bool], RowStatistics]:
+        return compiled(pure_row_statistics) if self.compile else row_statistics
+
+    def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        """See `Readout`."""
+        needs = (request.adjust, request.ask, request.window)
+        if request.needs_rows or needs != (None, None, None):
+            return self._from_logits(hidden, request)
+        if request.draws:
+            found = self._drawn(hidden, request)
+        else:
+            found = self._likeliest(hidden, request.entropy)
+        if found is None:
+            return self._from_logits(hidden, request)
+        return Readings(found.view(-1, self.slots.length))
+
+    def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
+        """Statistics ``[rows]`` of the likeliest tokens."""
+        at_once = self.canvases * self.slots.length
+        if len(hidden) <= at_once:
+            return self.statistics(self.head(hidden), self.mask_token, entropy)
+        parts = [
+            self.statistics(self.head(some), self.mask_token, entropy)
+            for some in hidden.split(at_once)
+        ]
+        return type(parts[0]).join(parts)
+
+    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics | None:
+        """The same with drawn tokens, see `with_samples`; None where that takes logits."""
+        return None
+
+    def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        length, count = self.slots.length, len(request.slots)
+        path = None if request.window is None else Chosen.nothing(request.window)
+        statistics, asked = [], []
+        for first in range(0, count, self.canvases):
+            end = min(first + self.canvases, count)
+            some = request.part(first, end)
+            logits = self.head(hidden[first * length : end * length])
+            keys = self.keys_of(some.slots).view(-1, length) if request.draws else None
+            part = None if path is None else path.part(slice(first, end))
+            statistics.append(self.pipeline.read(logits, some, keys, part).statistics)
+            if some.ask is not None:
+                ids = some.ask.flatten(0, 1)  # [rows, K]
+                total = logits.float().logsumexp(-1, keepdim=True)
+                asked.append(logits.gather(1, ids).float() - total)
+        found = type(statistics[0]).join(statistics).view(-1, length)
+        log_p = torch.cat(asked).view(count, length, -1) if asked else None
+        return Readings(found, log_probabilities=log_p, path=path)
+
+    def keys_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """What the positions of ``slots`` (int64 ``[n]``) draw with, int64 ``[n * L]``."""
+        state = self.slots
+        of = (state.seed, state.start, state.step)
+        return self.keys(Counters.of_canvases(of, slots, state.length))
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """See `Readout`."""
+        logits = self.head(hidden)
+        for entropy in (False, True):
+            self.statistics(logits, self.mask_token, entropy)
+        self.keys_of(torch.tensor([0], device=hidden.device))
+        # In a tensor of their own, as in a step: a head may give a part of a wider one.
+        scaled = logits.float().contiguous()
+        self.draw(scaled, torch.arange(len(hidden), device=hidden.device))

@@ -1,0 +1,65 @@
+"""Readout of a masked model whose head is spread over ranks: they exchange statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics, with_drawn
+from vllm_dllm.ops.statistics.sharded import sharded_statistics, without
+from vllm_dllm.ops.statistics.tiled import example_budgets, tiled_statistics
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import (
+    HEAD_BYTES,
+    TILE_BYTES,
+    ReadRequest,
+    batch_extremes,
+)
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.slots import SlotState
+
+
+class ShardedReadout(DenseReadout):
+    """See `Readout`. Logits cross ranks only for requests that need whole rows."""
+
+    def __init__(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        tiles: Head,
+        slots: SlotState,
+        reports: LogprobReports,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(head, slots, reports, compile)
+        self.tiles = tiles
+
+    def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
+        """Statistics ``[rows]`` of the likeliest tokens."""
+        return sharded_statistics(
+            hidden, self.tiles, self.mask_token, entropy, HEAD_BYTES, self.compile
+        )
+
+    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics:
+        """The same with drawn tokens; a second pass over the head costs less than its logits."""
+        greedy = self._likeliest(hidden, request.entropy)
+        temperature = request.temperature.repeat_interleave(self.slots.length)
+        found = self._sampled(hidden, temperature, self.keys_of(request.slots), TILE_BYTES)
+        weight = found.sample_probability / found.probability
+        return with_drawn(greedy, weight, temperature > 0, found.sample)
+
+    def _sampled(
+        self, hidden: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, budget: int
+    ) -> SampledStatistics:
+        head = without(self.tiles, self.mask_token)
+        return tiled_statistics(hidden, head, temperature, keys, budget, self.compile)[0]
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """See `Readout`."""
+        super().warm_up(hidden)
+        rows, device = len(hidden), hidden.device
+        self._likeliest(hidden, entropy=False)
+        temperature, keys = torch.ones(rows, device=device), torch.arange(rows, device=device)
+        for budget in example_budgets(rows, batch_extremes(self.slots), self.tiles, TILE_BYTES):
+            self._sampled(hidden, temperature, keys, budget)

@@ -1,0 +1,95 @@
+"""Readout of a model of uniform noise, over tiles of the vocabulary, with the soft embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+
+import numpy as np
+import torch
+
+from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.noise.keyed import Counters, step_noise
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.tiled import Result, example_budgets, tiled_statistics
+from vllm_dllm.worker.logits_pipeline import LogitsPipeline
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import TILE_BYTES, Readings, ReadRequest, batch_extremes
+from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.token_choice import NoiseChoice, NoiseRows
+
+_FIELDS = tuple(f.name for f in fields(SampledStatistics))
+
+
+class TiledReadout:
+    """See `Readout`. Logits never exist for a whole batch.
+
+    Requests that need whole rows take a second pass over the head, one canvas at a time.
+
+    Attributes:
+        statistics: as `tiled_statistics`.
+        noise: as `step_noise`.
+    """
+
+    def __init__(
+        self, head: Head, slots: SlotState, reports: LogprobReports, compile: bool = False
+    ) -> None:
+        self.head = head
+        self.slots = slots
+        self.statistics: Callable[..., Result] = partial(tiled_statistics, compile=compile)
+        self.noise = compiled(step_noise) if compile else step_noise
+        self.pipeline = LogitsPipeline(slots, head.vocabulary, NoiseChoice(slots), reports)
+
+    def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        """See `Readout`."""
+        state, length, count = self.slots, self.slots.length, len(request.slots)
+        of = (state.seed, state.start, state.step)
+        counters = Counters.of_canvases(of, request.slots, length)
+        drawn = self.noise(counters, self.head.vocabulary)
+        keys = drawn.keys.view(count, length)
+        temperature = request.temperature.repeat_interleave(length)
+        statistics, soft = self.statistics(hidden, self.head, temperature, keys, TILE_BYTES)
+        all_full = isinstance(request.width, int)
+        assert soft is not None  # the head has an embedding
+        readings = Readings(
+            statistics,
+            noise=drawn.renoise.view(count, length),
+            next_canvas=drawn.fresh.view(count, length) if all_full else None,
+            soft_embedding=soft.view(count, length, -1),
+        )
+        if request.needs_rows or request.window is not None:
+            self._read_whole_rows(readings, hidden, request, keys)
+        return readings
+
+    def _read_whole_rows(
+        self, readings: Readings, hidden: torch.Tensor, request: ReadRequest, keys: torch.Tensor
+    ) -> None:
+        """Overwrite what the tiled pass found for canvases that need whole rows."""
+        state, length = self.slots, self.slots.length
+        if request.window is not None:
+            readings.path = Chosen.nothing(request.window)
+        soft = readings.soft_embedding
+        assert soft is not None
+        needs = state.needs_rows[request.on_host] | state.constraints.constrained(request.on_host)
+        for index in np.flatnonzero(needs).tolist():
+            logits = self.head.whole(hidden[index * length : (index + 1) * length])
+            one = request.part(index, index + 1)
+            path = None if readings.path is None else readings.path.part(slice(index, index + 1))
+            chosen = self.pipeline.read(logits, one, keys[index : index + 1], path)
+            assert isinstance(chosen, NoiseRows)
+            for name in _FIELDS:
+                getattr(readings.statistics, name)[index] = getattr(chosen.statistics, name)
+            soft[index] = self.head.average(chosen.distribution)
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """See `Readout`."""
+        state, device, rows = self.slots, hidden.device, len(hidden)
+        of = (state.seed, state.start, state.step)
+        first = Counters.of_canvases(of, torch.tensor([0], device=device), state.length)
+        self.noise(first, self.head.vocabulary)
+        temperature, keys = torch.zeros(rows, device=device), torch.arange(rows, device=device)
+        for budget in example_budgets(rows, batch_extremes(state), self.head, TILE_BYTES):
+            self.statistics(hidden, self.head, temperature, keys, budget)

@@ -1,0 +1,71 @@
+"""Readouts by this package's Triton kernels (``dllm.kernels=triton``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vllm_dllm.ops.statistics.fold_triton import measured
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.head_triton import head_statistics
+from vllm_dllm.ops.statistics.rows import RowStatistics, greedy_part
+from vllm_dllm.ops.statistics.rows_triton import measured_statistics
+from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.statistics.tiled import Result
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.readout.tiled import TiledReadout
+from vllm_dllm.worker.slots import SlotState
+
+
+class TritonDenseReadout(DenseReadout):
+    """See `Readout`; of a masked model: one pass over logits, or over the head without any."""
+
+    def __init__(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        tiles: Head,
+        slots: SlotState,
+        reports: LogprobReports,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(head, slots, reports, compile)
+        if tiles.weight is None:
+            raise ValueError("this head has no weight for kernels to read")
+        self.tiles = tiles
+        # Probabilities are the model's own, at temperature 1: no row counts as greedy.
+        self.greedy = torch.zeros((), dtype=torch.bool, device=tiles.weight.device)
+
+    def _statistics_of_rows(self) -> Callable[[torch.Tensor, int, bool], RowStatistics]:
+        return rows_by_kernel
+
+    def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
+        """Statistics ``[rows]`` of the likeliest tokens."""
+        found = head_statistics(hidden, self.tiles, forbidden=self.mask_token)
+        if self.tiles.shard is not None:
+            found = found.merge_ranks(self.tiles.shard)
+        return greedy_part(measured(found, self.greedy), entropy)
+
+
+def rows_by_kernel(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+    """As `row_statistics`."""
+    return greedy_part(measured_statistics(logits, forbidden=forbidden), entropy)
+
+
+class TritonTiledReadout(TiledReadout):
+    """See `Readout`; of a model of uniform noise."""
+
+    def __init__(
+        self, head: Head, slots: SlotState, reports: LogprobReports, compile: bool = False
+    ) -> None:
+        super().__init__(head, slots, reports, compile)
+        self.statistics = tiles_by_kernel
+
+
+def tiles_by_kernel(
+    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor, budget: int
+) -> Result:
+    """As `tiled_statistics`."""
+    found, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget)
+    return found.view(*keys.shape), soft
