@@ -66,7 +66,7 @@ def test_others_in_the_batch_do_not_notice(running: Engine) -> None:
     together = running.generate(mixed_prompts, mixed)
     assert together[::2] == alone
     assert all(reason == "stop" for _, reason in together[1::2])
-    assert len(running.slots.constraints._followers) <= 1
+    assert len(running.slots.constraints.followers) <= 1
 
 
 def test_a_seed_gives_the_same_output_in_any_company(running: Engine) -> None:
