@@ -8,10 +8,10 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from vllm_dllm.families.base import Family
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-    from vllm_dllm.families.base import Family
 
 logger = logging.getLogger("vllm.dllm")
 
@@ -19,6 +19,11 @@ ENTRY_POINTS = "vllm_dllm.families"
 OURS = (
     "vllm_dllm.families.llada2.family:LLaDA2",
     "vllm_dllm.families.diffusion_gemma.family:DiffusionGemma",
+)
+# What a family's class must state.
+STATED = (
+    *("architecture", "model_class", "corruption"),
+    *("algorithm", "aligned", "commits_in_place"),
 )
 
 
@@ -43,15 +48,30 @@ def families() -> dict[str, Family]:
 
 
 def _installed() -> list[Family]:
+    """The families of other packages, by their entry points."""
     installed = []
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            installed.append(point.load()())
+            installed.append(_checked(point.load()()))
         except Exception as error:
             logger.warning(
                 "dllm: the family %r (%s) cannot be loaded: %r", point.name, point.value, error
             )
     return installed
+
+
+def _checked(family: Any) -> Family:
+    """The same object.
+
+    Raises:
+        TypeError: it is no family, or its class leaves something out.
+    """
+    if not isinstance(family, Family):
+        raise TypeError(f"{_name(family)} does not inherit from {Family.__module__}.Family")
+    missing = [name for name in STATED if not hasattr(family, name)]
+    if missing:
+        raise TypeError(f"{_name(family)} does not state {', '.join(missing)}")
+    return family
 
 
 def _imported(path: str) -> Family:

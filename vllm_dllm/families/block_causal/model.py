@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +21,15 @@ class MaskedCanvasModel:
     The backbone stays vLLM's. What differs is who decides the attention mask (the model state)
     and that logits are never handed to vLLM's own sampler: `compute_logits` passes hidden states
     through, and the readout calls `head` on as many rows at a time as it likes.
+
+    The backbone's `compute_logits` computes logits from `lm_head` and `logits_processor`, as
+    vLLM's models do. A class whose backbone does more to its logits there than `logits_processor`
+    knows of overrides `has_plain_head` to return False.
     """
 
     # vLLM's class has these.
     lm_head: Any
     logits_processor: Any
-    config: Any
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
@@ -44,10 +46,11 @@ class MaskedCanvasModel:
     def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """Hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``; rows >= 1.
 
-        Zero rows must not reach the head: vLLM's gather across tensor-parallel CPU
-        workers dies on them (SIGFPE).
+        This is the backbone's own `compute_logits`. Zero rows must not reach it: vLLM's gather
+        across tensor-parallel CPU workers dies on them (SIGFPE).
         """
-        return partial(self.logits_processor, self.lm_head)
+        logits: Callable[[torch.Tensor], torch.Tensor] = super().compute_logits  # type: ignore[misc]
+        return logits
 
     @property
     def has_head(self) -> bool:
@@ -56,9 +59,21 @@ class MaskedCanvasModel:
 
     @property
     def has_plain_head(self) -> bool:
-        """Whether it is here, and a matrix that `tiled_head` can take."""
-        return self.has_head and is_plain(self.lm_head)
+        """Whether the head is here, and is a matrix (maybe with a soft cap) for `tiled_head`."""
+        if not self.has_head or not is_plain(self.lm_head):
+            return False
+        return self.logits_processor.scale == 1.0 and getattr(self.lm_head, "bias", None) is None
 
     def tiled_head(self) -> Head:
-        """The same head for what computes no logits; see `checkpoints.tiled_head`."""
-        return tiled_head(self.lm_head, self.config.vocab_size)
+        """The same head for what computes no logits; see `checkpoints.tiled_head`.
+
+        Raises:
+            ValueError: the head is quantized, or more than a matrix.
+        """
+        if is_plain(self.lm_head) and not self.has_plain_head:
+            raise ValueError(
+                f"the head of {type(self).__name__} does more than multiply by a matrix, so that "
+                "it cannot be computed by tiles; set dllm.kernels=torch"
+            )
+        processor = self.logits_processor
+        return tiled_head(self.lm_head, processor.org_vocab_size, soft_cap=processor.soft_cap)

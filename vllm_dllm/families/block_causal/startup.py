@@ -16,7 +16,6 @@ from vllm_dllm.settings.parsing import DEFAULT_BLOCK_LENGTH, LENGTH
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import warn_of_unread_names
-from vllm_dllm.startup.quantization import check_quantization
 from vllm_dllm.worker.fused_commit import fuses
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
 
     Args:
         vllm_config: vLLM's configuration, before anything is allocated.
-        family: of the model.
+        family: the model's family.
         unread: fields of ``config.json`` that nobody reads.
 
     Raises:
@@ -44,10 +43,9 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
         name = type(family).__name__
         raise SettingsError(f"dllm.window is for sliding-window layers; {name} has none")
     length = block_length(vllm_config)
+    refuse_sliding_window(vllm_config.model_config)
     hf_config = vllm_config.model_config.hf_config
     hf_config.canvas_length = length
-    # Checkpoints state a window that their model never applies; vLLM would apply it.
-    hf_config.sliding_window = vllm_config.cache_config.sliding_window = None
     hf_config.mask_token_id = resolve_mask_token(vllm_config.model_config)
     if vllm_config.diffusion_config is None:
         vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
@@ -55,7 +53,6 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
 
     refuse_unsupported(vllm_config)
     warn_of_unread_names(vllm_config, unread)
-    check_quantization(vllm_config)
     check_choice(vllm_config, Masking(True, "symmetric", length))
     check_budget(vllm_config, length)
     align_context(vllm_config, length)
@@ -91,6 +88,20 @@ def block_length(vllm_config: VllmConfig) -> int:
     length = canvas or stated or DEFAULT_BLOCK_LENGTH
     LENGTH.check("config.json: canvas_length", length)
     return length
+
+
+def refuse_sliding_window(model_config: ModelConfig) -> None:
+    """The attention of masked models has no sliding window: refuse a checkpoint that needs one.
+
+    Raises:
+        SettingsError: names the window and the remedy.
+    """
+    window = model_config.get_sliding_window()
+    if window is not None:
+        raise SettingsError(
+            f"config.json: sliding_window={window}: block-causal attention has no sliding window; "
+            "serve contexts that fit into it with --disable-sliding-window"
+        )
 
 
 def resolve_mask_token(model_config: ModelConfig) -> int:
