@@ -131,7 +131,7 @@ def window_symmetric(width: int) -> Mask:
 def window_reference(width: int) -> Mask:
     """A query sees the W - 1 tokens before the canvas, and the canvas: the authors' rule.
 
-    Hugging Face's ``DiffusionGemmaForBlockDiffusion`` masks a denoised canvas so.
+    This is how DiffusionGemma masks a canvas that is being denoised in transformers.
     """
     return Mask(
         f"window_reference({width})",
