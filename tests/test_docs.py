@@ -21,17 +21,16 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MOST_LINES = 150
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^    .*$", re.MULTILINE)
 INLINE = re.compile(r"`[^`\n]*`")
+NAMED = re.compile(r"`([\w.-]+/[\w./-]*\w)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:")
 HEADING = re.compile(r"^(#+) (.+)$")
 
 
 def text_of(document: str) -> str:
-    """A document without its blocks of code."""
-    text = FENCED.sub("", (ROOT / document).read_text("utf-8"))
-    return INDENTED.sub("", text)
+    """A document without its fenced code."""
+    return FENCED.sub("", (ROOT / document).read_text("utf-8"))
 
 
 def links(document: str) -> Iterator[str]:
@@ -93,6 +92,19 @@ def test_links_lead_somewhere(document: str) -> None:
 def test_a_planted_link_is_judged(target: str, complaint: str | None) -> None:
     found = fault("README.md", target)
     assert found == (complaint and f"{target}: {complaint}")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    """Paths of this repository in code style, from its top or from the package."""
+    tops = [path.name for path in (*ROOT.iterdir(), *(ROOT / "vllm_dllm").iterdir())]
+    absent = [
+        named
+        for named in NAMED.findall(text_of(document))
+        if named.split("/")[0] in tops
+        and not any((top / named).exists() for top in (ROOT, ROOT / "vllm_dllm"))
+    ]
+    assert absent == []
 
 
 def test_the_readme_is_short() -> None:
