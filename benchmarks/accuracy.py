@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/accuracy.py MODEL --http --per-task 100 --json out.json
     .venv/bin/python benchmarks/accuracy.py QUANTIZED... --against ORIGINAL
 
-A setting is a list of `name=value`: names of the server's `dllm` table (README), request
+A setting is a list of `name=value`: names of the server's `dllm` table (docs/settings.md), request
 options (`diffusion_...`) or vLLM's sampling parameters (`temperature`, `seed`, ...). Each
 setting answers the same problems (`examples/tiny/tasks.py`). Printed are the rate of exact
 matches with its 95 % interval, the steps (forward passes, the committing one included) per

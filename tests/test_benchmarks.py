@@ -1,4 +1,4 @@
-"""Result files become tables, plots and the README's tables; prefill refuses wrong answers."""
+"""Result files become tables of documents, and plots; prefill refuses wrong answers."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ def test_a_figure_changed_by_hand_is_found(run: Callable[..., int], tmp_path: Pa
     assert run("--check") == 1
 
 
-def test_the_readme_of_this_repository_in_a_copy(tmp_path: Path) -> None:
+def test_a_document_of_this_repository_in_a_copy() -> None:
     """With each of its result files' tables put in: what is written is what the check accepts."""
     records, _ = report.read_all(ROOT / "benchmarks" / "results")
     sections, refused = report.all_sections(records)
     assert not refused
-    copy = (ROOT / "README.md").read_text()
+    copy = (ROOT / "docs" / "performance.md").read_text()
     for name in sections:
         if f"<!-- benchmark: {name} -->" not in copy:
             copy += f"\n<!-- benchmark: {name} -->\n<!-- /benchmark -->\n"
