@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import settled as settled_tokens
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
+from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
 from vllm_dllm.worker.algorithm_state import Group
@@ -61,11 +61,11 @@ class Decoder:
             plan = replace(plan, wanted=replace(wanted, window=self._window(plan)))
         return plan
 
-    def _window(self, plan: Plan) -> Window:
+    def _window(self, plan: Plan) -> CanvasWindow:
         """What constraints see of the canvases: tokens that stay, and room for others."""
         now, before = plan.standing, plan.before
         revises = self._edited(plan) & ~self._rests(now)
-        return Window(
+        return CanvasWindow(
             state=self.slots.constraints.state.index_select(0, plan.wanted.slots),
             first=now.tail,
             budget=now.remaining,
@@ -98,7 +98,7 @@ class Decoder:
         canvas, done = _merged(plan, updates)
         if rows.path is not None and self.slots.kind.mask_token is not None:
             fixed = canvas.fixed | rests[:, None]
-            tokens = settled_tokens(canvas.tokens, canvas.masked, rows.path, fixed)
+            tokens = tokens_kept_to_path(canvas.tokens, canvas.masked, rows.path, fixed)
             canvas = replace(canvas, tokens=tokens)
         if sync:
             canvas, done = _where(rests, plan.before, canvas), done | rests

@@ -16,13 +16,13 @@ import torch
 
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
-from vllm_dllm.constraints.decoding.best_path import DeviceAutomaton, Window
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
 from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.constraints.decoding.constrained_step import (
-    Chosen,
+    ConstrainedPath,
     best_tokens,
     drawn_tokens,
-    sureness,
+    path_probability,
 )
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics, with_samples
 from vllm_dllm.ops.statistics.sampled import SampledStatistics
@@ -54,8 +54,8 @@ class Follower:
         )
 
     def choose(
-        self, logits: torch.Tensor, window: Window, keys: torch.Tensor | None = None
-    ) -> Chosen:
+        self, logits: torch.Tensor, window: CanvasWindow, keys: torch.Tensor | None = None
+    ) -> ConstrainedPath:
         """A path through each canvas: the best, or with `keys` one drawn.
 
         Args:
@@ -101,8 +101,8 @@ class Scores:
 def follow(
     found: RowStatistics,
     scores: Scores,
-    window: Window,
-    path: Chosen,
+    window: CanvasWindow,
+    path: ConstrainedPath,
     groups: Iterable[tuple[Follower, bool, torch.Tensor]],
 ) -> None:
     """Put the tokens of paths, and how sure they are, in place of those that were found.
@@ -135,7 +135,7 @@ def follow(
         else:
             logits = rows(scores.logits)
             chosen = follower.choose(logits, some)
-            sure = sureness(chosen, logits.float().logsumexp(-1))
+            sure = path_probability(chosen, logits.float().logsumexp(-1))
         path.put(index, chosen)
         found.token.view(shape).index_copy_(0, index, chosen.token)
         found.probability.view(shape).index_copy_(0, index, sure)
@@ -149,8 +149,8 @@ def on_path(
     distribution: torch.Tensor,
     logits: torch.Tensor,
     draws: tuple[torch.Tensor, torch.Tensor] | None,
-    followed: tuple[Follower, Window],
-) -> tuple[SampledStatistics, Chosen]:
+    followed: tuple[Follower, CanvasWindow],
+) -> tuple[SampledStatistics, ConstrainedPath]:
     """Statistics of one canvas of noise, with the best path's tokens and a drawn path's samples.
 
     Entropies stay the model's: what may be accepted is for its algorithm to say. Positions behind
@@ -245,7 +245,7 @@ class Constraints:
             index = index.to(self.device, non_blocking=True)
             yield self._followers[found // 2], bool(found % 2), index
 
-    def advance(self, slots: torch.Tensor, path: Chosen, out: torch.Tensor) -> None:
+    def advance(self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor) -> None:
         """Note how far the requests of ``slots`` (int64 ``[n]``) have come.
 
         `out` int64 ``[n]`` is the prefix of each canvas that has been put out by now; where it is

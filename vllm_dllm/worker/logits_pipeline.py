@@ -22,8 +22,8 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.sampled import SampledStatistics, sampled_statistics
 from vllm_dllm.worker.constraint_state import on_path
@@ -169,8 +169,8 @@ class WholeRows:
         soft: torch.Tensor,
         hidden: torch.Tensor,
         draws: tuple[torch.Tensor, torch.Tensor],
-        batch: tuple[np.ndarray, Window | None],
-    ) -> Chosen | None:
+        batch: tuple[np.ndarray, CanvasWindow | None],
+    ) -> ConstrainedPath | None:
         """Replace what the tiled pass found for canvases that need whole rows, in place.
 
         Args:
@@ -185,7 +185,7 @@ class WholeRows:
         """
         on_host, window = batch
         constraints = self.slots.constraints
-        path = None if window is None else Chosen.nothing(window)
+        path = None if window is None else ConstrainedPath.empty(window)
         if self.head is None:
             raise TypeError("only a model with a tiled head refines")
         length = self.slots.length

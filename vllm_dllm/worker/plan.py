@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.decoding import Canvas
 from vllm_dllm.worker.algorithm_state import Group
 from vllm_dllm.worker.readout_ways import Wanted
@@ -79,7 +79,7 @@ class Outcome:
     leaves: torch.Tensor
     unwritten: torch.Tensor
     out: torch.Tensor
-    path: Chosen | None
+    path: ConstrainedPath | None
     fresh: torch.Tensor | None
 
     @property

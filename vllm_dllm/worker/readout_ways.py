@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, StepNoise, step_noise
 from vllm_dllm.ops.statistics.head import Head
@@ -59,7 +59,7 @@ class Wanted:
     adjust: tuple[torch.Tensor, torch.Tensor] | None = None
     ask: torch.Tensor | None = None
     entropy: bool = False
-    window: Window | None = None
+    window: CanvasWindow | None = None
 
     @property
     def full(self) -> bool:
@@ -85,7 +85,7 @@ class Rows:
     fresh: torch.Tensor | None = None
     soft: torch.Tensor | None = None
     asked: torch.Tensor | None = None
-    path: Chosen | None = None
+    path: ConstrainedPath | None = None
 
 
 # Rows of the examples that functions are compiled with ahead of time. The compiler takes any other
@@ -154,7 +154,7 @@ class MaskedStatistics:
         parts, asked = [], []
         path = None
         if wanted.window is not None:
-            path = Chosen.nothing(wanted.window)
+            path = ConstrainedPath.empty(wanted.window)
         for first in range(0, len(wanted.slots), self.canvases):
             some = slice(first, first + self.canvases)
             rows = hidden[first * self.length : (first + self.canvases) * self.length]
@@ -198,7 +198,7 @@ class MaskedStatistics:
         return self.kernels.drawn(hidden, self.mask_token, draws, wanted.entropy)
 
     def _statistics(
-        self, logits: torch.Tensor, wanted: Wanted, some: slice, path: Chosen | None
+        self, logits: torch.Tensor, wanted: Wanted, some: slice, path: ConstrainedPath | None
     ) -> RowStatistics:
         """Of some canvases' logits ``[n * L, vocabulary]``, which are overwritten.
 
@@ -227,7 +227,12 @@ class MaskedStatistics:
         return self._on_path(found, scores, wanted, some, path)
 
     def _on_path(
-        self, found: RowStatistics, scores: Scores, wanted: Wanted, some: slice, path: Chosen | None
+        self,
+        found: RowStatistics,
+        scores: Scores,
+        wanted: Wanted,
+        some: slice,
+        path: ConstrainedPath | None,
     ) -> RowStatistics:
         """With the tokens of paths in constrained canvases; `path` is of the whole batch."""
         if path is not None and wanted.window is not None:

@@ -19,7 +19,7 @@ from outlines_core import Index, Vocabulary
 from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps, reachable
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.grammar.language import Node, written
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 SENTINEL = 0  # no language contains U+0000
 # Each round joins what alternatives have in common one byte further from their end.
@@ -39,17 +39,8 @@ class ByteAutomaton:
     next: np.ndarray
     accepting: np.ndarray
 
-    def accepts(self, text: bytes) -> bool:
-        """Whether the text belongs to the language; the plain walk, for tests and examples."""
-        state = 0
-        for byte in text:
-            state = int(self.next[state, byte])
-            if state == DEAD:
-                return False
-        return bool(self.accepting[state])
 
-
-def byte_automaton(language: Node, limits: Limits) -> ByteAutomaton:
+def byte_automaton(language: Node, limits: CompileLimits) -> ByteAutomaton:
     """A small automaton of a language.
 
     Raises:

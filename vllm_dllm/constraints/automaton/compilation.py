@@ -14,10 +14,10 @@ from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 KINDS = ("choice", "json_schema", "regex", "structural_tag")
-WHY_NOT = {
+UNSUPPORTED_KINDS = {
     "json_object": "any JSON nests without end, which no automaton can follow; give a json_schema",
     "grammar": "a context-free grammar nests without end, which no automaton can follow; give a "
     "regex or a json_schema",
@@ -42,16 +42,22 @@ class Constraint:
 
     @classmethod
     def of(
-        cls, kind: str, value: Any, whitespace: str | None = None, limits: Limits | None = None
+        cls,
+        kind: str,
+        value: Any,
+        whitespace: str | None = None,
+        limits: CompileLimits | None = None,
     ) -> Constraint:
         """From what a request holds: a schema, a tag or a list of choices as JSON or as its text.
 
         Raises:
-            ConstraintError: no such kind, larger than ``limits.text``, or no JSON.
+            ConstraintError: no such kind, larger than ``limits.characters``, or no JSON.
         """
-        limits = limits or Limits()
-        if kind in WHY_NOT:
-            raise ConstraintError(f"{kind} is not supported with diffusion models: {WHY_NOT[kind]}")
+        limits = limits or CompileLimits()
+        if kind in UNSUPPORTED_KINDS:
+            raise ConstraintError(
+                f"{kind} is not supported with diffusion models: {UNSUPPORTED_KINDS[kind]}"
+            )
         if kind not in KINDS:
             raise ConstraintError(f"no such constraint: {kind}; supported: {', '.join(KINDS)}")
         if whitespace is not None and kind != "json_schema":
@@ -63,14 +69,14 @@ class Constraint:
                 raise ConstraintError(f"{kind}: not JSON ({error})") from error
         made = cls(kind, value, whitespace)
         size = len(value) + len(whitespace or "")
-        if size > limits.text:
+        if size > limits.characters:
             raise ConstraintError(
-                f"{kind} is {size} characters long, at most {limits.text} are served"
+                f"{kind} is {size} characters long, at most {limits.characters} are served"
             )
         return made
 
 
-def language(constraint: Constraint, limits: Limits) -> Node:
+def language(constraint: Constraint, limits: CompileLimits) -> Node:
     """The texts that a constraint allows.
 
     Raises:
@@ -95,7 +101,9 @@ def language(constraint: Constraint, limits: Limits) -> Node:
     return json_schema(value, limits, Layout(gap))
 
 
-def compiled(constraint: Constraint, vocabulary: Vocabulary, limits: Limits) -> TokenAutomaton:
+def compile_constraint(
+    constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
+) -> TokenAutomaton:
     """The automaton of a constraint, here and now: see `compiler` for a process of its own.
 
     Raises:

@@ -19,7 +19,7 @@ from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps, 
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.automaton.token_functions import token_functions
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 NO_CLASS = -1
 # Each position of a canvas has a weight for each; more would be slow to decode with.
@@ -106,7 +106,7 @@ class TokenAutomaton:
 
 
 def token_automaton(
-    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: Limits
+    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: CompileLimits
 ) -> TokenAutomaton:
     """What an automaton over bytes is for the tokens of a vocabulary.
 
@@ -190,7 +190,7 @@ def _by_first_token(class_of_token: np.ndarray, count: int) -> tuple[np.ndarray,
     return number[class_of_token], order
 
 
-def _edges(table: np.ndarray, limits: Limits) -> tuple[np.ndarray, ...]:
+def _edges(table: np.ndarray, limits: CompileLimits) -> tuple[np.ndarray, ...]:
     """`TokenAutomaton`'s edges and labels of a table."""
     source, kind = np.nonzero(table != DEAD)
     target = table[source, kind].astype(np.int64)

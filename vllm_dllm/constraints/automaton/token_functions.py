@@ -14,7 +14,7 @@ from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 UNKNOWN = -1
 # Functions that are composed at once, times states.
@@ -22,7 +22,7 @@ TILE = 1 << 22
 
 
 def token_functions(
-    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: Limits
+    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: CompileLimits
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where each token leads from each state.
 
@@ -57,7 +57,7 @@ class _Functions:
 
     identity = 1
 
-    def __init__(self, columns: np.ndarray, limits: Limits) -> None:
+    def __init__(self, columns: np.ndarray, limits: CompileLimits) -> None:
         states, width = columns.shape
         self.limits = limits
         self.type = np.int16 if states < 1 << 15 else np.int32

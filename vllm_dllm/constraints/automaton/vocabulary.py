@@ -7,12 +7,11 @@ a wrong byte would be a wrong answer.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,29 +78,8 @@ class Vocabulary:
                 tokens[added["id"]] = b"" if added["special"] else write(added["content"])
         return cls.of(tokens, ends)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """The same for vocabularies that write the same."""
-        digest = hashlib.sha256(self.data.tobytes())
-        digest.update(self.offsets.tobytes())
-        digest.update(repr(self.ends).encode())
-        return digest.hexdigest()
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    def token(self, number: int) -> bytes:
-        """The bytes of an id."""
-        return self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
-
-    def text(self, tokens: Iterable[int]) -> bytes:
-        """What tokens write, up to the first end."""
-        pieces = []
-        for number in tokens:
-            if number in self.ends:
-                break
-            pieces.append(self.token(number))
-        return b"".join(pieces)
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:

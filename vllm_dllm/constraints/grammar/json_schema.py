@@ -20,7 +20,7 @@ from vllm_dllm.constraints.grammar.json_references import References
 from vllm_dllm.constraints.grammar.json_scalars import TYPES, has_type, scalar
 from vllm_dllm.constraints.grammar.json_values import exactly
 from vllm_dllm.constraints.grammar.language import NOTHING, Node, either
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 # What says nothing about validity. `discriminator` is OpenAPI's, and only a hint there as well.
 ANNOTATIONS = frozenset(
@@ -42,7 +42,7 @@ SUPPORTED = tuple(sorted(GENERAL | set(OF_TYPE)))
 MOST_PARTS = 20_000
 
 
-def json_schema(schema: Any, limits: Limits, layout: Layout | None = None) -> Node:
+def json_schema(schema: Any, limits: CompileLimits, layout: Layout | None = None) -> Node:
     """Texts of JSON that satisfy a schema.
 
     Raises:
@@ -88,7 +88,7 @@ class _Place:
 
 
 class _Reader:
-    def __init__(self, root: Any, limits: Limits, layout: Layout) -> None:
+    def __init__(self, root: Any, limits: CompileLimits, layout: Layout) -> None:
         self.references, self.limits, self.layout = References(root), limits, layout
         self.parts = 0
         self.cut = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
@@ -203,7 +203,7 @@ def intersection(one: Ranges, other: Ranges) -> Ranges:
     return tuple(found)
 
 
-def written(node: Node, limits: Limits) -> str:
+def written(node: Node, limits: CompileLimits) -> str:
     """The language as a regular expression of Rust's ``regex`` crate.
 
     Raises:
@@ -213,7 +213,7 @@ def written(node: Node, limits: Limits) -> str:
         raise ConstraintError("the constraint allows no output at all")
     for name, have, most in (
         ("byte positions", node.positions, limits.positions),
-        ("characters as a regular expression", node.length, limits.pattern),
+        ("characters as a regular expression", node.length, limits.expression_characters),
     ):
         if have > most:
             raise ConstraintError(

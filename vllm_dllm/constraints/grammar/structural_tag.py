@@ -13,7 +13,7 @@ from vllm_dllm.constraints.grammar.json_layout import short
 from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
 from vllm_dllm.constraints.grammar.regex import regex
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 # Fields that say nothing where they have this value.
 DEFAULTS: Mapping[str, Any] = {
@@ -24,7 +24,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def structural_tag(value: Any, limits: Limits) -> Node:
+def structural_tag(value: Any, limits: CompileLimits) -> Node:
     """The texts of a structural tag.
 
     Raises:
@@ -36,7 +36,7 @@ def structural_tag(value: Any, limits: Limits) -> Node:
 
 
 class _Reader:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CompileLimits) -> None:
         self.limits = limits
         self.kinds: dict[str, tuple[set[str], Callable[[Mapping[str, Any], int], Node]]] = {
             "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
