@@ -31,7 +31,7 @@ import torch  # noqa: E402
 
 from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
-from vllm_dllm.constraints.automaton.compilation import Constraint, language  # noqa: E402
+from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language  # noqa: E402
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
 from vllm_dllm.constraints.decoding.best_path import (  # noqa: E402
@@ -136,7 +136,7 @@ def compile_timed(
     """An automaton, and how big it is and how long it took."""
     limits = CompileLimits()
     began = time.perf_counter()
-    over_bytes = byte_automaton(language(Constraint.of(kind, value), limits), limits)
+    over_bytes = byte_automaton(constraint_language(Constraint.of(kind, value), limits), limits)
     between = time.perf_counter()
     found = token_automaton(over_bytes, vocabulary, limits)
     behind = time.perf_counter()

@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton, byte_automaton
-from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint, language
+from vllm_dllm.constraints.automaton.compilation import (
+    Constraint,
+    compile_constraint,
+    constraint_language,
+)
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
@@ -66,7 +70,7 @@ def constraint(kind: str, value: Any) -> Constraint:
 
 
 def over_bytes(kind: str, value: Any) -> ByteAutomaton:
-    return byte_automaton(language(Constraint.of(kind, value), LIMITS), LIMITS)
+    return byte_automaton(constraint_language(Constraint.of(kind, value), LIMITS), LIMITS)
 
 
 def automaton(kind: str, value: Any, vocabulary: Vocabulary | None = None) -> TokenAutomaton:

@@ -23,7 +23,7 @@ from tests.constraints.helpers import (
 )
 from tests.constraints.texts import some_texts
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
-from vllm_dllm.constraints.automaton.compilation import Constraint, language
+from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language
 from vllm_dllm.constraints.grammar.json_schema import ANNOTATIONS, SUPPORTED
 from vllm_dllm.constraints.limits import ConstraintError
 
@@ -173,9 +173,12 @@ def test_recursion_ends_at_the_stated_depth() -> None:
 def test_white_space_may_be_chosen(gap: str, text: str, accepted: bool) -> None:
     schema = record(a={"type": "null"})
     constraint = Constraint.of("json_schema", schema, whitespace=gap)
-    assert reads(byte_automaton(language(constraint, LIMITS), LIMITS), text.encode()) == accepted
+    assert (
+        reads(byte_automaton(constraint_language(constraint, LIMITS), LIMITS), text.encode())
+        == accepted
+    )
     for wrong in ("x", ".", r"\s"):
         with pytest.raises(ConstraintError, match="only JSON's"):
-            language(Constraint.of("json_schema", schema, whitespace=wrong), LIMITS)
+            constraint_language(Constraint.of("json_schema", schema, whitespace=wrong), LIMITS)
     with pytest.raises(ConstraintError, match="white space is settled for json_schema"):
         Constraint.of("regex", "a", whitespace=" ")

@@ -1,4 +1,4 @@
-"""A constraint as a request carries it, and all the way to its automaton."""
+"""A constraint as a request carries it, and its compilation to an automaton over tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.grammar.json_layout import Layout
+from vllm_dllm.constraints.grammar.json_layout import JsonLayout
 from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
@@ -27,13 +27,13 @@ JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a request asks for. Two that are equal have the same automaton.
+    """What a request asks for. Equal constraints have the same automaton.
 
     Attributes:
         kind: one of `KINDS`.
-        text: the regular expression; or JSON: a schema, a structural tag or a list of strings.
-        whitespace: for schemas, a regular expression of the white space behind brackets, colons
-            and commas; None for one optional space.
+        text: a regular expression, or JSON: a schema, a structural tag or a list of strings.
+        whitespace: for schemas, a regular expression of the white space after opening brackets,
+            colons and commas and before closing brackets. None stands for one optional space.
     """
 
     kind: str
@@ -48,10 +48,10 @@ class Constraint:
         whitespace: str | None = None,
         limits: CompileLimits | None = None,
     ) -> Constraint:
-        """From what a request holds: a schema, a tag or a list of choices as JSON or as its text.
+        """From what a request holds: text, or a schema, tag or list of choices as a JSON value.
 
         Raises:
-            ConstraintError: no such kind, larger than ``limits.characters``, or no JSON.
+            ConstraintError: an unknown kind, more than ``limits.characters``, or not JSON.
         """
         limits = limits or CompileLimits()
         if kind in UNSUPPORTED_KINDS:
@@ -76,11 +76,11 @@ class Constraint:
         return made
 
 
-def language(constraint: Constraint, limits: CompileLimits) -> Node:
-    """The texts that a constraint allows.
+def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
+    """The language of a constraint: the texts that it allows.
 
     Raises:
-        ConstraintError: says why they cannot be served.
+        ConstraintError: says why the constraint cannot be served.
     """
     if constraint.kind == "regex":
         return regex(constraint.text)
@@ -98,22 +98,24 @@ def language(constraint: Constraint, limits: CompileLimits) -> Node:
         return json_schema(value, limits)
     gap = regex(constraint.whitespace)
     _check_blank(gap)
-    return json_schema(value, limits, Layout(gap))
+    return json_schema(value, limits, JsonLayout(gap))
 
 
 def compile_constraint(
     constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
 ) -> TokenAutomaton:
-    """The automaton of a constraint, here and now: see `compiler` for a process of its own.
+    """The automaton of a constraint, compiled in this process; see `CompilerPool` for others.
 
     Raises:
         ConstraintError: says why it cannot be served.
     """
-    return token_automaton(byte_automaton(language(constraint, limits), limits), vocabulary, limits)
+    return token_automaton(
+        byte_automaton(constraint_language(constraint, limits), limits), vocabulary, limits
+    )
 
 
 def _check_blank(gap: Node) -> None:
-    """Refuse white space that JSON does not have."""
+    """Refuse characters that are not white space in JSON."""
     if isinstance(gap, Chars):
         blank = tuple((code, code) for code in sorted(JSON_SPACE))
         held = sum(last - first + 1 for first, last in gap.ranges)
