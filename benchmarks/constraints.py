@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
+from benchmarks.common import quiet_engines, write  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language  # noqa: E402
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
@@ -111,7 +112,7 @@ def real_tokens() -> list[bytes]:
 
 def vocabularies() -> dict[str, Vocabulary]:
     """By the names of the table."""
-    path = TINY / "tiny-llada2" / "tokenizer.json"
+    path = TINY_LLADA2 / "tokenizer.json"
     tokens = real_tokens()
     return {
         "272 tokens": Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257]),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.checkpoints import TINY_LLADA2
 from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton, byte_automaton
 from vllm_dllm.constraints.automaton.compilation import (
     Constraint,
@@ -25,7 +25,6 @@ from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomat
 from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 LIMITS = CompileLimits()
 STRING: dict[str, Any] = {"type": "string"}
 CPU = torch.device("cpu")
@@ -61,7 +60,7 @@ def pieces(seed: int = 0, count: int = 1500) -> Vocabulary:
 @cache
 def tiny() -> Vocabulary:
     """That of the tiny LLaDA2 checkpoint: bytes, and special tokens behind them."""
-    path = TINY / "tiny-llada2" / "tokenizer.json"
+    path = TINY_LLADA2 / "tokenizer.json"
     return Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257])
 
 

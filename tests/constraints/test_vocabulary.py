@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import ByteFallback, Fuse, Replace
 from tokenizers.models import BPE
 
-from tests.constraints.helpers import TINY, text_of, token_bytes
+from tests.constraints.helpers import text_of, token_bytes
+from tests.support.checkpoints import TINY
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import ConstraintError
 

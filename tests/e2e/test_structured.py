@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from examples.extract_records import extract
-from tests.e2e.server import Server
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

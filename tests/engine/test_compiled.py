@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch._dynamo.utils import counters as dynamo
 
-from tests.engine.harness import Engine, our_graphs
 from tests.reliability.drive import Family, gemma, llada2
+from tests.support.engine import Engine, our_graphs
 from vllm_dllm.worker.masked_kernels import PlainKernels, RowFunctions
 from vllm_dllm.worker.readout_ways import SampledKernels, TiledStatistics
 

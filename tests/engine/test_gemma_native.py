@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.harness import Engine, answers_of_child, engine
-from tests.reference_gemma import COLD, VOCABULARY, random_checkpoint
+from tests.support.engine import Engine, answers_of_child, engine
+from tests.support.reference_gemma import COLD, VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.engine.harness import Engine, count_calls
 from tests.reliability.drive import Driver, Family, assert_nothing_held, replaced
+from tests.support.engine import Engine, count_calls
 from vllm_dllm.worker.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
