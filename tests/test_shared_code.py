@@ -13,8 +13,10 @@ from tests.support.checkpoints import ROOT
 # Tests of a benchmark's own logic, which is what they import.
 TESTS_OF_BENCHMARKS = {
     "tests/reliability/test_soak.py",
-    "tests/test_benchmarks.py",
-    "tests/test_recovery.py",
+    "tests/test_benchmarks_models.py",
+    "tests/test_benchmarks_prefill.py",
+    "tests/test_benchmarks_recovery.py",
+    "tests/test_benchmarks_report.py",
 }
 
 
