@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ROOT / "examples" / "tiny" / "checkpoints"
-# Flags of ``vllm serve`` for DiffusionGemma without its vision tower's budget.
-TEXT_ONLY = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
 
 
 def quiet_engines() -> None:

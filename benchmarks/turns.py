@@ -26,17 +26,13 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import (  # noqa: E402
-    TINY,
-    child,
-    engines_in_this_process,
-    write,
-)
+from benchmarks.common import child, engines_in_this_process, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
 
 from benchmarks.llada2 import answers, prompts, served  # noqa: E402
+from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
 
 Without = Callable[[Any], contextlib.AbstractContextManager[Any]]
@@ -66,12 +62,12 @@ def with_plain_kernels(kernels: Any) -> Without:
 
 
 def llada2(**options: Any) -> Any:
-    return served(TINY / "tiny-llada2", **options)
+    return served(TINY_LLADA2, **options)
 
 
 def gemma() -> Any:
     text = {"image": 0, "video": 0}
-    return served(TINY / "tiny-diffusiongemma", additional_config={}, limit_mm_per_prompt=text)
+    return served(TINY_GEMMA, additional_config={}, limit_mm_per_prompt=text)
 
 
 @dataclass(frozen=True)

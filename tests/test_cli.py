@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from examples.tiny.make_twin import make_twin
+from tests.support.checkpoints import TINY
 from vllm_dllm.vllm_patches import compat
 
 
@@ -52,9 +53,6 @@ def test_a_plugin_that_cannot_register() -> None:
     done = check(code)
     assert done.returncode == 1
     assert "RuntimeError: boom" in done.stderr
-
-
-TINY = Path(__file__).resolve().parent.parent / "examples" / "tiny" / "checkpoints"
 
 
 def show_config(

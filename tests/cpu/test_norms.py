@@ -70,7 +70,7 @@ def test_other_precisions_are_left_to_vllm() -> None:
 
 @pytest.mark.engine
 def test_an_eager_engine_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.harness import engine, greedy
+    from tests.support.engine import engine, greedy
 
     taken: list[bool] = []
     takes = norms._takes

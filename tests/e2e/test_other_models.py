@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server
-from tests.reference_llada2 import _write_tokenizer
+from tests.support.reference_llada2 import write_tokenizer
+from tests.support.server import Server
+from tests.support.tiny_llama import write_tiny_llama
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -27,22 +28,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     path = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-    _write_tokenizer(path, 300, None)
+    write_tiny_llama(path, 300, 512)
+    write_tokenizer(path, 300, None)
     return path
 
 

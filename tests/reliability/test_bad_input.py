@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.reliability.strategies import (
+from tests.support.strategies import (
     ALWAYS,
     JSON,
     STEPS,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.engine.harness import Engine, engine
-from tests.reference_gemma import random_checkpoint
+from tests.support.engine import Engine, engine
+from tests.support.reference_gemma import random_checkpoint
 
 pytestmark = pytest.mark.engine
 

@@ -21,7 +21,7 @@ from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
-from vllm_dllm.constraints.service.pool import Compiler
+from vllm_dllm.constraints.service.pool import CompilerPool
 from vllm_dllm.constraints.service.turns import NOBODY, Client
 from vllm_dllm.settings.ranges import shown
 
@@ -128,7 +128,7 @@ class StructuredOutput:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._lock = threading.Lock()
-        self._compiler: Compiler | None = None
+        self._compiler: CompilerPool | None = None
         self._problem: str | None = None
 
     def warm(self) -> None:
@@ -145,7 +145,7 @@ class StructuredOutput:
         backend = getattr(self.model.tokenizer(), "backend_tokenizer", None)
         return None if backend is None else backend.to_str()
 
-    def _ready(self, document: str | None = None) -> Compiler:
+    def _ready(self, document: str | None = None) -> CompilerPool:
         """The compiler; made when it is needed.
 
         Raises:
@@ -156,7 +156,7 @@ class StructuredOutput:
                 raise ConstraintError(self._problem)
             if self._compiler is None:
                 try:
-                    self._compiler = Compiler(self._vocabulary(document or self._document()))
+                    self._compiler = CompilerPool(self._vocabulary(document or self._document()))
                 except ConstraintError as error:
                     self._problem = str(error)
                     raise

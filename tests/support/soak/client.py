@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,14 +14,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from benchmarks.soak_requests import Sending
+from tests.support.soak.requests import Sending
 
 # Seconds, far beyond what any answer takes: a request that is not answered by then hangs.
 ANSWER_SECONDS = 120.0
 # So many failures say enough; where they are hangs, waiting for more would take hours.
 MOST_FAILURES = 10
 SLOW_BYTES, SLOW_SECONDS = 512, 0.02  # what a slow reader takes at a time, and waits after it
-LINE_SECONDS = 10.0  # between lines of progress, where the output is a file
 COMPLETED, ABORTED, REFUSED, FAILED = "completed", "aborted", "refused", "failed"
 
 
@@ -210,23 +208,3 @@ async def send_all(
 
     await asyncio.gather(*(worker() for _ in range(at_once)))
     return outcomes
-
-
-class Progress:
-    """One line that renews itself; where the output is a file, a line every ten seconds."""
-
-    def __init__(self, label: str, total: int) -> None:
-        self.label, self.total, self.done = label, total, 0
-        self.begin = self.said = time.monotonic()
-
-    def step(self) -> None:
-        """One more is done."""
-        self.done += 1
-        now, terminal = time.monotonic(), sys.stdout.isatty()
-        last = self.done == self.total
-        if now - self.said < (0.2 if terminal else LINE_SECONDS) and not last:
-            return
-        self.said = now
-        text = f"{self.label}: {self.done} of {self.total}, {now - self.begin:.0f} s"
-        print(f"\r\033[K{text}" if terminal else text, end="\n" if last or not terminal else "")
-        sys.stdout.flush()

@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 import httpx
 
-from benchmarks.fuzz_bodies import Body, plan
-from benchmarks.fuzz_client import GIVEN_UP, Reply, send, session
-from benchmarks.fuzz_endpoints import endpoints
-from benchmarks.fuzz_models import Model
-from benchmarks.fuzz_rules import NAMING, SLOWEST, Finding, Site, site_of, unnamed
-from benchmarks.soak_client import Progress
-from tests.e2e.server import Server
+from tests.support.fuzz.bodies import Body, plan
+from tests.support.fuzz.client import GIVEN_UP, Reply, send, session
+from tests.support.fuzz.endpoints import endpoints
+from tests.support.fuzz.models import Model
+from tests.support.fuzz.rules import NAMING, SLOWEST, Finding, Site, site_of, unnamed
+from tests.support.progress import Progress
+from tests.support.server import Server
 
 AT_ONCE = 16
 KNOWN_EVERY = 40  # bodies between two known answers

@@ -1,4 +1,4 @@
-"""A real engine inside the test process, so that tests can look at its block pool and slots."""
+"""A real engine inside this process, so that its block pool and slots can be looked at."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from benchmarks.fuzz_endpoints import GENERATING, ODD_WORDS, Endpoint, Field
-from benchmarks.fuzz_requests import bodies, placed, weight
-from benchmarks.fuzz_values import FLOATS, INTEGERS, kinds_of, values_for
+from tests.support.fuzz.endpoints import GENERATING, ODD_WORDS, Endpoint, Field
+from tests.support.fuzz.requests import bodies, placed, weight
+from tests.support.fuzz.values import FLOATS, INTEGERS, kinds_of, values_for
 
 EOS = 257
 ALL = list(range(272))

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from benchmarks.fuzz_endpoints import GENERATING, Endpoint, Field
-from benchmarks.fuzz_values import kinds_of, values_for
-from benchmarks.soak_requests import MASKED
-from tests.reliability.strategies import JSON, NUMBERS, TEXTS
+from tests.support.fuzz.endpoints import GENERATING, Endpoint, Field
+from tests.support.fuzz.values import kinds_of, values_for
+from tests.support.soak.requests import MASKED
+from tests.support.strategies import JSON, NUMBERS, TEXTS
 
 CANVAS, VOCABULARY = 32, 272  # of the tiny checkpoints
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from benchmarks.fuzz_bodies import Body
+from tests.support.fuzz.bodies import Body
 
 # Seconds; beyond them a request is given up, and asked again alone.
 PATIENCE = 60.0

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.fuzz_client import Reply
+from tests.support.fuzz.client import Reply
 
 # Seconds that no answer may take, alone on an idle machine.
 SLOWEST = 40.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import TEXT_ONLY, TINY
-from benchmarks.soak_rules import MEGABYTE
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2
+from tests.support.soak.rules import MEGABYTE
 
 SEATS = 40
 ENVIRONMENT = {
@@ -54,8 +54,8 @@ class Model:
 
 
 MODELS = {
-    "llada2": Model(TINY / "tiny-llada2", "mask", 12 * MEGABYTE),
-    "gemma": Model(TINY / "tiny-diffusiongemma", "uniform", 9 * MEGABYTE, TEXT_ONLY),
+    "llada2": Model(TINY_LLADA2, "mask", 12 * MEGABYTE),
+    "gemma": Model(TINY_GEMMA, "uniform", 9 * MEGABYTE, TEXT_ONLY_FLAGS),
 }
 SLOW = {
     "mask": {"diffusion_algorithm": "LowConfidence", "diffusion_threshold": 2.0},

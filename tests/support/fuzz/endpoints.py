@@ -135,7 +135,7 @@ def endpoints(document: Mapping[str, Any], corruption: str) -> list[Endpoint]:
             if method != "get" and path not in LEAST:
                 raise ValueError(
                     f"{method.upper()} {path}: the server opens it and benchmarks/"
-                    "fuzz_endpoints.py has neither a body for it (LEAST) nor a reason to pass it "
+                    "fuzz/endpoints.py has neither a body for it (LEAST) nor a reason to pass it "
                     "over (PASSED_OVER)"
                 )
             least = LEAST[path] if method != "get" else None

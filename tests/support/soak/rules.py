@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.soak_client import COMPLETED, FAILED, Answer, Outcome
+from tests.support.soak.client import COMPLETED, FAILED, Answer, Outcome
 
 MEGABYTE = 1 << 20
 # Memory may grow in the first fifth of a run, and in its first 150 requests: by then

@@ -162,7 +162,7 @@ def random_checkpoint(path: Path, seed: int, **shape: object) -> dict:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     save_file(_random_weights(config, seed), path / "model.safetensors", {"format": "pt"})
-    _write_tokenizer(path, config["vocab_size"], config.get("mask_token_id"))
+    write_tokenizer(path, config["vocab_size"], config.get("mask_token_id"))
     return config
 
 
@@ -208,7 +208,8 @@ def _random_weights(c: dict, seed: int) -> dict[str, torch.Tensor]:
     return w
 
 
-def _write_tokenizer(path: Path, vocabulary: int, mask: int | None) -> None:
+def write_tokenizer(path: Path, vocabulary: int, mask: int | None) -> None:
+    """A tokenizer of whole words, one for each id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

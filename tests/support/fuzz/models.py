@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import TEXT_ONLY, TINY
-from tests.e2e.server import Server
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2
+from tests.support.server import Server
+from tests.support.tiny_llama import write_tiny_llama
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # endpoints of development
@@ -59,8 +60,8 @@ class Model:
 
 
 MODELS = {
-    "llada2": Model(TINY / "tiny-llada2", "mask"),
-    "gemma": Model(TINY / "tiny-diffusiongemma", "uniform", TEXT_ONLY),
+    "llada2": Model(TINY_LLADA2, "mask"),
+    "gemma": Model(TINY_GEMMA, "uniform", TEXT_ONLY_FLAGS),
 }
 
 
@@ -74,21 +75,6 @@ def plain_server(scratch: Path) -> Server:
 
 
 def _write_plain(folder: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=272,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=256,
-        eos_token_id=257,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    write_tiny_llama(folder, 272, 2048, bos_token_id=256, eos_token_id=257)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(TINY / "tiny-llada2" / name, folder / name)
+        shutil.copy(TINY_LLADA2 / name, folder / name)

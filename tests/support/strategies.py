@@ -1,4 +1,4 @@
-"""What people send: everything but what was meant, and the last values that are still allowed."""
+"""Random values that users may send: wrong kinds, and the last values that are still allowed."""
 
 from __future__ import annotations
 
