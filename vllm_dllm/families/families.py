@@ -16,11 +16,16 @@ from torch import nn
 from vllm.config.compilation import CompilationMode
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.attention.metadata import AttentionRule, BlockCausal, CausalUnlessDenoised
+from vllm_dllm.attention.metadata import AttentionRule
 from vllm_dllm.decoding import Corruption, get_algorithm
+from vllm_dllm.families.diffusion_gemma.attention import (
+    CausalUnlessDenoised,
+    causal_unless_denoised_rules,
+)
 from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
-from vllm_dllm.ops.attention.masks import Window
+from vllm_dllm.families.llada2.attention import BlockCausal, block_causal_rules
+from vllm_dllm.ops.attention.masks import WindowRule
 from vllm_dllm.settings.parsing import (
     STEPS,
     DllmSettings,
@@ -199,8 +204,6 @@ def _llada2(vllm_config: VllmConfig, served: Served) -> Family:
     def attention(slots: SlotState, ruled: bool) -> AttentionRule:
         if not ruled:
             return BlockCausal(served.length, slots.device)
-        from vllm_dllm.attention.backend import block_causal_rules
-
         return block_causal_rules(slots)
 
     return Family(
@@ -236,9 +239,7 @@ def _diffusion_gemma(vllm_config: VllmConfig, served: Served) -> Family:
     def attention(slots: SlotState, ruled: bool) -> AttentionRule:
         if not ruled:
             return CausalUnlessDenoised(slots)
-        from vllm_dllm.attention.backend import causal_unless_denoised_rules
-
-        return causal_unless_denoised_rules(slots, Window[served.settings.window.upper()])
+        return causal_unless_denoised_rules(slots, WindowRule[served.settings.window.upper()])
 
     return Family(
         kind=CanvasKind(served.length, vocabulary, None, aligned=False),

@@ -9,7 +9,7 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
-from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.families.families import served_of, settings_of
 from vllm_dllm.families.llada2.hf_config import MASK_TOKEN
@@ -66,7 +66,7 @@ class LLaDA2EngineConfig(VerifyAndUpdateConfig):
         refuse_unsupported(vllm_config)
         heed_every_name(vllm_config, masked=True)
         check_quantization(vllm_config)
-        check_choice(vllm_config, Masking(True, "symmetric", length))
+        check_backend_choice(vllm_config, ModelMasks(True, "symmetric", length))
         check_budget(vllm_config, length)
         align_context(vllm_config, length)
         align_pages(vllm_config, length)

@@ -15,8 +15,8 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
-from vllm_dllm.attention.metadata import AttentionRule, Batch
-from vllm_dllm.attention.support import Masking, take_routes
+from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
+from vllm_dllm.attention.support import ModelMasks, settle_support
 from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
 from vllm_dllm.families.families import Family, compiles, family_of
 from vllm_dllm.frontend.admission import GREEDY_EPSILON
@@ -51,7 +51,7 @@ class DiffusionModelState(ModelState):
         self.family: Family = family_of(vllm_config)
         self.slots = SlotState(self.max_num_reqs, self.family.kind, device)
         kind, window = self.family.kind, self.family.served.settings.window
-        ruled = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
+        ruled = settle_support(vllm_config, ModelMasks(kind.aligned, window, kind.length))
         self.attention: AttentionRule = self.family.attention(self.slots, ruled)
         self.embeddings: InputEmbeddings | None = self.family.embeddings(self)
         self.statistics, self.whole = self.family.statistics(self.model, self.slots)
@@ -225,7 +225,7 @@ class DiffusionModelState(ModelState):
             "positions": input_batch.positions,
             "for_cudagraph_capture": for_capture,
         }
-        batch = Batch(input_batch, full, block_tables, common)
+        batch = AttentionBatch(input_batch, full, block_tables, common)
         # A captured graph must hold for any length; else the host knows a bound.
-        common["max_seq_len"] = self.max_model_len if for_capture else batch.furthest
+        common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)

@@ -9,7 +9,7 @@ from vllm.model_executor.models.config import (
     VerifyAndUpdateConfig,
 )
 
-from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.families.families import generation_config, served_of, settings_of
@@ -89,7 +89,7 @@ class DiffusionGemmaEngineConfig(VerifyAndUpdateConfig):
         check_kernels(served)
         fuses(vllm_config, served.settings)  # refuses it
         prefer_compiled_norms(vllm_config)
-        check_choice(vllm_config, Masking(False, settings.window, served.length))
+        check_backend_choice(vllm_config, ModelMasks(False, settings.window, served.length))
         check_budget(vllm_config, served.length)
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         vllm_config.model_config.dllm = served

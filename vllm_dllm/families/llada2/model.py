@@ -1,7 +1,7 @@
 """LLaDA2 on vLLM's BailingMoeV2 backbone.
 
 The backbone is the same network; what differs is who decides the attention mask (the
-model state, see `vllm_dllm.attention.metadata`) and that logits are never handed to vLLM's
+model state, see `vllm_dllm.families.llada2.attention`) and that logits are never handed to vLLM's
 own sampler: `compute_logits` passes hidden states through and the diffusion sampler
 calls `head` on as many rows at a time as it likes.
 """
