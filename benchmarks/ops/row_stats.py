@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
 from vllm_dllm.ops.noise.keyed import row_keys
-from vllm_dllm.ops.statistics.fold_triton import MeasuredStatistics, measured
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import HeadTile, head_statistics
+from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics, measured
 from vllm_dllm.ops.statistics.rows import row_statistics
 from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.sampled import draw

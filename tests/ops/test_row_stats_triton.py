@@ -18,8 +18,8 @@ from tests.ops.test_sampled_stats import Meeting
 from vllm_dllm.ops.noise import keyed as noise
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics import tiled as tiled_stats
-from vllm_dllm.ops.statistics.fold_triton import MeasuredStatistics
 from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics
 from vllm_dllm.ops.statistics.rows import row_statistics
 from vllm_dllm.ops.statistics.sampled import (
     FIRST_GROUP_INDEX,
@@ -33,7 +33,7 @@ from vllm_dllm.ops.statistics.sampled import (
 )
 
 NOISE = interpreted("tests.ops.draw_noise_triton")
-FOLD = interpreted("vllm_dllm.ops.statistics.fold_triton")
+LAUNCH = interpreted("vllm_dllm.ops.statistics.launch_triton")
 ROWS = interpreted("vllm_dllm.ops.statistics.rows_triton")
 HEADS = interpreted("vllm_dllm.ops.statistics.head_triton")
 SOFT = interpreted("vllm_dllm.ops.statistics.soft_embedding_triton")
@@ -57,7 +57,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         value = float("nan") if dtype.is_floating_point else 987_654_321
         return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
-    for module in (FOLD, SOFT):
+    for module in (LAUNCH, SOFT):
         monkeypatch.setattr(module, "empty", poisoned)
 
 
@@ -107,7 +107,7 @@ def check_all(
     """Statistics against those of logits in float64 and of logits in eager float32."""
     greedy = temperature == 0
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
-    # A capped logit is off by as much as `head_stats_triton.capped` states, and so are two.
+    # A capped logit is off by as much as `head_triton.capped` states, and so are two.
     slack = 4e-6 + 4e-7 * (cap or 0.0) / float(divisor.min())
     exact, eager = exact / divisor.double(), eager / divisor
     best = exact.max(-1).values
@@ -129,7 +129,7 @@ def check_all(
 
 
 def test_noise_is_that_of_the_reference() -> None:
-    """Uniform numbers bit for bit; Gumbel noise within what `noise_triton.gumbel` states."""
+    """Uniform numbers bit for bit; Gumbel noise within what `keyed_triton.gumbel` states."""
     keys = row_keys(torch.arange(6, device=DEVICE), 5)
     out = torch.full((2, 6, 4096), torch.nan, device=DEVICE)
     for first in (0, FIRST_GROUP_INDEX + 12_345):
@@ -296,7 +296,7 @@ def test_only_what_is_wanted_is_computed(launches: list[str]) -> None:
     found = HEADS.head_statistics(case.hidden, head, forbidden=3, tile=TILE)
     assert torch.equal(found.sample, found.token)
     want = row_statistics(case.eager.clone(), 3, entropy=True)
-    got = FOLD.measured(found, torch.zeros((), dtype=torch.bool, device=DEVICE))
+    got = LAUNCH.measured(found, torch.zeros((), dtype=torch.bool, device=DEVICE))
     assert torch.equal(got.token, want.token)
     torch.testing.assert_close(got.probability, want.probability, atol=4e-6, rtol=0)
     torch.testing.assert_close(got.entropy, want.entropy, atol=4e-6, rtol=0)
@@ -346,7 +346,7 @@ def test_samples_do_not_depend_on_tiles_splits_or_the_batch(
     assert torch.equal(got.sample, want[shuffled])
     wide = replace(TILE, rows=64, ids=256, depth=16)
     for share in (1, 3, 100):  # tiles of a split: from many splits to one
-        monkeypatch.setattr(FOLD, "tiles_per_split", lambda *_, share=share: share)
+        monkeypatch.setattr(LAUNCH, "tiles_per_split", lambda *_, share=share: share)
         got = HEADS.head_statistics(case.hidden, case.head, temperature, keys, tile=wide)
         assert torch.equal(got.sample, want)
 
@@ -446,13 +446,13 @@ def test_work_is_spread_over_the_multiprocessors() -> None:
         (32, 2048, 132),
         (8, 2048, 132),
     ):
-        share = FOLD.tiles_per_split(row_tiles, tiles, slots)
+        share = LAUNCH.tiles_per_split(row_tiles, tiles, slots)
         programs = row_tiles * -(-tiles // share)
         waves = -(-programs // slots)
-        assert -(-tiles // share) <= FOLD.MAX_SPLITS
+        assert -(-tiles // share) <= LAUNCH.MAX_SPLITS
         # The time of the waves over that of a perfect division.
         assert waves * slots * share < 1.15 * row_tiles * tiles, (row_tiles, tiles, slots)
-    assert FOLD.tiles_per_split(1, 10_000, 10_000) * FOLD.MAX_SPLITS >= 10_000
+    assert LAUNCH.tiles_per_split(1, 10_000, 10_000) * LAUNCH.MAX_SPLITS >= 10_000
 
 
 @pytest.mark.skipif(NATIVE, reason="interprets nothing")

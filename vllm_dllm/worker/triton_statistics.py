@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.ops.statistics.fold_triton import measured
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import head_statistics
+from vllm_dllm.ops.statistics.launch_triton import measured
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.sampled import wanted_of
