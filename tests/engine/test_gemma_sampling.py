@@ -14,7 +14,7 @@ from examples.tiny.tasks import Problem, held_out_set
 from examples.tiny.tokens import gemma_processor
 from examples.tiny.training import Encoder
 from tests.engine.harness import Engine, count_calls, engine
-from tests.ops.test_noise import limit
+from tests.ops.chi_square import limit
 from tests.reference_gemma import COLD, Reference
 from vllm_dllm.decoding.masked_entropy_bound import within_bound
 

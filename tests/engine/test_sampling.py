@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.engine.harness import Engine, count_calls, engine
-from tests.ops.test_noise import limit
+from tests.ops.chi_square import limit
 from tests.reference_llada2 import Reference, random_checkpoint
 
 pytestmark = pytest.mark.engine
