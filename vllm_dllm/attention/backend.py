@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.cpu.store import store
+from vllm_dllm.cpu.kv_cache_store import store_keys_and_values
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.masks import MaskRule
 
@@ -165,7 +165,7 @@ class MaskAttentionImpl(TritonAttentionImpl):
     ) -> None:
         """See vLLM's class."""
         if key.device.type == "cpu":
-            store(key, value, kv_cache, slot_mapping)
+            store_keys_and_values(key, value, kv_cache, slot_mapping)
         else:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
