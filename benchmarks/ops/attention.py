@@ -1,15 +1,15 @@
-"""The attention kernel on a GPU: right first, then how fast, and against what else there is.
+"""The attention kernel on a GPU: checks its results, then times it and the alternatives to it.
 
     python benchmarks/ops/attention.py [--json PATH] [--only llada2]
 
 Needs torch and Triton only. Every shape is checked against the reference before it is timed; a
 wrong kernel ends the run. Times are compared with the machine's own copy bandwidth and matrix rate,
-and with what a user would have instead: FlexAttention and SDPA on contiguous keys and values,
-vLLM's unified attention where vLLM is importable (it is wrong for a canvas longer than its window,
-which is no shape of DiffusionGemma), and, for prefills, the same kernel on virtual sequences.
+and with what a user would have instead: FlexAttention and SDPA on contiguous keys and values;
+vLLM's unified attention where vLLM can be imported (it is wrong for a canvas longer than its window,
+which no shape of DiffusionGemma has); and, for prefills, the same kernel on virtual sequences.
 
-Without a GPU only ``--quick`` runs, in Triton's interpreter: TRITON_INTERPRET=1 and this script
-check tiny shapes and time nothing.
+Without a GPU only ``--quick`` works, with TRITON_INTERPRET=1: it checks tiny shapes in Triton's
+interpreter and times nothing.
 """
 
 from __future__ import annotations

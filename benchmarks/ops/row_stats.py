@@ -1,4 +1,4 @@
-"""Row statistics and the soft embedding on a GPU: right first, then how fast, and against what.
+"""Row statistics and the soft embedding on a GPU: checks the kernels, then times them.
 
     python benchmarks/ops/row_stats.py [--json PATH] [--only gemma] [--sweep]
 
@@ -8,8 +8,8 @@ own copy bandwidth and matrix rate, and with what a user would have instead: who
 in torch (eager and compiled), the tiles of torch operators that this package uses elsewhere, and
 the product with the head alone. ``--sweep`` times other tiles of the first pass as well.
 
-Without a GPU only ``--quick`` runs, in Triton's interpreter: TRITON_INTERPRET=1 and this script
-check tiny shapes and time nothing.
+Without a GPU only ``--quick`` works, with TRITON_INTERPRET=1: it checks tiny shapes in Triton's
+interpreter and times nothing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("garbage_before_kernels")
 
 
 def test_noise_is_that_of_the_reference() -> None:
-    """Uniform numbers bit for bit; Gumbel noise within what `keyed_triton.gumbel` states."""
+    """Uniform numbers bit for bit; Gumbel noise within the error that `gumbel` states."""
     keys = row_keys(torch.arange(6, device=DEVICE), 5)
     out = torch.full((2, 6, 4096), torch.nan, device=DEVICE)
     for first in (0, FIRST_GROUP_INDEX + 12_345):
