@@ -5,8 +5,9 @@
 Needs torch and Triton only. Every shape is checked against the reference before it is timed; a
 wrong kernel ends the run. Times are compared with the machine's own copy bandwidth and matrix rate,
 and with what a user would have instead: FlexAttention and SDPA on contiguous keys and values;
-vLLM's unified attention where vLLM can be imported (it is wrong for a canvas longer than its window,
-which no shape of DiffusionGemma has); and, for prefills, the same kernel on virtual sequences.
+vLLM's unified attention where vLLM can be imported (it is wrong for a canvas longer than its
+window, which no shape of DiffusionGemma has); and, for prefills, the same kernel on virtual
+sequences.
 
 Without a GPU only ``--quick`` works, with TRITON_INTERPRET=1: it checks tiny shapes in Triton's
 interpreter and times nothing.
