@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = {
-    "attention": ("attention_triton", "paged_attention"),
-    "head": ("head_stats_triton", "head_kernel"),
-    "rows": ("row_stats_triton", "rows_kernel"),
-    "weights": ("soft_embedding_triton", "weights_kernel"),
+    "attention": ("attention.launch_triton", "paged_attention"),
+    "head": ("statistics.head_triton", "head_kernel"),
+    "rows": ("statistics.rows_triton", "rows_kernel"),
+    "weights": ("statistics.soft_embedding_triton", "weights_kernel"),
 }
 
 

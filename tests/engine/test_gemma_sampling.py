@@ -12,7 +12,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 from examples.tiny.tasks import Problem, held_out_set
 from examples.tiny.tokens import gemma_processor
 from examples.tiny.training import Encoder
-from tests.ops.test_noise import limit
+from tests.ops.chi_square import limit
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.engine import Engine, count_calls, engine
 from tests.support.reference_gemma import COLD, Reference

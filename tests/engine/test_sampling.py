@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ops.test_noise import limit
+from tests.ops.chi_square import limit
 from tests.support.engine import Engine, count_calls, engine
 from tests.support.reference_llada2 import Reference, random_checkpoint
 

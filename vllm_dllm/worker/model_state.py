@@ -15,8 +15,8 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
-from vllm_dllm.attention.metadata import AttentionRule, Batch
-from vllm_dllm.attention.support import Masking, take_routes
+from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
+from vllm_dllm.attention.support import ModelMasks, settle_support
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
@@ -57,7 +57,7 @@ class DiffusionModelState(ModelState):
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
         window = self.served.settings.window
-        own = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
+        own = settle_support(vllm_config, ModelMasks(kind.aligned, window, kind.length))
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
         self.embeddings = self.family.embeddings(self)
         self.reports = LogprobReports(self.slots, self.model_config.logprobs_mode)
@@ -236,7 +236,7 @@ class DiffusionModelState(ModelState):
             "positions": input_batch.positions,
             "for_cudagraph_capture": for_capture,
         }
-        batch = Batch(input_batch, full, block_tables, common)
+        batch = AttentionBatch(input_batch, full, block_tables, common)
         # A captured graph must hold for any length; else the host knows a bound.
-        common["max_seq_len"] = self.max_model_len if for_capture else batch.furthest
+        common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 
-from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import served_of, settings_of
@@ -56,7 +56,7 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
     refuse_unsupported(vllm_config)
     warn_of_unread_names(vllm_config, unread)
     check_quantization(vllm_config)
-    check_choice(vllm_config, Masking(True, "symmetric", length))
+    check_backend_choice(vllm_config, ModelMasks(True, "symmetric", length))
     check_budget(vllm_config, length)
     align_context(vllm_config, length)
     align_pages(vllm_config, length)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
-from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.checkpoints.config_fields import unknown_gemma_fields
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
@@ -77,7 +77,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     check_kernels(served)
     fuses(vllm_config, served.settings, family.commits_in_place)  # refuses it
     prefer_compiled_norms(vllm_config)
-    check_choice(vllm_config, Masking(False, settings.window, served.length))
+    check_backend_choice(vllm_config, ModelMasks(False, settings.window, served.length))
     check_budget(vllm_config, served.length)
     vllm_config.scheduler_config.scheduler_cls = SCHEDULER
     vllm_config.model_config.dllm = served

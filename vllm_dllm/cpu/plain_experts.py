@@ -1,12 +1,13 @@
 """Quantized experts on a CPU for which vLLM has no kernel.
 
-vLLM's own methods make and load the parameters of quantized experts, on every platform. What its
-CPU build lacks is what multiplies with them: on x86 the kernels for INT8, FP8 and INT4 experts
-need AMX tiles and take few activations and routers, and its emulation of NVFP4 is written in
-Triton. Where vLLM finds a kernel it is used; where it finds none, the classes below dequantize
-the weights once, when they are loaded, into the model's dtype, and round what enters each
-product as the scheme's kernels on a GPU do. The weights of the experts then take the memory of
-an unquantized checkpoint.
+vLLM's own methods make and load the parameters of quantized experts on every platform. What its CPU
+build lacks are kernels that multiply with them: on x86, those for INT8, FP8 and INT4 experts need
+AMX tiles and support few activations and routers, and the emulation of NVFP4 is written in Triton.
+
+Where vLLM finds a kernel, that kernel is used. Where it finds none, the classes below dequantize
+the weights to the model's dtype once, when they are loaded, and round the inputs of each product as
+the scheme's kernels on a GPU do. The weights of the experts then take the memory of an unquantized
+checkpoint.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 
 logger = init_logger("vllm.dllm.cpu")
 
-# Rounds rows [tokens, channels] as a scheme does; same shape and dtype.
+# Rounds rows [tokens, channels] as a quantization scheme does; keeps shape and dtype.
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
-_GATES: dict[MoEActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATIONS: dict[MoEActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     MoEActivation.SILU: F.silu,
     MoEActivation.GELU: F.gelu,
     MoEActivation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
@@ -37,7 +38,10 @@ _GATES: dict[MoEActivation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class PlainExperts(mk.FusedMoEExpertsModular):
-    """Experts in plain PyTorch, one after the other, with rounded inputs to both products."""
+    """Experts in plain PyTorch, one after another, with rounded inputs to both products.
+
+    `first` and `second` round the inputs of the first and of the second product.
+    """
 
     def __init__(self, moe_config: Any, first: Rounding, second: Rounding) -> None:
         super().__init__(moe_config, FusedMoEQuantConfig.make())
@@ -45,7 +49,7 @@ class PlainExperts(mk.FusedMoEExpertsModular):
 
     @property
     def expects_unquantized_inputs(self) -> bool:
-        """The rows are rounded here, and not before."""
+        """`apply` rounds the rows, vLLM must not do it before."""
         return True
 
     @staticmethod
@@ -67,18 +71,18 @@ class PlainExperts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_activation(activation: MoEActivation) -> bool:
-        return activation in _GATES
+        return activation in _ACTIVATIONS
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
         return True
 
     def workspace_shapes(self, M: int, N: int, K: int, *rest: Any) -> tuple[Any, ...]:  # noqa: N803
-        """No workspace; one row of `K` per token comes out."""
+        """No workspace; the output is ``[M, K]``, one row for each token."""
         return (0,), (0,), (M, K)
 
     def finalize_weight_and_reduce_impl(self) -> mk.TopKWeightAndReduce:
-        """Nothing is left to do: `apply` weighs and adds."""
+        """`apply` weights and sums the experts itself."""
         return TopKWeightAndReduceNoOP()
 
     def apply(
@@ -95,27 +99,28 @@ class PlainExperts(mk.FusedMoEExpertsModular):
         apply_router_weight_on_input: bool = False,
         **unused: Any,
     ) -> None:
-        """Write the weighted sum of the chosen experts to `output` [tokens, hidden].
+        """Write the weighted sum of the chosen experts to `output` ``[tokens, hidden]``.
 
-        `w1` is [experts, 2 * size, hidden], gates before ups, `w2` [experts, hidden, size].
+        `w1` is ``[experts, 2 * size, hidden]``, gates before ups, and `w2`
+        ``[experts, hidden, size]``.
         """
         first, second = self.roundings
-        gate_of = _GATES[activation]
+        activate = _ACTIVATIONS[activation]
         ids = topk_ids if expert_map is None else expert_map[topk_ids]
         rows = first(hidden_states)
         total = torch.zeros(output.shape, dtype=torch.float32)
         for expert in ids[ids >= 0].unique().tolist():
             token, place = torch.where(ids == expert)
             gate, up = F.linear(rows[token], w1[expert]).chunk(2, dim=-1)
-            out = F.linear(second(gate_of(gate) * up), w2[expert]).float()
+            out = F.linear(second(activate(gate) * up), w2[expert]).float()
             if not apply_router_weight_on_input:
                 out *= topk_weights[token, place, None]
             total.index_add_(0, token, out)
         output.copy_(total)
 
 
-def as_it_is(rows: torch.Tensor) -> torch.Tensor:
-    """Weight-only schemes round no activation."""
+def unrounded(rows: torch.Tensor) -> torch.Tensor:
+    """For schemes that quantize weights only."""
     return rows
 
 
@@ -131,7 +136,7 @@ def fp8_by_token(rows: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_by_tensor(scale: torch.Tensor | None) -> Rounding:
-    """FP8 (E4M3) with one scale: a static one, or None for the largest magnitude over 448."""
+    """FP8 (E4M3) with one scale for all rows: `scale`, or their largest magnitude over 448."""
 
     def rounded(rows: torch.Tensor) -> torch.Tensor:
         return _fp8(rows, rows.float().abs().max() / 448 if scale is None else scale)
@@ -157,48 +162,54 @@ def nvfp4(global_scale: torch.Tensor) -> Rounding:
     return rounded
 
 
-def scaled(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Float32 weights [experts, out, in]; scales are [experts, out or 1, groups or 1]."""
+def apply_scales(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Float32 weights ``[experts, out, in]``; scales are ``[experts, out or 1, groups or 1]``."""
     groups = scale.shape[-1]
     grouped = weight.float().unflatten(-1, (groups, -1))
     return (grouped * scale.float().unsqueeze(-1)).flatten(-2)
 
 
 def int4_values(packed: torch.Tensor) -> torch.Tensor:
-    """[experts, out, in / 8] int32, the first input in the lowest bits, to -8..7 [.., in]."""
+    """Unpack int32 ``[experts, out, in / 8]`` to int8 ``[experts, out, in]``, values -8 to 7.
+
+    The first input is in the lowest four bits.
+    """
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2).to(torch.int8) - 8
 
 
 def e2m1_values(packed: torch.Tensor) -> torch.Tensor:
-    """[experts, out, in / 2] uint8, the first input in the low half, to float32 [.., in]."""
+    """Unpack uint8 ``[experts, out, in / 2]`` to float32 ``[experts, out, in]``.
+
+    The first input is in the low half of a byte.
+    """
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     table = torch.cat([magnitudes, -magnitudes])
     halves = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     return table[halves.long()]
 
 
-class StandIn:
+class PlainExpertsFallback:
     """Mixed into a quantized experts method of vLLM: plain experts where it finds no kernel.
 
-    A method that found one stays as it is.
+    A method that has found a kernel works as it does in vLLM.
     """
 
-    stands_in = False
+    uses_plain_experts = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().__init__(*args, **kwargs)
         except NotImplementedError as reason:
             # The search for a kernel is the last thing that these constructors do.
-            self.stand_in(str(reason))
+            self.use_plain_experts(str(reason))
         else:
             if self.experts_cls is None:
-                self.stand_in("no kernel for the CPU")
+                self.use_plain_experts("no kernel for the CPU")
 
-    def stand_in(self, reason: str) -> None:
-        """Take over; what the constructor would have set after its search is set here."""
-        self.stands_in = True
+    def use_plain_experts(self, reason: str) -> None:
+        """Set what the constructor would have set after its search, and warn."""
+        self.uses_plain_experts = True
         self.experts_cls = PlainExperts
         logger.warning_once(
             "%s on this CPU: %s; experts are dequantized when they are loaded and take the "
@@ -209,22 +220,22 @@ class StandIn:
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Dequantize, unless vLLM has a kernel."""
-        if not self.stands_in:
+        if not self.uses_plain_experts:
             super().process_weights_after_loading(layer)  # type: ignore[misc]
             return
         dtype = self.moe.in_dtype  # type: ignore[attr-defined]
         w13, w2 = (weight.to(dtype) for weight in self.dequantized(layer))
         first, second = self.roundings(layer)
-        self.take(layer, (w13, w2), first, second)
+        self.install_plain_experts(layer, (w13, w2), first, second)
 
-    def take(
+    def install_plain_experts(
         self,
         layer: torch.nn.Module,
         weights: tuple[torch.Tensor, torch.Tensor],
         first: Rounding,
         second: Rounding,
     ) -> None:
-        """Put plain weights in the place of the quantized ones, and plain experts on them."""
+        """Replace the layer's quantized weights by plain ones, and its kernel by plain experts."""
         for name in [name for name in layer._parameters if name.startswith(("w13_", "w2_"))]:
             delattr(layer, name)
         for name, weight in zip(("w13_weight", "w2_weight"), weights, strict=True):
@@ -240,22 +251,22 @@ class StandIn:
             use_monolithic=False,
         )
         self.moe_kernel = mk.FusedMoEKernel(prepare, experts)
-        _keep_whole(layer.layer_name)
+        _call_as_one_operator(layer.layer_name)
 
     def dequantized(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 weights of both products from the loaded parameters."""
+        """Float32 weights of both products, from the loaded parameters."""
         raise NotImplementedError
 
     def roundings(self, layer: torch.nn.Module) -> tuple[Rounding, Rounding]:
-        """What rounds the rows that enter the first and the second product."""
+        """The roundings of the inputs of the first and the second product."""
         raise NotImplementedError
 
 
-def _keep_whole(layer_name: str) -> None:
+def _call_as_one_operator(layer_name: str) -> None:
     """Let a compiled model call these experts as one operator.
 
-    The compiler cannot look into a loop over the experts that were chosen. vLLM has such operators
-    and calls through them on every platform but the CPU, whose own experts it can look into.
+    The compiler cannot trace a loop over the experts that were chosen. vLLM has such operators and
+    uses them on every platform but the CPU, whose own experts the compiler can trace.
     """
     runner = get_current_vllm_config().compilation_config.static_forward_context[layer_name]
     ops = torch.ops.vllm

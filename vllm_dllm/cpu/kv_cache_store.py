@@ -1,23 +1,23 @@
-"""Keys and values into pages, where vLLM's Triton backend has only a kernel for GPUs."""
+"""Storing keys and values in the paged cache: vLLM's Triton backend has a kernel for GPUs only."""
 
 from __future__ import annotations
 
 import torch
 
 
-def store(
+def store_keys_and_values(
     key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     """Write a step's keys and values into the cache.
 
     Args:
-        key: ``[tokens or more, KV heads, head size]``.
-        value: the same.
-        kv_cache: ``[pages, KV heads, page size, 2 * head size]``.
-        slot_mapping: int64 ``[tokens]``, page times page size plus slot; -1 for padding.
+        key: ``[n, KV heads, head size]``, with n at least the number of tokens.
+        value: of the same shape.
+        kv_cache: ``[pages, KV heads, page size, 2 * head size]``, keys before values.
+        slot_mapping: int64 ``[tokens]``, page * page size + slot in the page; -1 for padding.
 
     Raises:
-        ValueError: the cache has another dtype than the keys.
+        ValueError: the cache has a different dtype from the keys.
     """
     if kv_cache.dtype != key.dtype:
         raise ValueError(f"no {kv_cache.dtype} KV cache for {key.dtype} keys on this platform")

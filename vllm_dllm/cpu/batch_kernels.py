@@ -1,12 +1,12 @@
-"""numpy stand-ins for the bookkeeping kernels that Model Runner V2 launches every step.
+"""numpy stand-ins for the kernels with which Model Runner V2 keeps its batch, every step.
 
-Each function takes the launch grid and then the Triton kernel's own arguments under the
-kernel's own names; `launch.KernelStandIn` does the binding. Arguments called `*_ptr` are the
-tensors that vLLM passes at the launch, so `x.numpy()` is a view of the very memory the kernel
-would have written. Tiling arguments are left out unless they bound what is written.
+Each function takes the launch grid and then the arguments of the Triton kernel, under the kernel's
+own names; `launch.KernelStandIn` binds them. Arguments called `*_ptr` are the tensors that vLLM
+passes at the launch, so `x.numpy()` is a view of the memory that the kernel would have written.
+Tiling arguments are left out unless they limit what is written.
 
-A batch has at most some dozens of requests, so most functions are a short loop of slices: at
-that size a slice costs a third of a microsecond and a torch operator ten times as much.
+A batch has a few dozen requests at most, so most functions are a short loop over slices. At that
+size a slice costs a third of a microsecond, and a torch operator ten times as much.
 
 Notation in the shape comments: R = requests in the batch, S = slots (`max_num_reqs`),
 T = tokens in the batch, G = KV cache groups, L = longest run of draft tokens.
@@ -33,11 +33,11 @@ def prepare_prefill_inputs(
     num_computed_tokens_ptr: Tensor,  # [S]
     LOOKAHEAD_BLOCK: int,
 ) -> None:
-    """Copy the prompt tokens of this step, and note the ones that follow.
+    """Copy the prompt tokens of this step, and the few that follow them.
 
-    A canvas that was rolled back into the prompt still counts as prefill here and may reach
-    past the end of the slot's row. The kernel then reads the neighbour's tokens, which the
-    draft tokens overwrite; a slice can only give what exists, and gives that.
+    A canvas that was rolled back into the prompt still counts as prefill here and may reach past
+    the end of the slot's row. The kernel then reads the next slot's tokens, which the draft tokens
+    overwrite later; this function copies only the tokens that the row has.
     """
     slots = idx_mapping_ptr.numpy()[: grid[0]]
     computed = num_computed_tokens_ptr.numpy()[slots]
@@ -98,7 +98,10 @@ def combine_sampled_and_draft_tokens(
     BLOCK_SIZE: int,
     NUM_NEW_SAMPLED_TOKENS: int = 1,
 ) -> None:
-    """Say which rows get logits, and put the last token and the drafts (the canvas) in place."""
+    """Write which rows get logits, and the input ids of the last token and of the drafts.
+
+    A canvas is a run of draft tokens.
+    """
     count = grid[0]
     slots = idx_mapping_ptr.numpy()[:count]
     limits = prefill_len_ptr.numpy()[slots].tolist()
@@ -113,7 +116,7 @@ def combine_sampled_and_draft_tokens(
         width = min(num_logits, BLOCK_SIZE)
         indices[cu[i] : cu[i] + width] = np.arange(start, start + width)
         if seq_lens[i] <= limits[i]:
-            continue  # still inside the prompt: there is neither a sampled nor a draft token
+            continue  # inside the prompt there is neither a sampled nor a draft token
         if NUM_NEW_SAMPLED_TOKENS > 0 and seq_lens[i] - num_logits >= limits[i]:
             input_ids[start] = last[slot]
         num_drafts = num_logits - NUM_NEW_SAMPLED_TOKENS
@@ -144,7 +147,7 @@ def get_num_sampled_and_rejected(
 
 def post_update(
     grid: Grid,  # (R,)
-    idx_mapping_ptr: Tensor,  # [R]; a negative entry means: skip this row
+    idx_mapping_ptr: Tensor,  # [R]; rows with a negative entry are skipped
     num_computed_tokens_ptr: Tensor,  # [S]
     last_sampled_tokens_ptr: Tensor,  # [S, 1] or [S]
     output_bin_counts_ptr: Tensor | None,  # [S, vocabulary]
@@ -158,10 +161,10 @@ def post_update(
     draft_tokens_out_ptr: Tensor | None = None,  # [S, drafts]
     num_draft_tokens: int = 0,
 ) -> None:
-    """Append what was sampled to each request and move its computed length.
+    """Append the sampled tokens to each request and advance its computed length.
 
-    A last canvas may end behind max_model_len. The kernel then writes into the neighbour's
-    row; here the surplus is dropped, while every length is counted as the kernel counts it.
+    A last canvas may end behind max_model_len. The kernel then writes into the next slot's row.
+    Here the surplus tokens are dropped; lengths are counted as the kernel counts them.
     """
     count = grid[0]
     num_sampled = num_sampled_ptr.numpy()[:count].tolist()
