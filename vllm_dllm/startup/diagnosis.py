@@ -6,7 +6,7 @@ import os
 from importlib import metadata
 from typing import Any
 
-from vllm_dllm.vllm_patches.compat import is_ours
+from vllm_dllm.vllm_patches.registration import is_ours
 
 PLUGIN_NAME = "dllm"
 

@@ -1,8 +1,7 @@
 from dataclasses import dataclass
 
-from vllm_dllm.ranges import AlgorithmConfig, setting
-
 from vllm_dllm.decoding import MaskedAlgorithm, confidence, reveal
+from vllm_dllm.settings.ranges import AlgorithmConfig, setting
 
 
 @dataclass(frozen=True)
