@@ -126,7 +126,8 @@ def test_an_algorithm_by_its_path_has_settings() -> None:
     """They are unknown until the path is imported, which must come first."""
     package = Path(__file__).parent / "packages" / "half_at_a_time"
     settings = {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}
-    done = show_config("tiny-llada2", settings, PYTHONPATH=str(package))
+    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+    done = show_config("tiny-llada2", settings, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["algorithm", "HalfAtATime", "server"] in lines
