@@ -132,7 +132,9 @@ class FrontEnd:
                 await self._settle(*constraint)
         return answer
 
-    def convert(self, request: Any, convert: Callable[[], SamplingParams]) -> SamplingParams:
+    def convert(
+        self, request: Any, to_sampling_params: Callable[[], SamplingParams]
+    ) -> SamplingParams:
         """The sampling parameters of an HTTP request, refused before an answer begins.
 
         vLLM validates a streamed request only once its stream has begun, with status 200, and
@@ -140,14 +142,14 @@ class FrontEnd:
 
         Args:
             request: of vLLM's HTTP server.
-            convert: vLLM's own conversion of it.
+            to_sampling_params: vLLM's own conversion of the request.
 
         Raises:
             VLLMValidationError: the request cannot be served.
             ConstraintsBusyError: its constraint cannot be compiled now.
         """
         refuse_misplaced_fields(request, self.request_classes)
-        params = convert()
+        params = to_sampling_params()
         validate_sampling_params(params, self.served)
         # vLLM's own check of its diffusion options. It changes the parameters and is made again
         # later, so it is given a copy.
