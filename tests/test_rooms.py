@@ -141,11 +141,11 @@ def test_importing_the_package_is_free() -> None:
     assert out.stdout.strip() == "set()"
 
 
-def test_only_compat_knows_vllm_versions() -> None:
+def test_only_one_module_knows_vllm_versions() -> None:
     found = [
         f"{module}: {node.value!r}"
         for module, path in modules(PACKAGE).items()
-        if module not in ("vllm_dllm.vllm_patches.compat", "vllm_dllm")
+        if module not in ("vllm_dllm.vllm_patches.versions", "vllm_dllm")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -59,14 +59,14 @@ UNSUPPORTED = """
 import logging, sys
 logging.basicConfig(level=logging.WARNING)
 from vllm_dllm import plugin
-from vllm_dllm.vllm_patches import compat
-compat.vllm_version = lambda: "0.99.0"
+from vllm_dllm.vllm_patches import versions, wrapping
+versions.vllm_version = lambda: "0.99.0"
 plugin.register()
 plugin.register()
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm import ModelRegistry
-assert not hasattr(VllmConfig.try_verify_and_update_config, "_vllm_dllm_patched")
+assert not wrapping.is_wrapped(VllmConfig, "try_verify_and_update_config")
 assert "LLaDA2MoeModelLM" not in ModelRegistry.get_supported_archs()
 EngineArgs(model=sys.argv[1], max_model_len=256).create_engine_config()
 print("alive")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
-from vllm_dllm.vllm_patches import compat
+from vllm_dllm.vllm_patches import versions
 
 
 def test_check_says_why_not() -> None:
@@ -25,8 +25,8 @@ def test_check_says_why_not() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert f"vllm           {compat.vllm_version()} (supported: " in done.stdout
-    problem = compat.version_problem()
+    assert f"vllm           {versions.vllm_version()} (supported: " in done.stdout
+    problem = versions.version_problem()
     assert problem is not None
     assert problem in done.stderr
 
@@ -38,5 +38,5 @@ def test_only_our_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), Server(TINY_LLADA2, log=log):
         pass
     text = log.read_text()
-    assert text.count(f"vllm-dllm is inactive: {compat.version_problem()}") == 1
+    assert text.count(f"vllm-dllm is inactive: {versions.version_problem()}") == 1
     assert "llada2_moe" in text  # transformers' or vLLM's own words for an unknown model

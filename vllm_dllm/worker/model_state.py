@@ -23,9 +23,9 @@ from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
 from vllm_dllm.frontend.admission import GREEDY_EPSILON
 from vllm_dllm.frontend.structured_output import unpacked
 from vllm_dllm.ops.compiled import compiling_ahead
-from vllm_dllm.vllm_patches.ending import outlive_signals
+from vllm_dllm.vllm_patches.runner import outlive_signals, tell_of_preemptions
 from vllm_dllm.worker.fused_commit import read_again
-from vllm_dllm.worker.interrupted import InterruptedCanvas, tell_of_preemptions
+from vllm_dllm.worker.interrupted import InterruptedCanvas
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.pages import Pages
 from vllm_dllm.worker.readout.choice import ReadoutSettings, compiles
