@@ -17,9 +17,7 @@ from vllm.sampling_params import SamplingParams
 from vllm_dllm.settings.parsing import refuse_canvas_options
 from vllm_dllm.settings.ranges import MAX_FLOAT32, SettingsError, cut, shown
 from vllm_dllm.settings.resolution import Served
-
-# Below this vLLM itself takes a temperature for greedy.
-GREEDY_EPSILON = 1e-5
+from vllm_dllm.settings.resolved import GREEDY_EPSILON, RESOLVED, ResolvedRequest
 
 # Outside of these, a float32 logit multiplied or divided by the penalty overflows.
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
@@ -177,7 +175,7 @@ def validate_sampling_params(params: Any, served: Served) -> None:
     does for any model: the most likely token always survives them.
 
     Args:
-        params: vLLM's ``SamplingParams``.
+        params: vLLM's ``SamplingParams``, not an object of the user's: see `resolve_options`.
         served: the model's settings, and what a request may choose.
 
     Raises:
@@ -194,17 +192,8 @@ def validate_sampling_params(params: Any, served: Served) -> None:
             "allowed_token_ids allows nothing but the mask token, which is never put out.",
             parameter="allowed_token_ids",
         )
-    try:
-        options = served.options(params.extra_args)
-        algorithm = served.choose(options).algorithm
-        if served.mask_token is not None:
-            refuse_canvas_options(options)
-        if options.stream_prefix and algorithm.edits:
-            raise SettingsError(
-                f"diffusion_stream_prefix: {algorithm.name} may still change what it has decided"
-            )
-    except SettingsError as error:
-        raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
+    resolved = resolve_options(params, served)
+    algorithm = resolved.choice(served.corruption).algorithm
     if params.temperature >= GREEDY_EPSILON and not algorithm.samples:
         raise VLLMValidationError(
             f"temperature={params.temperature} is not supported by {algorithm.name}, which "
@@ -212,3 +201,36 @@ def validate_sampling_params(params: Any, served: Served) -> None:
             parameter="temperature",
             value=params.temperature,
         )
+
+
+def resolve_options(params: Any, served: Served) -> ResolvedRequest:
+    """Parse a request's diffusion options, the first time; note what they come to.
+
+    From then on it stands among the extra arguments of `params`, which must not be an object of
+    the user's.
+
+    Args:
+        params: vLLM's ``SamplingParams``.
+        served: the model's settings, and what a request may choose.
+
+    Raises:
+        VLLMValidationError: an option is unknown, out of range, or does not fit the others.
+    """
+    known = ResolvedRequest.given(params.extra_args)
+    if known is not None:
+        return known
+    try:
+        options = served.options(params.extra_args)
+        choice = served.choose(options)
+        if served.mask_token is not None:
+            refuse_canvas_options(options)
+        if options.stream_prefix and choice.algorithm.edits:
+            raise SettingsError(
+                f"diffusion_stream_prefix: {choice.algorithm.name} may still change what it has "
+                "decided"
+            )
+    except SettingsError as error:
+        raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
+    resolved = ResolvedRequest.of(choice, options)
+    params.extra_args = {**(params.extra_args or {}), RESOLVED: resolved}
+    return resolved

@@ -24,11 +24,16 @@ from vllm.utils.diffusion import validate_diffusion_sampling_params
 
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.service.turns import NOBODY, Client
-from vllm_dllm.frontend.admission import refuse_misplaced_fields, validate_sampling_params
+from vllm_dllm.frontend.admission import (
+    refuse_misplaced_fields,
+    resolve_options,
+    validate_sampling_params,
+)
 from vllm_dllm.frontend.client_identity import client_of
 from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.frontend.shutdown import GracefulShutdown
-from vllm_dllm.frontend.structured_output import AUTOMATON, ConstraintSettings, StructuredOutput
+from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
+from vllm_dllm.settings.resolved import AUTOMATON
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -194,10 +199,9 @@ class FrontEnd:
         if not isinstance(params, SamplingParams):
             return make(prompt, params)
         automaton = self._automaton_of(params)
-        unconstrained = params
-        if automaton is not None:
-            unconstrained = params.clone()
-            unconstrained.structured_outputs = None
+        # Validation notes there what the request's options come to.
+        unconstrained = params.clone()
+        unconstrained.structured_outputs = None
         request = make(prompt, unconstrained)
         final = request.sampling_params
         self._keep_to_the_context(final, len(request.prompt_token_ids))
@@ -227,7 +231,7 @@ class FrontEnd:
 
     def _refuse_contradictions(self, params: SamplingParams) -> None:
         if may_exclude_all(params, self.vocabulary_size):
-            constrained = bool(self.served.options(params.extra_args).constrained)
+            constrained = resolve_options(params, self.served).constrained
             refuse_contradictions(params, constrained, self.served.mask_token, self.vocabulary_size)
 
     def _automaton_of(self, params: SamplingParams) -> Future[TokenAutomaton] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,9 +25,6 @@ from vllm_dllm.constraints.service.pool import CompilerPool
 from vllm_dllm.constraints.service.turns import NOBODY, Client
 from vllm_dllm.settings.ranges import shown
 
-# The extra argument that carries a request's automaton. Users cannot set it: admission refuses it
-# as it refuses any unknown option.
-AUTOMATON = "diffusion_automaton"
 # vLLM's field for each kind of constraint, and our name of the kind.
 KIND_OF_FIELD = {
     "json": "json_schema",
@@ -48,12 +45,6 @@ class ConstraintsBusyError(GracefulHTTPError):
 
     def __init__(self, error: BusyError) -> None:
         super().__init__(f"structured_outputs: {error}.", HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-def unpacked(extra_args: Mapping[str, Any] | None) -> tuple[bytes | None, dict[str, Any]]:
-    """A request's packed automaton (or None), and its other extra arguments."""
-    others = dict(extra_args or {})
-    return others.pop(AUTOMATON, None), others
 
 
 def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:

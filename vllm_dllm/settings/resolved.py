@@ -17,6 +17,8 @@ from vllm_dllm.settings.resolution import Choice
 # Names among a request's extra arguments. Users cannot give them: they are no request options.
 RESOLVED = "diffusion_resolved"
 AUTOMATON = "diffusion_automaton"
+# Below this vLLM takes a temperature for greedy.
+GREEDY_EPSILON = 1e-5
 
 
 @dataclass(frozen=True)

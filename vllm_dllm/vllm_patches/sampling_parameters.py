@@ -31,11 +31,8 @@ def apply() -> None:
     """
     from vllm.sampling_params import SamplingParams
 
-    from vllm_dllm.frontend.admission import (
-        GREEDY_EPSILON,
-        validate_bad_words,
-        validate_sampling_params,
-    )
+    from vllm_dllm.frontend.admission import validate_bad_words, validate_sampling_params
+    from vllm_dllm.settings.resolved import GREEDY_EPSILON
 
     refuse_greedy_samples = SamplingParams._verify_greedy_sampling
 
