@@ -34,6 +34,10 @@ engines_in_this_process()  # before torch and vLLM are imported
 from benchmarks.llada2 import answers, prompts, served  # noqa: E402
 from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
+from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise  # noqa: E402
+from vllm_dllm.ops.statistics.rows import row_statistics  # noqa: E402
+from vllm_dllm.ops.statistics.sampled import draw  # noqa: E402
+from vllm_dllm.ops.statistics.tiled import tiled_statistics  # noqa: E402
 
 Without = Callable[[Any], contextlib.AbstractContextManager[Any]]
 
@@ -56,9 +60,9 @@ def without_compiled_norms(llm: Any) -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(norms, "_takes", return_value=False)
 
 
-def with_plain_kernels(kernels: Any) -> Without:
+def with_plain_functions(**functions: Any) -> Without:
     """Row statistics and noise by PyTorch's operators."""
-    return lambda llm: mock.patch.object(sampler_of(llm).statistics, "kernels", kernels)
+    return lambda llm: mock.patch.multiple(sampler_of(llm).readout, **functions)
 
 
 def llada2(**options: Any) -> Any:
@@ -85,7 +89,8 @@ class Ride:
     temperature: float | None = None
 
 
-PLAIN_LLADA2 = with_plain_kernels(PlainKernels(RowFunctions()))
+PLAIN_LLADA2 = with_plain_functions(statistics=row_statistics, keys=candidate_keys, draw=draw)
+PLAIN_GEMMA = with_plain_functions(statistics=tiled_statistics, noise=step_noise)
 RIDES = {
     "llada2, eager": Ride(
         partial(llada2, enforce_eager=True),
@@ -96,9 +101,7 @@ RIDES = {
     ),
     "llada2, greedy": Ride(llada2, {"compiled sampler, LLaDA2 greedy": PLAIN_LLADA2}),
     "llada2, drawn": Ride(llada2, {"compiled sampler, LLaDA2 drawn": PLAIN_LLADA2}, 1.0),
-    "gemma": Ride(
-        gemma, {"compiled sampler, DiffusionGemma": with_plain_kernels(SampledKernels())}
-    ),
+    "gemma": Ride(gemma, {"compiled sampler, DiffusionGemma": PLAIN_GEMMA}),
 }
 
 

@@ -22,18 +22,6 @@ EXCEPTIONS: dict[str, str] = {
         "rest of it"
     ),
 }
-# Temporary: what is still to be split.
-PENDING: set[str] = {
-    "benchmarks/ops/attention.py",
-    "benchmarks/ops/row_stats.py",
-    "tests/ops/test_attention.py",
-    "tests/ops/test_row_stats_triton.py",
-    "vllm_dllm/ops/statistics/fold_triton.py",
-    "vllm_dllm/settings/parsing.py",
-    "vllm_dllm/startup/checks.py::refuse_unsupported",
-    "vllm_dllm/vllm_patches/compat.py",
-    "vllm_dllm/worker/readout_ways.py",
-}
 
 
 def too_long(root: Path) -> Iterator[tuple[str, str]]:
@@ -57,8 +45,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 
 def test_nothing_is_too_long() -> None:
-    allowed = EXCEPTIONS.keys() | PENDING
-    assert [problem for entry, problem in too_long(ROOT) if entry not in allowed] == []
+    assert [problem for entry, problem in too_long(ROOT) if entry not in EXCEPTIONS] == []
 
 
 def test_every_exception_is_needed() -> None:

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.settings.parsing import refuse_canvas_options
 from vllm_dllm.settings.ranges import MAX_FLOAT32, SettingsError, cut, shown
+from vllm_dllm.settings.request import refuse_canvas_options
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import GREEDY_EPSILON, RESOLVED, ResolvedRequest
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_dllm.decoding import Corruption, get_algorithm
-from vllm_dllm.settings.parsing import RequestOptions
+from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice
 
 # Names among a request's extra arguments. Users cannot give them: they are no request options.

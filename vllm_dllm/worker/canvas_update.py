@@ -198,15 +198,14 @@ def _temperature(batches: Sequence[AlgorithmBatch], now: Standing) -> torch.Tens
     """Float32 ``[n]``, at which the logits of this step are sampled."""
     if not any(batch.of.schedules for batch in batches):
         return now.temperature
-    parts: list[torch.Tensor | None] = []
+    parts = []
     for batch in batches:
         progress = _rows(now.step, batch), _rows(now.schedule_steps, batch)
         of_request = _rows(now.temperature, batch)
         parts.append(batch.of.algorithm.temperature(of_request, progress, batch.parameters))
-    if parts[0] is not None and len(parts) == 1:
+    if len(parts) == 1:
         return parts[0]
-    spread = _in_batch_order(parts, batches, len(now.temperature))
-    return now.temperature if spread is None else spread
+    return _in_batch_order(parts, batches, len(now.temperature))
 
 
 def _adjustments(

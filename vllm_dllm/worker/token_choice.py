@@ -29,13 +29,12 @@ Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class RowChoice(Protocol):
-    """What was chosen in the rows of some canvases.
+    """What was chosen in the rows of some canvases."""
 
-    Attributes:
-        statistics: ``[rows]``, overwritten in place where canvases are constrained.
-    """
-
-    statistics: RowStatistics
+    @property
+    def statistics(self) -> RowStatistics:
+        """Statistics ``[rows]``, with the tokens of paths where canvases are constrained."""
+        ...
 
     def follow(
         self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor

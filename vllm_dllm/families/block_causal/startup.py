@@ -12,8 +12,9 @@ from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import served_of, settings_of
-from vllm_dllm.settings.parsing import DEFAULT_BLOCK_LENGTH, LENGTH
 from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import warn_of_unread_names
 from vllm_dllm.startup.quantization import check_quantization

@@ -12,9 +12,10 @@ from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import generation_config, served_of, settings_of
-from vllm_dllm.settings.parsing import STEPS, DllmSettings, parse_sampler
+from vllm_dllm.settings.checkpoint import parse_sampler
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import stated_fields, warn_of_unread_names
 from vllm_dllm.startup.quantization import check_quantization

@@ -111,8 +111,8 @@ def merge_splits(  # type: ignore[no-untyped-def]
     """Merge the states of all splits of some rows.
 
     Returns, each ``[rows]``: the largest logit that may be chosen and its id; the origin, which is
-    the largest of all logits; the two sums of `SoftmaxPartials` relative to the origin; the drawn group's
-    score and its first id.
+    the largest of all logits; the two sums of `SoftmaxPartials` relative to the origin; the drawn
+    group's score and its first id.
     """
     split = tl.arange(0, SPLITS)[None, :]
     step = splits.to(tl.int64) * rows

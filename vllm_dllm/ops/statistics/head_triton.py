@@ -96,8 +96,8 @@ def head_statistics(
 ) -> SoftmaxPartials:
     """What one pass over this rank's part of the head finds; `soft` is empty.
 
-    `SoftmaxPartials.merge_ranks` merges the ranks' findings, and `launch_triton.measured` makes statistics of them.
-    Ids are those of the whole vocabulary. Arguments mean the same as for
+    `SoftmaxPartials.merge_ranks` merges the ranks' findings, and `launch_triton.measured` makes
+    statistics of them. Ids are those of the whole vocabulary. Arguments mean the same as for
     `rows_triton.measured_statistics`.
 
     Args:

@@ -2,8 +2,8 @@
 
 `rows_triton` (logits in memory) and `head_triton` (tiles of the head) launch a grid of (row tiles,
 splits of the vocabulary). Each program leaves the state of its split in `SplitStates`; a second
-kernel merges the splits, draws a token and writes the fields of `SoftmaxPartials`. `fold_triton` has the
-functions that both kernels are made of.
+kernel merges the splits, draws a token and writes the fields of `SoftmaxPartials`. `fold_triton`
+has the functions that both kernels are made of.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def outputs(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 
 
 def as_partials(numbers: torch.Tensor, ids: torch.Tensor, soft: torch.Tensor) -> SoftmaxPartials:
-    """`outputs` as `SoftmaxPartials`, with a soft embedding ``[rows, hidden]`` relative to the origin."""
+    """`outputs` as `SoftmaxPartials`; `soft` ``[rows, hidden]`` is relative to the origin."""
     best, origin, drawn, scaled, total, weighted = numbers
     token, sample = ids
     return SoftmaxPartials(best, token, origin, drawn, sample, scaled, total, weighted, soft)

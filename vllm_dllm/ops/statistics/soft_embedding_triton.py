@@ -111,7 +111,8 @@ def soft_embedding(
         hidden: ``[rows, hidden]``.
         head: the head, with `weight`, `soft_cap` and `embedding`.
         temperature: float32 ``[rows]``.
-        found: what the first pass found over all ranks (`SoftmaxPartials.merge_ranks`), with no id forbidden.
+        found: what the first pass found over all ranks (`SoftmaxPartials.merge_ranks`), with no id
+            forbidden.
         budget: bytes that the workspace may take, see `fused_statistics`.
         tile: how to divide the product with the head, or None for `head_triton.tile_for`.
 
