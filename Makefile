@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-versions fuzz soak bench bench-gpu bench-ops lint format clean
+.PHONY: help setup demo test test-long test-fast test-versions fuzz soak bench bench-gpu bench-ops docs lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -62,14 +62,21 @@ bench: setup ## time a step, prefill and serving, against every peer; tables and
 	@$(bin)/python benchmarks/fdfo.py --per-task 10 --json benchmarks/results/fdfo.json
 	@$(bin)/python benchmarks/report.py
 
-lint: setup ## ruff and mypy
+# Strict: a broken link, a missing heading or a page outside the navigation fails.
+mkdocs := NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --site-dir site
+docs: setup ## build the documentation into site/; a broken link fails
+	@$(mkdocs)
+	@echo "site/index.html"
+
+lint: setup ## ruff, mypy, and a strict build of the documentation
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/mypy
+	@$(mkdocs)
 
 format: setup ## let ruff rewrite
 	@$(bin)/ruff check --fix .
 	@$(bin)/ruff format .
 
 clean: ## remove caches and the environment
-	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache site *.egg-info

@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/accuracy.py MODEL --http --per-task 100 --json out.json
     .venv/bin/python benchmarks/accuracy.py QUANTIZED... --against ORIGINAL
 
-A setting is a list of `name=value`: names of the server's `dllm` table (README), request
+A setting is a list of `name=value`: names of the server's `dllm` table (docs/settings.md), request
 options (`diffusion_...`) or vLLM's sampling parameters (`temperature`, `seed`, ...). Each
 setting answers the same problems (`examples/tiny/tasks.py`). Printed are the rate of exact
 matches with its 95 % interval, the steps (forward passes, the committing one included) per
@@ -20,7 +20,6 @@ import ast
 import concurrent.futures
 import contextlib
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from tqdm import tqdm  # noqa: E402
 
 from examples.demo import ServerError, post, read_counter, serve  # noqa: E402
 from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
+from tests.support.statistics import wilson_interval  # noqa: E402
 
 SAMPLING = {"temperature", "seed", "top_p", "top_k", "min_p", "max_tokens"}
 COUNTERS = {
@@ -94,14 +94,6 @@ class Run:
     positions: float = 0.0
 
 
-def interval(right: int, total: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate."""
-    z, rate = 1.96, right / total
-    middle = (rate + z * z / (2 * total)) / (1 + z * z / total)
-    half = z * math.sqrt(rate * (1 - rate) / total + z * z / (4 * total**2)) / (1 + z * z / total)
-    return middle - half, middle + half
-
-
 def blocks_of(answer: Answer, length: int, aligned: bool) -> int:
     """Blocks that an answer reached into; aligned ones begin at multiples of the length."""
     start = answer.prompt_tokens % length if aligned else 0
@@ -118,7 +110,11 @@ def summary(run: Run, problems: Sequence[Problem], aligned: bool) -> dict[str, A
     blocks = sum(blocks_of(answer, length, aligned) for answer in run.answers)
     return {
         "exact_match": {
-            task: {"right": sum(hits), "of": len(hits), "interval": interval(sum(hits), len(hits))}
+            task: {
+                "right": sum(hits),
+                "of": len(hits),
+                "interval": wilson_interval(sum(hits), len(hits)),
+            }
             for task, hits in right.items()
         },
         "steps_per_block": run.steps / blocks,

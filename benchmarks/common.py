@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ROOT / "examples" / "tiny" / "checkpoints"
-# Flags of ``vllm serve`` for DiffusionGemma without its vision tower's budget.
-TEXT_ONLY = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
 
 
 def quiet_engines() -> None:
@@ -105,7 +102,7 @@ def surroundings() -> dict[str, Any]:
     import transformers
 
     from vllm_dllm import __version__
-    from vllm_dllm.vllm_patches import compat
+    from vllm_dllm.vllm_patches import versions
 
     script = Path(sys.argv[0]).resolve()
     name = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
@@ -115,7 +112,7 @@ def surroundings() -> dict[str, Any]:
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "versions": {
             "vllm-dllm": __version__,
-            "vllm": compat.vllm_version(),
+            "vllm": versions.vllm_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),

@@ -29,24 +29,25 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from benchmarks.common import TINY, quiet_engines, write  # noqa: E402
+from benchmarks.common import quiet_engines, write  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
-from vllm_dllm.constraints.automaton.compilation import Constraint, language  # noqa: E402
+from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language  # noqa: E402
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
 from vllm_dllm.constraints.decoding.best_path import (  # noqa: E402
+    CanvasWindow,
     DeviceAutomaton,
-    Window,
     best_paths,
     drawn_paths,
 )
 from vllm_dllm.constraints.decoding.class_weights import (  # noqa: E402
     TokenChunks,
-    class_best,
-    class_sum,
+    class_logsumexp,
+    class_maxima,
     draw_in_class,
 )
-from vllm_dllm.constraints.limits import Limits  # noqa: E402
+from vllm_dllm.constraints.limits import CompileLimits  # noqa: E402
 from vllm_dllm.ops.noise.keyed import row_keys  # noqa: E402
 from vllm_dllm.ops.statistics.rows import row_statistics  # noqa: E402
 
@@ -111,7 +112,7 @@ def real_tokens() -> list[bytes]:
 
 def vocabularies() -> dict[str, Vocabulary]:
     """By the names of the table."""
-    path = TINY / "tiny-llada2" / "tokenizer.json"
+    path = TINY_LLADA2 / "tokenizer.json"
     tokens = real_tokens()
     return {
         "272 tokens": Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257]),
@@ -134,9 +135,9 @@ def compile_timed(
     kind: str, value: Any, vocabulary: Vocabulary
 ) -> tuple[TokenAutomaton, dict[str, float]]:
     """An automaton, and how big it is and how long it took."""
-    limits = Limits()
+    limits = CompileLimits()
     began = time.perf_counter()
-    over_bytes = byte_automaton(language(Constraint.of(kind, value), limits), limits)
+    over_bytes = byte_automaton(constraint_language(Constraint.of(kind, value), limits), limits)
     between = time.perf_counter()
     found = token_automaton(over_bytes, vocabulary, limits)
     behind = time.perf_counter()
@@ -158,18 +159,18 @@ def step(found: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str
     logits = torch.randn(length, ids, generator=torch.Generator().manual_seed(0)) * 3
     free = torch.full((1, length), -1)
     one = [torch.tensor([n]) for n in (0, 0, 10 * length + found.minimum, length)]
-    window = Window(*one, free)
+    window = CanvasWindow(*one, free)
     keys = row_keys(torch.arange(length))
-    best, _ = class_best(logits, chunks)
-    total, by_chunk = class_sum(logits, chunks)
+    best, _ = class_maxima(logits, chunks)
+    total, by_chunk = class_logsumexp(logits, chunks)
     drawn = drawn_paths(automaton, total[None], window, keys[None])
     if not drawn.feasible.all():
         raise RuntimeError("a canvas with a large budget has a path")
     return {
         "without_ms": milliseconds(lambda: row_statistics(logits, 0), repeats),
-        "best_weights_ms": milliseconds(lambda: class_best(logits, chunks), repeats),
+        "best_weights_ms": milliseconds(lambda: class_maxima(logits, chunks), repeats),
         "best_path_ms": milliseconds(lambda: best_paths(automaton, best[None], window), repeats),
-        "sums_ms": milliseconds(lambda: class_sum(logits, chunks), repeats),
+        "sums_ms": milliseconds(lambda: class_logsumexp(logits, chunks), repeats),
         "drawn_path_ms": milliseconds(
             lambda: drawn_paths(automaton, total[None], window, keys[None]), repeats
         ),

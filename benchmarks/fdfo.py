@@ -22,16 +22,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, in_flight, mixed_problems, quiet_engines, write  # noqa: E402
+from benchmarks.common import in_flight, mixed_problems, quiet_engines, write  # noqa: E402
 
 quiet_engines()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.accuracy import interval  # noqa: E402
 from examples.tiny.tasks import Problem  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
+from tests.support.statistics import wilson_interval  # noqa: E402
 
-MODEL = TINY / "tiny-llada2"
+MODEL = TINY_LLADA2
 MODES = ("sync", "fdfo")
 STEPS = "vllm:diffusion_num_denoising_steps"
 MAX_TOKENS = 64
@@ -58,7 +59,7 @@ class Measured:
             "p99_s": ordered[min(total - 1, int(0.99 * total))],
             "right": self.right,
             "of": total,
-            "interval": interval(self.right, total),
+            "interval": wilson_interval(self.right, total),
         }
 
 

@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/fuzz.py
     .venv/bin/python benchmarks/fuzz.py --model gemma --bodies 1000 --json out.json
 
-A server for each model with every endpoint open, those behind flags and development's too
-(`fuzz_endpoints.py`); each field's extremes, contradictions, random options and broken bytes
-(`fuzz_bodies.py`), many at a time. In between, requests whose answers are known.
+A server for each model with every endpoint open, including those behind flags and for development;
+each field's extremes, contradictions, random options and broken bytes, many at a time. In between,
+requests whose answers are known. All of it is in `tests/support/fuzz`.
 
-Found is (`fuzz_rules.py`), and exit status 1 says that something was:
+A finding is one of these (`tests/support/fuzz/rules.py`); the exit status is 1 if there is any:
 
 - an engine that dies; the body is searched for by asking alone what was under way,
 - a status of 500, or a connection that breaks off, for a body that plain vLLM with an ordinary
@@ -30,12 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import write  # noqa: E402
-from benchmarks.fuzz_bodies import Body  # noqa: E402
-from benchmarks.fuzz_client import Reply, session  # noqa: E402
-from benchmarks.fuzz_models import MODELS, plain_server  # noqa: E402
-from benchmarks.fuzz_rules import VLLMS_OWN, Site  # noqa: E402
-from benchmarks.fuzz_run import Fuzzer, Report, traced  # noqa: E402
-from tests.e2e.server import Server  # noqa: E402
+from tests.support.fuzz.bodies import Body  # noqa: E402
+from tests.support.fuzz.client import Reply, session  # noqa: E402
+from tests.support.fuzz.models import MODELS, plain_server  # noqa: E402
+from tests.support.fuzz.rules import VLLMS_OWN, Site  # noqa: E402
+from tests.support.fuzz.run import Fuzzer, Report, traced  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 
 def judge(fuzzer: Fuzzer, scratch: Path) -> None:

@@ -29,13 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import (  # noqa: E402
-    TINY,
-    engines_in_this_process,
-    environment,
-    with_equal_steps,
-    write,
-)
+from benchmarks.common import engines_in_this_process, environment, with_equal_steps, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
@@ -43,8 +37,9 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.step_time import Stopwatch  # noqa: E402
 from benchmarks.tables import gemma_side  # noqa: E402
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA  # noqa: E402
 
-MODEL = TINY / "tiny-diffusiongemma"
+MODEL = TINY_GEMMA
 CANVAS, STEPS, PROMPT, ROUNDS = 32, 8, 40, 5
 KINDS = ("vllm-dllm", "native", "transformers")
 
@@ -68,7 +63,7 @@ def prompt(n: int) -> list[int]:
 
 def random_model(vocabulary: int, scratch: Path) -> Path:
     """The tiny checkpoint's shape with random weights and another vocabulary."""
-    from tests.reference_gemma import random_checkpoint
+    from tests.support.reference_gemma import random_checkpoint
 
     path = scratch / "random"
     shape = {"vocab_size": vocabulary, "hidden_size": 128, "num_hidden_layers": 6}
@@ -90,7 +85,7 @@ def through_vllm(model: Path) -> Run:
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 27,
         enable_prefix_caching=False,
-        limit_mm_per_prompt={"image": 0, "video": 0},
+        **TEXT_ONLY_OPTIONS,
     )
 
     watch = Stopwatch()

@@ -19,13 +19,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import engines_in_this_process, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.step_time import Stopwatch, instrument, measure  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 
 PROMPT, MAX_TOKENS = 100, 64
 
@@ -91,7 +92,7 @@ def main() -> None:
 
     slots = max(args.requests)
     llm = LLM(
-        model=str(TINY / "tiny-llada2"),
+        model=str(TINY_LLADA2),
         dtype="float32",
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 28,

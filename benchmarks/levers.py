@@ -18,14 +18,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import engines_in_this_process, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
 from examples.tiny.tasks import held_out_set  # noqa: E402
-from tests.engine.harness import engine  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
+from tests.support.engine import engine  # noqa: E402
 
-MODEL = TINY / "tiny-llada2"
+MODEL = TINY_LLADA2
 # Lever -> the setting that switches it off.
 LEVERS: dict[str, dict[str, Any]] = {
     "all on": {},

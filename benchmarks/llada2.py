@@ -21,21 +21,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import (  # noqa: E402
-    TINY,
-    child,
-    engines_in_this_process,
-    in_flight,
-    mixed_problems,
-    write,
-)
+from benchmarks.common import child, engines_in_this_process, in_flight, mixed_problems, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
 from examples.tiny.tokens import llada2_tokenizer  # noqa: E402
 from examples.tiny.training import Encoder  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 
-MODEL = TINY / "tiny-llada2"
+MODEL = TINY_LLADA2
 THRESHOLD, MAX_TOKENS = 0.9, 64
 KINDS = ("vllm-dllm", "cached", "recomputing")
 

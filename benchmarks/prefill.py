@@ -35,9 +35,10 @@ sys.path.insert(0, str(ROOT))
 
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.common import TINY, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import engines_in_this_process, write  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 
-MODEL = TINY / "tiny-llada2"
+MODEL = TINY_LLADA2
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
 WHOLE, BLOCKS, FIXED = "whole", "block by block", "fixed context"
 # Of a log-probability; another way of cutting sums in another order, in float32.

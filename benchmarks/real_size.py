@@ -26,9 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TINY, child, engines_in_this_process, write  # noqa: E402
+from benchmarks.common import child, engines_in_this_process, write  # noqa: E402
 from benchmarks.floor import DIFFUSION_GEMMA, LLADA2_MINI, Geometry, floor  # noqa: E402
 from benchmarks.tables import markdown, real_size  # noqa: E402
+from tests.support.checkpoints import TINY  # noqa: E402
 
 MASK = 156895  # of LLaDA2.0's vocabulary
 POSITIONS = 32768

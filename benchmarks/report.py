@@ -24,9 +24,10 @@ from benchmarks.records import Record, RefusedError  # noqa: E402
 from benchmarks.tables import TABLES, section  # noqa: E402
 
 DOCUMENTS = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("performance.md", "structured_output.md")),
+    ROOT / "docs" / name for name in ("performance.md", "structured_output.md", "tiny_models.md")
 ]
+# No table is made from result files whose names begin so; docs/reliability.md quotes them.
+WITHOUT_TABLES = ("fuzz", "soak")
 BEGIN = re.compile(r"^<!-- benchmark: (.*?) -->$", re.MULTILINE)
 END = re.compile(r"^<!-- /benchmark -->$", re.MULTILINE)
 
@@ -35,6 +36,8 @@ def read_all(results: Path) -> tuple[dict[str, Record], list[str]]:
     """Records by the file's stem, and why the other files are refused."""
     records, refused = {}, []
     for path in sorted(results.glob("*.json")):
+        if path.stem.partition("_")[0] in WITHOUT_TABLES:
+            continue
         try:
             records[path.stem] = Record.read(path)
         except RefusedError as error:

@@ -36,9 +36,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import TEXT_ONLY, TINY, with_equal_steps, write  # noqa: E402
+from benchmarks.common import with_equal_steps, write  # noqa: E402
 from examples.tiny.tasks import TASKS, problems  # noqa: E402
-from tests.e2e.server import Server  # noqa: E402
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2  # noqa: E402
+from tests.support.server import Server  # noqa: E402
 
 OUTPUT = 64  # tokens
 # Names in the benchmark's result file -> how they are printed.
@@ -72,12 +73,12 @@ class System:
 
 AS_CAUSAL = '{"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": null}'
 CAUSAL = ("--hf-overrides", AS_CAUSAL)
-GEMMA = TINY / "tiny-diffusiongemma"
-NATIVE = System(GEMMA, TEXT_ONLY, {"VLLM_DLLM_NATIVE": "1"}, steps=8)
+GEMMA = TINY_GEMMA
+NATIVE = System(GEMMA, TEXT_ONLY_FLAGS, {"VLLM_DLLM_NATIVE": "1"}, steps=8)
 SYSTEMS = {
-    "llada2": System(TINY / "tiny-llada2"),
-    "causal": System(TINY / "tiny-llada2", CAUSAL),
-    "gemma": System(GEMMA, TEXT_ONLY, steps=8),
+    "llada2": System(TINY_LLADA2),
+    "causal": System(TINY_LLADA2, CAUSAL),
+    "gemma": System(GEMMA, TEXT_ONLY_FLAGS, steps=8),
     "gemma-native": NATIVE,
     "gemma-native-8": replace(NATIVE, at_once=8),
 }

@@ -6,10 +6,10 @@
 
 Every decoding algorithm, greedy and sampled, streamed and whole, 64 at a time for 40 seats and too
 few KV pages; one request in ten is left by its client, one in twenty is malformed, one in thirty
-is read slowly (`soak_requests.py`). Beside them requests that are sent in part, garbage, and an
-engine that stands still for seconds (`soak_faults.py`).
-Afterwards (`soak_rules.py`): every answer is that of the same request alone, nothing is held, all
-seats are free, memory is flat, and the log knows no error. Exit status 1 otherwise.
+is read slowly. Beside them requests that are sent in part, garbage, and an engine that stands still
+for seconds. All of it is in `tests/support/soak`.
+Afterwards (`tests/support/soak/rules.py`): every answer is that of the same request alone, nothing
+is held, all seats are free, memory is flat, and the log has no error. Exit status 1 otherwise.
 
 Prefix caching is on under load; before each request that is asked alone the cache is emptied, so
 that answers from shared pages are compared with answers that had to be computed whole.
@@ -32,21 +32,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import write  # noqa: E402
-from benchmarks.soak_client import (  # noqa: E402
+from tests.support.progress import Progress  # noqa: E402
+from tests.support.server import Server  # noqa: E402
+from tests.support.soak.client import (  # noqa: E402
     COMPLETED,
     MOST_FAILURES,
     REFUSED,
     Answer,
     Client,
     Outcome,
-    Progress,
     send_all,
     session,
 )
-from benchmarks.soak_faults import GARBAGE, SLOW_READERS, Faults  # noqa: E402
-from benchmarks.soak_models import ENVIRONMENT, MODELS, SEATS, Model, chosen  # noqa: E402
-from benchmarks.soak_requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
-from benchmarks.soak_rules import (  # noqa: E402
+from tests.support.soak.faults import GARBAGE, SLOW_READERS, Faults  # noqa: E402
+from tests.support.soak.models import ENVIRONMENT, MODELS, SEATS, Model, chosen  # noqa: E402
+from tests.support.soak.requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
+from tests.support.soak.rules import (  # noqa: E402
     MEGABYTE,
     Growth,
     Sample,
@@ -56,7 +57,6 @@ from benchmarks.soak_rules import (  # noqa: E402
     resident_bytes,
     unexpected,
 )
-from tests.e2e.server import Server  # noqa: E402
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 SAMPLES = 100  # of memory, in a run

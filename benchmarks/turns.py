@@ -26,18 +26,18 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import (  # noqa: E402
-    TINY,
-    child,
-    engines_in_this_process,
-    write,
-)
+from benchmarks.common import child, engines_in_this_process, write  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
 
 from benchmarks.llada2 import answers, prompts, served  # noqa: E402
+from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2  # noqa: E402
 from vllm_dllm.cpu import norms  # noqa: E402
+from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise  # noqa: E402
+from vllm_dllm.ops.statistics.rows import row_statistics  # noqa: E402
+from vllm_dllm.ops.statistics.sampled import draw  # noqa: E402
+from vllm_dllm.ops.statistics.tiled import tiled_statistics  # noqa: E402
 
 Without = Callable[[Any], contextlib.AbstractContextManager[Any]]
 
@@ -60,18 +60,18 @@ def without_compiled_norms(llm: Any) -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(norms, "_takes", return_value=False)
 
 
-def with_plain_kernels(kernels: Any) -> Without:
+def with_plain_functions(**functions: Any) -> Without:
     """Row statistics and noise by PyTorch's operators."""
-    return lambda llm: mock.patch.object(sampler_of(llm).statistics, "kernels", kernels)
+    return lambda llm: mock.patch.multiple(sampler_of(llm).readout, **functions)
 
 
 def llada2(**options: Any) -> Any:
-    return served(TINY / "tiny-llada2", **options)
+    return served(TINY_LLADA2, **options)
 
 
 def gemma() -> Any:
     text = {"image": 0, "video": 0}
-    return served(TINY / "tiny-diffusiongemma", additional_config={}, limit_mm_per_prompt=text)
+    return served(TINY_GEMMA, additional_config={}, limit_mm_per_prompt=text)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Ride:
     temperature: float | None = None
 
 
-PLAIN_LLADA2 = with_plain_kernels(PlainKernels(RowFunctions()))
+PLAIN_LLADA2 = with_plain_functions(statistics=row_statistics, keys=candidate_keys, draw=draw)
+PLAIN_GEMMA = with_plain_functions(statistics=tiled_statistics, noise=step_noise)
 RIDES = {
     "llada2, eager": Ride(
         partial(llada2, enforce_eager=True),
@@ -100,9 +101,7 @@ RIDES = {
     ),
     "llada2, greedy": Ride(llada2, {"compiled sampler, LLaDA2 greedy": PLAIN_LLADA2}),
     "llada2, drawn": Ride(llada2, {"compiled sampler, LLaDA2 drawn": PLAIN_LLADA2}, 1.0),
-    "gemma": Ride(
-        gemma, {"compiled sampler, DiffusionGemma": with_plain_kernels(SampledKernels())}
-    ),
+    "gemma": Ride(gemma, {"compiled sampler, DiffusionGemma": PLAIN_GEMMA}),
 }
 
 

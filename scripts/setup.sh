@@ -14,7 +14,8 @@ if [ -x "$venv/bin/vllm-dllm" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]
     exit 0
 fi
 
-python=$(command -v python3.11 || command -v python3 || true)
+# PYTHON=... chooses the interpreter of a new .venv.
+python=$(command -v "${PYTHON:-python3.11}" || command -v "${PYTHON:-python3}" || true)
 if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then
     echo "setup: needs Python 3.10 to 3.13 (3.11 is what is tested), found: ${python:-none}" >&2
     exit 1

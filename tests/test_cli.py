@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from examples.tiny.make_twin import make_twin
-from vllm_dllm.vllm_patches import compat
+from tests.support.checkpoints import TINY
+from vllm_dllm.vllm_patches import versions
 
 
 def check(code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -42,19 +43,20 @@ def test_plugin_switched_off() -> None:
 
 
 def test_unsupported_vllm() -> None:
-    done = check("import vllm_dllm.vllm_patches.compat as c; c.vllm_version = lambda: '0.99.0'")
+    done = check("import vllm_dllm.vllm_patches.versions as v; v.vllm_version = lambda: '0.99.0'")
     assert done.returncode == 1
     assert "vLLM 0.99.0 is not supported (it has not been tried; needs >=" in done.stderr
 
 
 def test_a_plugin_that_cannot_register() -> None:
-    code = "import vllm_dllm.vllm_patches.compat as c\ndef f(): raise RuntimeError('boom')\nc.register_models = f"
+    code = """
+from vllm_dllm.vllm_patches import registration
+def fail(): raise RuntimeError('boom')
+registration.register_models = fail
+"""
     done = check(code)
     assert done.returncode == 1
     assert "RuntimeError: boom" in done.stderr
-
-
-TINY = Path(__file__).resolve().parent.parent / "examples" / "tiny" / "checkpoints"
 
 
 def show_config(
@@ -122,7 +124,8 @@ def test_an_algorithm_by_its_path_has_settings() -> None:
     """They are unknown until the path is imported, which must come first."""
     package = Path(__file__).parent / "packages" / "half_at_a_time"
     settings = {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}
-    done = show_config("tiny-llada2", settings, PYTHONPATH=str(package))
+    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+    done = show_config("tiny-llada2", settings, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["algorithm", "HalfAtATime", "server"] in lines
@@ -147,5 +150,5 @@ def test_version_bounds(monkeypatch) -> None:
         ("weird", False),
         (None, False),
     ):
-        monkeypatch.setattr(compat, "vllm_version", lambda version=version: version)
-        assert (compat.version_problem() is None) == fine, version
+        monkeypatch.setattr(versions, "vllm_version", lambda version=version: version)
+        assert (versions.version_problem() is None) == fine, version

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -17,36 +18,53 @@ STANDARD = set(sys.stdlib_module_names)
 # Room (longest match wins) -> what it may import beside the standard library and itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm": set(),
-    "vllm_dllm.settings.ranges": set(),
-    "vllm_dllm.settings.file": {"yaml", "vllm_dllm.settings.ranges"},
-    "vllm_dllm.settings.parsing": {"vllm_dllm.settings.ranges", "vllm_dllm.settings.file"},
-    "vllm_dllm.ops": {"torch", "triton", "numpy"},
-    "vllm_dllm.decoding": {"torch", "numpy", "vllm_dllm.ops", "vllm_dllm.settings.ranges"},
+    "vllm_dllm.ranges": {"vllm_dllm.settings.ranges"},
+    # Pure: no vLLM below this line and above the next comment.
+    "vllm_dllm.settings": {"yaml"},
+    "vllm_dllm.settings.resolution": {"vllm_dllm.decoding", "vllm_dllm.settings"},
+    "vllm_dllm.settings.resolved": {"vllm_dllm.decoding", "vllm_dllm.settings"},
+    "vllm_dllm.ops": {"torch", "triton"},
+    "vllm_dllm.decoding": {"torch", "vllm_dllm.ops", "vllm_dllm.settings.ranges"},
     "vllm_dllm.constraints": {"torch", "numpy", "outlines_core", "vllm_dllm.ops"},
-    "vllm_dllm.models": {
-        "torch", "transformers", "safetensors", "vllm", "vllm_dllm.settings.parsing", "vllm_dllm.ops",
-        "vllm_dllm.settings.ranges",
-    },
-    "vllm_dllm.engine": {
-        "torch", "numpy", "vllm", "vllm_dllm.settings.parsing", "vllm_dllm.decoding", "vllm_dllm.ops",
-        "vllm_dllm.models", "vllm_dllm.cpu", "vllm_dllm.settings.ranges", "vllm_dllm.constraints",
-    },
+    # Between vLLM and the pure rooms.
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
-    "vllm_dllm.vllm_patches.compat": {
-        "transformers", "vllm", "vllm_dllm.settings.parsing", "vllm_dllm.engine", "vllm_dllm.models",
+    "vllm_dllm.checkpoints": {
+        "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",
     },
-    "vllm_dllm.plugin": {"vllm_dllm.vllm_patches.compat", "vllm_dllm.cpu"},
-    "vllm_dllm.startup.diagnosis": {"vllm", "vllm_dllm.vllm_patches.compat", "vllm_dllm.engine"},
+    "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.cpu", "vllm_dllm.ops"},
+    "vllm_dllm.worker": {
+        "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
+        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
+        # What the model state is built from, and the two places where it meets vLLM's runner.
+        "vllm_dllm.families.base", "vllm_dllm.families.registry", "vllm_dllm.families.served",
+        "vllm_dllm.vllm_patches.runner",
+    },
+    "vllm_dllm.startup": {
+        "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
+    },
+    "vllm_dllm.startup.diagnosis": {
+        "vllm", "vllm_dllm.families.served", "vllm_dllm.vllm_patches.registration",
+    },
+    "vllm_dllm.families": {
+        "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
+        "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
+        "vllm_dllm.startup", "vllm_dllm.worker",
+    },
+    "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
+    "vllm_dllm.frontend": {"vllm", "vllm_dllm.constraints", "vllm_dllm.settings"},
+    "vllm_dllm.vllm_patches": {
+        "vllm", "vllm_dllm.checkpoints", "vllm_dllm.cpu", "vllm_dllm.families.registry",
+        "vllm_dllm.frontend", "vllm_dllm.settings", "vllm_dllm.startup",
+    },
+    "vllm_dllm.vllm_patches.wrapping": set(),
+    "vllm_dllm.vllm_patches.runner": {"vllm_dllm.vllm_patches.wrapping"},
+    # The front doors.
+    "vllm_dllm.plugin": {"vllm_dllm.vllm_patches", "vllm_dllm.cpu"},
     "vllm_dllm.cli": {
-        "vllm_dllm", "vllm_dllm.vllm_patches.compat", "vllm_dllm.cpu", "vllm_dllm.plugin", "vllm_dllm.startup.diagnosis",
+        "vllm_dllm", "vllm_dllm.cpu", "vllm_dllm.families.registry", "vllm_dllm.plugin",
+        "vllm_dllm.startup.diagnosis", "vllm_dllm.vllm_patches",
     },
 }  # fmt: skip
-# The one import that points against the arrows: a model class names its model state, which
-# vLLM asks it for. It is inside a function, so importing the model does not import the engine.
-LAZILY = {
-    (f"vllm_dllm.models.{model}", "vllm_dllm.worker.model_state")
-    for model in ("llada2", "diffusion_gemma")
-}
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 
 
@@ -67,34 +85,29 @@ def within(module: str, room: str) -> bool:
     return module == room or module.startswith(room + ".")
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """(imported module, whether the import is at module level) for each import of a file."""
-    tree = ast.parse(path.read_text())
-    top = set(map(id, tree.body))
+def imports(path: Path, known: Collection[str]) -> list[str]:
+    """The modules that a file imports anywhere, inside functions and for type checkers, too."""
     found = []
-    for node in ast.walk(tree):
-        names = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the room"
-            # `from vllm_dllm import compat` imports a module, not a name.
-            names = [
-                f"{node.module}.{alias.name}" if node.module == "vllm_dllm" else str(node.module)
-                for alias in node.names
-            ]
-        found += [(name, id(node) in top) for name in names]
+            # `from vllm_dllm.families import registry` imports a module, not a name.
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            whole = node.module == "vllm_dllm"
+            found += [name if name in known or whole else str(node.module) for name in names]
     return found
 
 
 def violations(package: Path) -> list[str]:
     found = []
-    for module, path in modules(package).items():
+    known = modules(package)
+    for module, path in known.items():
         room = room_of(module)
-        for name, at_top in imports(path):
-            if name.split(".")[0] in STANDARD or (within(name, room) and room != "vllm_dllm"):
-                continue
-            if not at_top and (module, name) in LAZILY:
+        for name in imports(path, known):
+            own = room != "vllm_dllm" and within(name, room)
+            if name.split(".")[0] in STANDARD or own:
                 continue
             if name == "vllm_dllm.__version__" and "vllm_dllm" in MAY_IMPORT[room]:
                 continue
@@ -113,14 +126,14 @@ def test_rooms_keep_to_their_imports() -> None:
         ("decoding/bad.py", "import vllm", "vllm_dllm.decoding.bad imports vllm"),
         ("ops/bad.py", "from vllm.config import X", "vllm_dllm.ops.bad imports vllm.config"),
         (
-            "config.py",
+            "settings/bad.py",
             "def f():\n    import torch",
-            "vllm_dllm.settings.parsing imports torch",
+            "vllm_dllm.settings.bad imports torch",
         ),
         (
             "cpu/bad.py",
-            "from vllm_dllm.engine import sampler",
-            "vllm_dllm.cpu.bad imports vllm_dllm.engine",
+            "from vllm_dllm.worker import sampler",
+            "vllm_dllm.cpu.bad imports vllm_dllm.worker",
         ),
     ],
 )
@@ -133,7 +146,8 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, line: str, comp
 
 def test_importing_the_package_is_free() -> None:
     """`vllm_dllm` is imported by tools that must not pay for torch or vLLM."""
-    code = "import sys, vllm_dllm, vllm_dllm.settings.parsing; print({'torch', 'vllm'} & set(sys.modules))"
+    modules = "sys, vllm_dllm, vllm_dllm.settings.parsing"
+    code = f"import {modules}; print({{'torch', 'vllm'}} & set(sys.modules))"
     # -S: site's .pth files belong to the installation, not to the package.
     out = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -141,11 +155,11 @@ def test_importing_the_package_is_free() -> None:
     assert out.stdout.strip() == "set()"
 
 
-def test_only_compat_knows_vllm_versions() -> None:
+def test_only_one_module_knows_vllm_versions() -> None:
     found = [
         f"{module}: {node.value!r}"
         for module, path in modules(PACKAGE).items()
-        if module not in ("vllm_dllm.vllm_patches.compat", "vllm_dllm")
+        if module not in ("vllm_dllm.vllm_patches.versions", "vllm_dllm")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -33,7 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show_config(model: str, options: dict[str, Any]) -> int:
-    """Print the settings of a server with vLLM's `options`; 1 and the reason if it refuses them."""
+    """Print the settings that a server would have.
+
+    Args:
+        model: name or path of a model.
+        options: of vLLM's engine, by name.
+
+    Returns:
+        The exit status: 1, with the reason on stderr, if the server would refuse them.
+    """
     from vllm_dllm import plugin
     from vllm_dllm.startup import diagnosis
 
@@ -50,7 +58,11 @@ def show_config(model: str, options: dict[str, Any]) -> int:
 
 
 def check() -> int:
-    """Print what is installed and bridged; 1 and the reason when it cannot serve."""
+    """Print what is installed.
+
+    Returns:
+        The exit status: 1, with the reason on stderr, if the installation cannot serve.
+    """
     problem = report()
     if problem is not None:
         print(f"cannot serve: {problem}", file=sys.stderr)
@@ -60,19 +72,20 @@ def check() -> int:
 
 
 def report() -> str | None:
-    """Print the state of the installation line by line; the first problem, or None."""
+    """Print the state of the installation line by line; returns the first problem, or None."""
     from vllm_dllm.startup import diagnosis
-    from vllm_dllm.vllm_patches import compat
+    from vllm_dllm.vllm_patches import versions
 
     print(f"vllm-dllm      {__version__}")
-    found = compat.vllm_version() or "not installed"
-    print(f"vllm           {found} (supported: {compat.supported_versions()})")
-    problem = compat.version_problem() or diagnosis.entry_point_problem()
+    found = versions.vllm_version() or "not installed"
+    print(f"vllm           {found} (supported: {versions.supported_versions()})")
+    problem = versions.version_problem() or diagnosis.entry_point_problem()
     if problem is not None:
         return problem
     try:
         from vllm_dllm import plugin
         from vllm_dllm.cpu import bridge
+        from vllm_dllm.families import registry
 
         plugin.install()
         parts = bridge.bridged_parts()
@@ -83,7 +96,7 @@ def report() -> str | None:
     print(f"platform       {platform}")
     print(f"bridged        {', '.join(parts) or 'nothing'}")
     print(f"kernels        {kernels}")
-    print(f"architectures  {', '.join(compat.served_architectures())}")
+    print(f"architectures  {', '.join(registry.served_architectures())}")
     return problem
 
 

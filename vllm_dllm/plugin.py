@@ -12,16 +12,16 @@ _registered = False
 def register() -> None:
     """Register our models with vLLM. Idempotent; never raises, never harms other models.
 
-    On a vLLM that this package does not know nothing is touched: one warning, and only a
-    diffusion model is then refused (by vLLM, as an unknown architecture).
+    A version of vLLM that this package does not support is left untouched: there is one warning,
+    and vLLM refuses our models, as unknown architectures, and no others.
     """
     global _registered
     if _registered:
         return
     _registered = True
-    from vllm_dllm.vllm_patches import compat
+    from vllm_dllm.vllm_patches import versions
 
-    problem = compat.version_problem()
+    problem = versions.version_problem()
     if problem is not None:
         logger.warning("vllm-dllm is inactive: %s", problem)
         return
@@ -33,14 +33,7 @@ def register() -> None:
 
 
 def install() -> None:
-    """Everything that `register` does, errors included."""
-    from vllm_dllm.cpu import bridge
-    from vllm_dllm.vllm_patches import compat
+    """Do what `register` does, but for any version of vLLM, and raise what goes wrong."""
+    from vllm_dllm import vllm_patches
 
-    bridge.install(compat.is_diffusion)
-    compat.register_models()
-    compat.patch_sampling_validation()
-    compat.patch_default_budgets()
-    compat.patch_async_scheduling()
-    compat.patch_damaged_files()
-    compat.patch_engine_death()
+    vllm_patches.apply_all()

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.checkpoints.published import checkpoint, index
-from tests.engine import harness  # noqa: F401  sets the environment before vLLM is imported
+from tests.support import engine  # noqa: F401  sets the environment before vLLM is imported
 
 
 class Writes(TorchDispatchMode):

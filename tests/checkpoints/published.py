@@ -15,9 +15,9 @@ import torch
 from compressed_tensors.compressors.base import BaseCompressor
 
 from examples.quantize.files import FAMILIES, scheme_named, write_config
+from tests.support.checkpoints import TINY_GEMMA
 from vllm_dllm.checkpoints.quantized import stored_as
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 LLADA2 = {
     "llada2-mini": (20, 2048, 5120, 512, 16),
     "llada2-flash": (32, 4096, 9216, 1024, 32),
@@ -141,7 +141,7 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
     """A folder with everything but the tensors."""
     plain, out = folder / "plain" / which, folder / which
     if which == GEMMA:
-        shutil.copytree(TINY / "tiny-diffusiongemma", plain)
+        shutil.copytree(TINY_GEMMA, plain)
         config = json.loads(gemma_config().to_json_string(use_diff=False))
         config["architectures"] = ["DiffusionGemmaForBlockDiffusion"]
         config["dtype"] = "bfloat16"

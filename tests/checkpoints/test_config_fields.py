@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoints.published import GEMMA_TEXT, gemma_config, llada2_config
+from tests.support.checkpoints import TINY_GEMMA
 from vllm_dllm.checkpoints.config_fields import unknown_fields, unknown_gemma_fields
 from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS, LLaDA2MoeConfig
 from vllm_dllm.settings.ranges import SettingsError
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 READ, INERT = "read", "does not matter"
 
 # Field of LLaDA2.0, 2.1 or 2.2 -> READ and another value that must be seen, a value that must be
@@ -172,7 +171,7 @@ def test_diffusion_gemma_is_taken_without_a_word(source: str) -> None:
     if source == "written by transformers":
         stated = json.loads(gemma_config().to_json_string(use_diff=False))
     elif source == "tiny":
-        stated = json.loads((TINY / "tiny-diffusiongemma" / "config.json").read_text())
+        stated = json.loads((TINY_GEMMA / "config.json").read_text())
     assert unknown_gemma_fields(stated) == []
 
 

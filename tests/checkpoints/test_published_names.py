@@ -15,7 +15,7 @@ from tests.checkpoints.published import (
     llada2_tensors,
     one_by_one,
 )
-from tests.engine.harness import answers_of_child
+from tests.support.engine import answers_of_child
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import tensor_shapes
 

@@ -1,4 +1,7 @@
-"""All paths of a small canvas, one by one: what `paths` must agree with."""
+"""Test helper: every path through a small canvas, found by trying them all.
+
+The dynamic programming of `vllm_dllm.constraints.decoding.best_path` must agree with it.
+"""
 
 from __future__ import annotations
 

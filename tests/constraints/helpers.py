@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from tests.support.checkpoints import TINY_LLADA2
 from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton, byte_automaton
-from vllm_dllm.constraints.automaton.compilation import Constraint, compiled, language
+from vllm_dllm.constraints.automaton.compilation import (
+    Constraint,
+    compile_constraint,
+    constraint_language,
+)
+from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.decoding.best_path import DeviceAutomaton, Window
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
 from vllm_dllm.constraints.decoding.class_weights import TokenChunks
-from vllm_dllm.constraints.limits import Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
-LIMITS = Limits()
+LIMITS = CompileLimits()
+STRING: dict[str, Any] = {"type": "string"}
 CPU = torch.device("cpu")
 END = 0  # of the vocabularies below
 
@@ -54,7 +60,7 @@ def pieces(seed: int = 0, count: int = 1500) -> Vocabulary:
 @cache
 def tiny() -> Vocabulary:
     """That of the tiny LLaDA2 checkpoint: bytes, and special tokens behind them."""
-    path = TINY / "tiny-llada2" / "tokenizer.json"
+    path = TINY_LLADA2 / "tokenizer.json"
     return Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257])
 
 
@@ -63,15 +69,39 @@ def constraint(kind: str, value: Any) -> Constraint:
 
 
 def over_bytes(kind: str, value: Any) -> ByteAutomaton:
-    return byte_automaton(language(Constraint.of(kind, value), LIMITS), LIMITS)
+    return byte_automaton(constraint_language(Constraint.of(kind, value), LIMITS), LIMITS)
 
 
 def automaton(kind: str, value: Any, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
-    return compiled(Constraint.of(kind, value), vocabulary or letters(), LIMITS)
+    return compile_constraint(Constraint.of(kind, value), vocabulary or letters(), LIMITS)
+
+
+def reads(automaton: ByteAutomaton, text: bytes) -> bool:
+    """Whether an automaton accepts a text, byte after byte."""
+    state = 0
+    for byte in text:
+        state = int(automaton.next[state, byte])
+        if state == DEAD:
+            return False
+    return bool(automaton.accepting[state])
 
 
 def accepts(kind: str, value: Any, text: str) -> bool:
-    return over_bytes(kind, value).accepts(text.encode())
+    return reads(over_bytes(kind, value), text.encode())
+
+
+def token_bytes(vocabulary: Vocabulary, token: int) -> bytes:
+    return vocabulary.data[vocabulary.offsets[token] : vocabulary.offsets[token + 1]].tobytes()
+
+
+def text_of(vocabulary: Vocabulary, tokens: Iterable[int]) -> bytes:
+    """What tokens write, up to the first one that ends the text."""
+    pieces = []
+    for token in tokens:
+        if token in vocabulary.ends:
+            break
+        pieces.append(token_bytes(vocabulary, token))
+    return b"".join(pieces)
 
 
 def on_device(found: TokenAutomaton) -> tuple[DeviceAutomaton, TokenChunks]:
@@ -87,25 +117,32 @@ def window(
     first: int = 0,
     width: int | None = None,
     forced: Sequence[int] = (),
-) -> Window:
+) -> CanvasWindow:
     """Of one canvas."""
     kept = [*forced, *[-1] * (length - len(forced))]
-    return Window(
+    return CanvasWindow(
         *(torch.tensor([n]) for n in (state, first, budget, length if width is None else width)),
         torch.tensor([kept]),
     )
 
 
-def together(windows: Iterable[Window]) -> Window:
+def together(windows: Iterable[CanvasWindow]) -> CanvasWindow:
     """Of several canvases."""
     some = list(windows)
     names = ("state", "first", "budget", "width", "forced")
-    return Window(*(torch.cat([getattr(w, name) for w in some]) for name in names))
+    return CanvasWindow(*(torch.cat([getattr(w, name) for w in some]) for name in names))
 
 
 def record(**properties: Any) -> dict[str, Any]:
     """An object with these properties, all required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def schema_refusal(schema: Any) -> str:
+    """The message with which a JSON schema is refused."""
+    with pytest.raises(ConstraintError) as caught:
+        over_bytes("json_schema", schema)
+    return str(caught.value)
 
 
 def dumped(value: Any) -> str:

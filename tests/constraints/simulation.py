@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tests.constraints.helpers import on_device
+from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
-from vllm_dllm.constraints.decoding.best_path import Window, advance
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
 from vllm_dllm.constraints.decoding.constrained_step import (
-    Chosen,
+    ConstrainedPath,
     best_tokens,
     drawn_tokens,
-    settled,
+    tokens_kept_to_path,
 )
 from vllm_dllm.ops.noise.keyed import row_keys
 
@@ -45,6 +47,7 @@ class Masked:
     """A masked canvas: each step decides some positions, in any order."""
 
     def __init__(self, found: TokenAutomaton, ids: int, run: Run) -> None:
+        self.found = found
         self.automaton, self.chunks = on_device(found)
         self.ids, self.run = ids, run
         self.generator = torch.Generator().manual_seed(run.seed)
@@ -63,9 +66,9 @@ class Masked:
             out += new[:count]
             if ends or len(out) >= run.budget:
                 return out
-            # What has left is all that the state follows.
-            whole = torch.tensor([new])
-            state = advance(self.automaton, state, whole, torch.tensor([count]))
+            # The state follows only the tokens that have been emitted.
+            behind = self.found.advance(int(state), np.array(new[:count]))
+            state = torch.tensor([self.found.states if behind == DEAD else behind])
             tail = 0
 
     def is_end(self, token: int) -> bool:
@@ -81,7 +84,7 @@ class Masked:
         while masked.any():
             held = fixed if run.edits else ~masked
             forced = torch.where(held, tokens, -1)
-            some = Window(state, torch.tensor([tail]), left, torch.tensor([length]), forced)
+            some = CanvasWindow(state, torch.tensor([tail]), left, torch.tensor([length]), forced)
             chosen = self.chosen(some, step)
             assert chosen.feasible.all()
             accept = masked & (torch.rand(1, length, generator=self.generator) < 0.4)
@@ -90,11 +93,11 @@ class Masked:
                 odd = torch.rand(1, length, generator=self.generator) < 0.3
                 new = torch.where(accept & odd, 1, new)
             masked = masked & ~accept
-            tokens = settled(new, masked, chosen, fixed)
+            tokens = tokens_kept_to_path(new, masked, chosen, fixed)
             step += 1
         return tokens
 
-    def chosen(self, some: Window, step: int) -> Chosen:
+    def chosen(self, some: CanvasWindow, step: int) -> ConstrainedPath:
         logits = torch.randn(1, self.run.length, self.ids, generator=self.generator) * 3
         if not self.run.sampled:
             return best_tokens(self.automaton, self.chunks, logits, some)

@@ -12,15 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.constraints.every_path import best_path, every_path
-from tests.constraints.helpers import CPU, END, automaton, letters, on_device, together, window
-from vllm_dllm.constraints.automaton.distance import DEAD
+from tests.constraints.helpers import (
+    automaton,
+    letters,
+    on_device,
+    text_of,
+    together,
+    window,
+)
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.decoding.best_path import (
     FLOOR,
-    DeviceAutomaton,
-    Paths,
-    Window,
-    advance,
+    CanvasWindow,
+    ClassPaths,
     best_paths,
     drawn_paths,
 )
@@ -30,7 +34,7 @@ PATTERNS = ["(a|b)*abc?", "[a-c]{2,5}|1*2", "(ab|ba)*", "a?b?c?", "(aa)*1?2", "(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[TokenAutomaton, torch.Tensor, Window, int]:
+def cases(draw: st.DrawFn) -> tuple[TokenAutomaton, torch.Tensor, CanvasWindow, int]:
     """An automaton, weights ``[L, C]``, and a window of one canvas, perhaps with forced tokens."""
     found = automaton("regex", draw(st.sampled_from(PATTERNS)))
     length = draw(st.integers(1, 5))
@@ -48,20 +52,20 @@ def cases(draw: st.DrawFn) -> tuple[TokenAutomaton, torch.Tensor, Window, int]:
     return found, weights, some, budget - max(0, min(width - first, budget))
 
 
-def inside(weights: torch.Tensor, some: Window) -> tuple[list[list[float]], list[int]]:
+def inside(weights: torch.Tensor, some: CanvasWindow) -> tuple[list[list[float]], list[int]]:
     """What the window's positions weigh, and what is forced there."""
     first, end = int(some.first), int(some.end)
     return weights.double().tolist()[first:end], some.forced[0].tolist()[first:end]
 
 
-def first_of(paths: Paths, some: Window) -> tuple[int, ...]:
+def first_of(paths: ClassPaths, some: CanvasWindow) -> tuple[int, ...]:
     return tuple(paths.classes[0].tolist()[int(some.first) : int(some.end)])
 
 
 @settings(max_examples=300)
 @given(cases())
 def test_the_best_path_is_the_best_of_all(
-    case: tuple[TokenAutomaton, torch.Tensor, Window, int],
+    case: tuple[TokenAutomaton, torch.Tensor, CanvasWindow, int],
 ) -> None:
     found, weights, some, left = case
     device, _ = on_device(found)
@@ -86,7 +90,7 @@ def test_the_best_path_is_the_best_of_all(
 @settings(max_examples=100)
 @given(cases())
 def test_the_sum_of_all_paths_and_a_drawn_one(
-    case: tuple[TokenAutomaton, torch.Tensor, Window, int],
+    case: tuple[TokenAutomaton, torch.Tensor, CanvasWindow, int],
 ) -> None:
     found, weights, some, left = case
     device, _ = on_device(found)
@@ -113,7 +117,7 @@ def test_drawn_paths_follow_the_conditional_distribution(forced: tuple[int, ...]
     probability = np.exp(np.array(list(every.values())))
     probability /= probability.sum()
     keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
-    many = Window(*(t.expand(count, *t.shape[1:]) for t in vars(some).values()))
+    many = CanvasWindow(*(t.expand(count, *t.shape[1:]) for t in vars(some).values()))
     paths = drawn_paths(device, weights.expand(count, -1, -1), many, keys)
     seen = Counter(map(tuple, paths.classes.tolist()))
     assert set(seen) <= set(every)
@@ -133,7 +137,7 @@ def test_drawn_paths_follow_the_conditional_distribution(forced: tuple[int, ...]
     assert chi < freedom + 5 * math.sqrt(2 * freedom)
 
 
-def inside_first(weights: torch.Tensor, some: Window) -> tuple[list[list[float]], int]:
+def inside_first(weights: torch.Tensor, some: CanvasWindow) -> tuple[list[list[float]], int]:
     return weights.double().tolist(), int(some.state)
 
 
@@ -162,7 +166,7 @@ def test_canvases_of_a_batch_do_not_touch_each_other() -> None:
 def tokens_of(found: TokenAutomaton, kinds: list[int]) -> bytes:
     """The text of the lowest tokens of some classes."""
     ids = [int(np.flatnonzero(found.class_of_token == kind)[0]) for kind in kinds]
-    return letters().text(ids)
+    return text_of(letters(), ids)
 
 
 @pytest.mark.parametrize("budget", [2, 3, 5, 8, 20])
@@ -222,29 +226,3 @@ def test_ties_go_to_the_lowest_class() -> None:
     paths = best_paths(device, torch.zeros(1, 4, found.classes), window(4, 4))
     every = sorted(path for path, _ in every_path(found, [[0.0] * found.classes] * 4, 0, 0))
     assert tuple(paths.classes[0].tolist()) == every[0]
-
-
-@settings(max_examples=100)
-@given(
-    st.sampled_from(PATTERNS),
-    st.lists(st.integers(0, 13), min_size=6, max_size=6),
-    st.integers(0, 6),
-    st.integers(0, 3),
-)
-def test_advance_is_the_plain_walk(pattern: str, tokens: list[int], count: int, at: int) -> None:
-    found = automaton("regex", pattern)
-    state = min(at, found.states - 1)
-    device = DeviceAutomaton.of(found, CPU)
-    got = advance(device, torch.tensor([state]), torch.tensor([tokens]), torch.tensor([count]))
-    expected = found.advance(state, np.array(tokens[:count]))
-    assert int(got[0]) == (found.states if expected == DEAD else expected)
-
-
-def test_advance_in_parts_is_advance_at_once() -> None:
-    """So a request that comes back is where it was, whatever its canvases were."""
-    found = automaton("regex", "(a|b)*c[12]*")
-    ids = np.array([1, 2, 4, 4, 3, 10, 12, END, END])
-    state = 0
-    for part in np.split(ids, [2, 3, 7]):
-        state = found.advance(state, part)
-    assert state == found.advance(0, ids) == found.states - 1

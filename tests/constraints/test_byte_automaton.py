@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from outlines_core import Index, Vocabulary
 
-from tests.constraints.helpers import LIMITS, accepts, over_bytes
+from tests.constraints.helpers import LIMITS, accepts, over_bytes, reads
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.grammar.language import (
@@ -19,7 +19,7 @@ from vllm_dllm.constraints.grammar.language import (
     repeat,
     sequence,
 )
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 
 def naive(pattern: str, text: str) -> bool:
@@ -44,9 +44,9 @@ def test_edges_behind_a_match_are_kept(pattern: str, text: str) -> None:
 
 def test_every_state_leads_to_the_end() -> None:
     found = over_bytes("regex", "a(b|c[d-f]{2}){1,3}|xyz")
-    assert found.accepts(b"abcdef"[:2])
-    assert found.accepts(b"acde")
-    assert not found.accepts(b"ac")
+    assert reads(found, b"abcdef"[:2])
+    assert reads(found, b"acde")
+    assert not reads(found, b"ac")
     assert (found.next != -1).any(1)[~found.accepting].all()
 
 
@@ -83,9 +83,9 @@ def test_no_text_holds_the_sentinel() -> None:
 
 def test_bytes_that_are_no_utf8_are_not_accepted() -> None:
     found = over_bytes("regex", ".*")
-    assert found.accepts("é日\U0001f600".encode())
+    assert reads(found, "é日\U0001f600".encode())
     for wrong in (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xe9"):
-        assert not found.accepts(wrong), wrong
+        assert not reads(found, wrong), wrong
 
 
 def test_nothing_and_too_much() -> None:
@@ -98,4 +98,4 @@ def test_nothing_and_too_much() -> None:
     with pytest.raises(ConstraintError, match=r"1001001 byte positions, at most 200000"):
         byte_automaton(big, LIMITS)
     with pytest.raises(ConstraintError, match=r"1002 states over bytes, at most 100"):
-        byte_automaton(repeat(literal("a"), 1000, 1000), Limits(byte_states=100))
+        byte_automaton(repeat(literal("a"), 1000, 1000), CompileLimits(byte_states=100))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import torch
 
 from vllm_dllm.constraints.decoding import class_weights as reduction
 from vllm_dllm.constraints.decoding.class_weights import (
-    RunningClasses,
     TokenChunks,
-    class_best,
-    class_sum,
+    class_logsumexp,
+    class_maxima,
     draw_in_class,
 )
 from vllm_dllm.ops.noise.keyed import row_keys
@@ -41,7 +39,7 @@ def logits_of(seed: int, *, ties: bool = False) -> torch.Tensor:
 @pytest.fixture(params=[False, True], ids=["rows together", "row by row"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(reduction, "BYTES", 1)
+        monkeypatch.setattr(reduction, "GATHERED_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -50,8 +48,8 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_the_largest_and_the_sum_of_each_class(ties: bool, dtype: torch.dtype) -> None:
     kinds, logits = classes_of(0), logits_of(1, ties=ties).to(dtype)
     chunks = TokenChunks.of(kinds, CLASSES)
-    weight, token = class_best(logits, chunks)
-    total, _ = class_sum(logits, chunks)
+    weight, token = class_maxima(logits, chunks)
+    total, _ = class_logsumexp(logits, chunks)
     for kind in range(CLASSES):
         ids = (kinds == kind).nonzero()[:, 0]
         if not len(ids):
@@ -64,32 +62,18 @@ def test_the_largest_and_the_sum_of_each_class(ties: bool, dtype: torch.dtype) -
         torch.testing.assert_close(total[:, kind], some.logsumexp(1), atol=1e-5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("cuts", [[0, IDS], [0, 128, 640, IDS], [0, 1, 500, 501, IDS]])
-def test_tile_by_tile(cuts: list[int]) -> None:
-    kinds, logits = classes_of(2), logits_of(3, ties=True)
-    chunks = TokenChunks.of(kinds, CLASSES)
-    running = RunningClasses(ROWS, chunks)
-    for first, end in pairwise(cuts):
-        running.add(logits[:, first:end], first)
-    weight, token = class_best(logits, chunks)
-    assert torch.equal(running.weight, weight)
-    known = weight > -math.inf
-    assert torch.equal(running.token[known], token[known])
-    torch.testing.assert_close(running.sum, class_sum(logits, chunks)[0], atol=1e-5, rtol=1e-6)
-
-
 def test_excluded_tokens() -> None:
     """A class of -inf alone is no error: it weighs nothing, and its lowest token stands for it."""
     kinds = torch.tensor([0, 0, 1, 1, 2])
     logits = torch.tensor([[1.0, -math.inf, -math.inf, -math.inf, 5.0]])
     chunks = TokenChunks.of(kinds, 2)
-    weight, token = class_best(logits, chunks)
+    weight, token = class_maxima(logits, chunks)
     assert weight.tolist() == [[1.0, -math.inf]]
     assert token.tolist() == [[0, 2]]
-    assert class_sum(logits, chunks)[0].tolist() == [[1.0, -math.inf]]
+    assert class_logsumexp(logits, chunks)[0].tolist() == [[1.0, -math.inf]]
     keys = row_keys(torch.arange(64))
     many = logits.expand(64, -1)
-    _, by_chunk = class_sum(many, chunks)
+    _, by_chunk = class_logsumexp(many, chunks)
     drawn = draw_in_class(many, chunks, by_chunk, torch.ones(64, dtype=torch.int64), keys)
     assert set(drawn.tolist()) == {2, 3}
 
@@ -102,7 +86,7 @@ def test_drawn_tokens_follow_the_softmax_of_their_class() -> None:
     chunks = TokenChunks.of(kinds, 2)
     many = logits.expand(count, -1)
     keys = row_keys(torch.arange(count))
-    _, by_chunk = class_sum(logits[None], chunks)
+    _, by_chunk = class_logsumexp(logits[None], chunks)
     for kind in (0, 1):
         asked = torch.full((count,), kind)
         drawn = draw_in_class(many, chunks, by_chunk.expand(count, -1), asked, keys)
@@ -114,7 +98,7 @@ def test_drawn_tokens_follow_the_softmax_of_their_class() -> None:
 
 def test_nothing_in_any_class() -> None:
     chunks = TokenChunks.of(torch.full((5,), 3), 3)
-    weight, token = class_best(torch.randn(2, 5), chunks)
+    weight, token = class_maxima(torch.randn(2, 5), chunks)
     assert weight.tolist() == [[-math.inf] * 3] * 2
     assert token.tolist() == [[0] * 3] * 2
-    assert class_sum(torch.randn(2, 5), chunks)[0].tolist() == [[-math.inf] * 3] * 2
+    assert class_logsumexp(torch.randn(2, 5), chunks)[0].tolist() == [[-math.inf] * 3] * 2

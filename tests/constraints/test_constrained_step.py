@@ -10,17 +10,26 @@ import jsonschema
 import pytest
 import torch
 
-from tests.constraints.helpers import END, automaton, letters, on_device, pieces, record, window
+from tests.constraints.helpers import (
+    END,
+    automaton,
+    letters,
+    on_device,
+    pieces,
+    record,
+    text_of,
+    window,
+)
 from tests.constraints.simulation import Masked, Run
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.decoding.best_path import best_paths
 from vllm_dllm.constraints.decoding.constrained_step import (
-    Chosen,
+    ConstrainedPath,
     best_tokens,
     drawn_tokens,
-    settled,
-    sureness,
+    path_probability,
+    tokens_kept_to_path,
 )
 
 PERSON = record(
@@ -72,7 +81,7 @@ def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -
         ids = Masked(found, len(known), run).text()
         assert len(ids) <= budget, run
         assert ids[-1] == END, f"{run}: not finished"
-        check(kind, value, known.text(ids).decode())
+        check(kind, value, text_of(known, ids).decode())
 
 
 def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
@@ -81,7 +90,7 @@ def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
     logits = torch.zeros(1, 5, len(known))
     logits[0, 0, 3], logits[0, 1, 2], logits[0, 2, 11] = 2, 1, 1  # c, b, 2
     chosen = best_tokens(device, chunks, logits, window(5, 9))
-    assert known.text(chosen.token[0].tolist()) == b"cb2"
+    assert text_of(known, chosen.token[0].tolist()) == b"cb2"
     assert chosen.token[0].tolist() == [3, 2, 11, END, END]
     assert chosen.logit[0].tolist() == [2, 1, 1, 0, 0]
     assert chosen.feasible.tolist() == [True]
@@ -93,7 +102,7 @@ def test_sureness_is_the_models_probability() -> None:
     chosen = best_tokens(device, chunks, logits, window(6, 4, first=1))
     expected = logits.softmax(-1).gather(2, chosen.token[..., None])[..., 0]
     expected[0, [0, 5]] = 1
-    torch.testing.assert_close(sureness(chosen, logits.logsumexp(-1)), expected)
+    torch.testing.assert_close(path_probability(chosen, logits.logsumexp(-1)), expected)
 
 
 def test_outside_of_the_window() -> None:
@@ -119,7 +128,7 @@ def test_forced_tokens_are_themselves() -> None:
     assert chosen.token[0].tolist() == [1, 3, 1, END]
     drawn = drawn_tokens(device, chunks, logits, some, torch.arange(4)[None])
     assert drawn.token[0, 1] == 3
-    assert letters().text(drawn.token[0].tolist())[1:2] == b"c"
+    assert text_of(letters(), drawn.token[0].tolist())[1:2] == b"c"
 
 
 def test_the_likelier_of_several_ends() -> None:
@@ -133,10 +142,10 @@ def test_the_likelier_of_several_ends() -> None:
     assert set(drawn.token[0, 1:].tolist()) <= {0, 2}
 
 
-def chosen_of(token: list[int], inside: list[bool], feasible: bool = True) -> Chosen:
+def chosen_of(token: list[int], inside: list[bool], feasible: bool = True) -> ConstrainedPath:
     some = torch.tensor([token])
     states = torch.zeros(1, len(token) + 1, dtype=torch.int64)
-    return Chosen(
+    return ConstrainedPath(
         some, torch.zeros(some.shape), torch.tensor([inside]), states, torch.tensor([feasible])
     )
 
@@ -145,11 +154,11 @@ def test_settled() -> None:
     tokens, masked = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, False, False]])
     fixed = torch.tensor([[False, False, False, True]])
     path = chosen_of([7, 7, 7, 7], [True, True, True, True])
-    assert settled(tokens, masked, path, fixed).tolist() == [[7, 2, 7, 4]]
+    assert tokens_kept_to_path(tokens, masked, path, fixed).tolist() == [[7, 2, 7, 4]]
     path = chosen_of([7, 7, 7, 7], [False, True, True, True])
-    assert settled(tokens, masked, path, fixed).tolist() == [[1, 2, 7, 4]]
+    assert tokens_kept_to_path(tokens, masked, path, fixed).tolist() == [[1, 2, 7, 4]]
     path = chosen_of([7, 7, 7, 7], [True] * 4, feasible=False)
-    assert settled(tokens, masked, path, fixed).tolist() == tokens.tolist()
+    assert tokens_kept_to_path(tokens, masked, path, fixed).tolist() == tokens.tolist()
 
 
 def naive_run(found: TokenAutomaton, seed: int) -> bool:

@@ -16,6 +16,7 @@ from tests.constraints.helpers import (
     pieces,
     record,
     tiny,
+    token_bytes,
 )
 from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
 from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
@@ -26,7 +27,7 @@ from vllm_dllm.constraints.automaton.token_automaton import (
 )
 from vllm_dllm.constraints.automaton.token_functions import token_functions
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 CONSTRAINTS: list[tuple[str, Any]] = [
     ("regex", "(a|b)*abc?"),
@@ -53,7 +54,7 @@ def test_every_token_on_every_state_of_bytes(kind: str, value: Any, vocabulary: 
     function_of_token, functions = token_functions(over, known, LIMITS)
     assert len(np.unique(functions, axis=0)) == len(functions), "each function once"
     for number in range(len(known)):
-        token = known.token(number)
+        token = token_bytes(known, number)
         there = functions[function_of_token[number]]
         expected = walked(over, token) if token else np.full(len(over.next), DEAD)
         np.testing.assert_array_equal(there, expected, f"token {number}: {token!r}")
@@ -79,7 +80,7 @@ def test_the_automaton_over_tokens_allows_what_the_one_over_bytes_does(
                 assert kind_of == found.classes - 1
                 continue
             behind = DEAD if kind_of == NO_CLASS else int(found.next[state, kind_of])
-            token = known.token(number)
+            token = token_bytes(known, number)
             there = int(walked(over, token)[byte_state]) if token else DEAD
             if behind == DEAD:
                 # With these tokens, too, every state over bytes here can be finished.
@@ -179,9 +180,12 @@ def test_there_and_back_through_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "complaint"),
-    [(Limits(cells=30), "pairs of a state and a kind"), (Limits(edges=3), "pairs of states with")],
+    [
+        (CompileLimits(cells=30), "pairs of a state and a kind"),
+        (CompileLimits(edges=3), "pairs of states with"),
+    ],
 )
-def test_too_large(limits: Limits, complaint: str) -> None:
+def test_too_large(limits: CompileLimits, complaint: str) -> None:
     with pytest.raises(ConstraintError, match=complaint):
         token_automaton(over_bytes("regex", "[ab]{9}"), letters(), limits)
 
@@ -192,3 +196,13 @@ def test_fewest_steps_of_a_small_graph() -> None:
     assert fewest_steps(source, target, goal).tolist() == [2, 1, 0, NEVER]
     none = np.array([], dtype=np.int64)
     assert fewest_steps(none, none, goal).tolist() == [NEVER, NEVER, 0, NEVER]
+
+
+def test_advance_in_parts_is_advance_at_once() -> None:
+    """So a request that comes back is where it was, whatever its canvases were."""
+    found = automaton("regex", "(a|b)*c[12]*")
+    ids = np.array([1, 2, 4, 4, 3, 10, 12, END, END])
+    state = 0
+    for part in np.split(ids, [2, 3, 7]):
+        state = found.advance(state, part)
+    assert state == found.advance(0, ids) == found.states - 1

@@ -9,7 +9,7 @@ import pytest
 from tests.constraints.helpers import automaton
 from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
-from vllm_dllm.constraints.service.cache import Kept
+from vllm_dllm.constraints.service.cache import CompiledConstraints
 from vllm_dllm.constraints.service.turns import Client, Job, Ticket, Turns
 
 NUMBERS = count()
@@ -85,7 +85,7 @@ def test_the_queue_is_bounded_and_shared() -> None:
 
 
 def test_refusals_cost_no_automaton_its_place() -> None:
-    kept, found = Kept(most_refusals=3), automaton("regex", "a|b")
+    kept, found = CompiledConstraints(most_refusals=3), automaton("regex", "a|b")
     kept.put(b"good", found)
     for n in range(10):
         kept.put(str(n).encode(), ConstraintError(f"no {n}"))
@@ -96,12 +96,12 @@ def test_refusals_cost_no_automaton_its_place() -> None:
 
 def test_automata_are_kept_up_to_a_size() -> None:
     found = automaton("regex", "a|b")
-    one = Kept(most_bytes=1)
+    one = CompiledConstraints(most_bytes=1)
     for key in (b"a", b"b"):
         one.put(key, found)
     assert one.get(b"a") is None
     assert one.get(b"b") is found, "the latest is kept, whatever its size"
-    both = Kept()
+    both = CompiledConstraints()
     for key in (b"a", b"b"):
         both.put(key, found)
     assert both.get(b"a") is both.get(b"b") is found

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import ByteFallback, Fuse, Replace
 from tokenizers.models import BPE
 
-from tests.constraints.helpers import TINY
+from tests.constraints.helpers import text_of, token_bytes
+from tests.support.checkpoints import TINY
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import ConstraintError
 
@@ -44,18 +45,18 @@ def test_bytes_are_what_the_tokenizer_decodes(make: object) -> None:
     size = tokenizer.get_vocab_size() + 5
     known = Vocabulary.read(tokenizer.to_str(), size, [end])
     assert len(known) == size
-    assert known.token(size - 1) == b""
+    assert token_bytes(known, size - 1) == b""
     rng = np.random.default_rng(0)
-    usable = [n for n in range(size) if known.token(n)]
-    whole = [n for n in usable if is_text(known.token(n))]
+    usable = [n for n in range(size) if token_bytes(known, n)]
+    whole = [n for n in usable if is_text(token_bytes(known, n))]
     assert len(usable) >= 256
     for _ in range(300):
         ids = rng.choice(whole, size=6).tolist()
         if rng.random() < 0.5:  # a character in pieces
-            by_bytes = {known.token(n): n for n in usable}
+            by_bytes = {token_bytes(known, n): n for n in usable}
             ids[2:2] = [by_bytes[bytes([byte])] for byte in "日é".encode()]
-        assert tokenizer.decode(ids, skip_special_tokens=True) == known.text(ids).decode(), ids
-    special = [n for n in range(size) if not known.token(n)]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(known, ids).decode(), ids
+    special = [n for n in range(size) if not token_bytes(known, n)]
     assert end in special
     assert tokenizer.decode([n for n in special if n < size - 5], skip_special_tokens=True) == ""
 
@@ -75,8 +76,8 @@ def test_the_tiny_checkpoints(name: str) -> None:
     known = Vocabulary.read(json.loads(path.read_text(encoding="utf-8")), 300, [257])
     text = 'naïve "日本" {"a": [1]}\n\t\x07'
     ids = tokenizer.encode(text).ids
-    assert known.text(ids) == text.encode()
-    assert known.text([*ids, 257, *ids]) == text.encode(), "nothing behind an end"
+    assert text_of(known, ids) == text.encode()
+    assert text_of(known, [*ids, 257, *ids]) == text.encode(), "nothing behind an end"
 
 
 @pytest.mark.parametrize(
@@ -100,15 +101,4 @@ def test_ends() -> None:
         Vocabulary.of([b"a"], [1])
     known = Vocabulary.of([b"a", b"b"], [1, 1])
     assert known.ends == (1,)
-    assert known.token(1) == b"", "an end writes nothing"
-
-
-def test_fingerprints() -> None:
-    one = Vocabulary.of([b"a", b"bc", b""], [2])
-    assert one.fingerprint == Vocabulary.of([b"a", b"bc", b""], [2]).fingerprint
-    others = [
-        Vocabulary.of([b"ab", b"c", b""], [2]),
-        Vocabulary.of([b"a", b"bc", b"", b""], [2]),
-        Vocabulary.of([b"a", b"bc", b"", b""], [2, 3]),
-    ]
-    assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 4
+    assert token_bytes(known, 1) == b"", "an end writes nothing"

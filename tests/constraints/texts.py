@@ -1,4 +1,4 @@
-"""Texts drawn from an automaton over bytes: short ones, but any of its branches."""
+"""Test helper: random short texts that an automaton over bytes accepts, from all its branches."""
 
 from __future__ import annotations
 

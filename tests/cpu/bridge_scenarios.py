@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm_dllm.cpu import bridge, torchvision_schemas
+from vllm_dllm.vllm_patches import cpu_platform
+from vllm_dllm.vllm_patches.wrapping import is_wrapped
 
 # Stands in for a diffusion model; LlamaForCausalLM for every other one.
 BRIDGED = "Qwen2ForCausalLM"
@@ -68,10 +70,10 @@ def runner(directory: Path) -> dict[str, Any]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    bridge.logger.setLevel(logging.INFO)
-    bridge.logger.addHandler(handler)
-    parts = bridge.install(is_bridged_model)
-    again = bridge.install(lambda config: True)
+    cpu_platform.logger.setLevel(logging.INFO)
+    cpu_platform.logger.addHandler(handler)
+    parts = cpu_platform.apply(is_bridged_model)
+    again = cpu_platform.apply(lambda config: True)
 
     import torchvision
     from vllm.config import VllmConfig
@@ -110,7 +112,7 @@ def unsupported(directory: Path) -> None:
 
 def worker(directory: Path) -> dict[str, Any]:
     """Follow vLLM's worker start up to the swap of the kernels."""
-    bridge.install(is_bridged_model)
+    cpu_platform.apply(is_bridged_model)
     from vllm.platforms import current_platform
 
     current_platform.register_triton_kernel_overrides()  # as WorkerWrapperBase.init_worker does
@@ -153,27 +155,27 @@ def elsewhere(directory: Path) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
     type(current_platform).is_cpu = lambda self: False
-    parts, words = bridge.install(is_bridged_model), bridge.bridged_parts()
+    parts, words = cpu_platform.apply(is_bridged_model), bridge.bridged_parts()
     out = {"parts": parts, "words": words, "schemas": torchvision_schemas.declared()}
     torchvision_schemas.declare()  # only so that the configuration can be imported here at all
     from vllm.config import VllmConfig
     from vllm.triton_utils import triton
 
-    out["choice"] = hasattr(VllmConfig.use_v2_model_runner.fget, "__wrapped__")
-    out["check"] = hasattr(VllmConfig._validate_v2_model_runner, "__wrapped__")
-    out["hook"] = hasattr(current_platform.register_triton_kernel_overrides, "__wrapped__")
+    out["choice"] = is_wrapped(VllmConfig, "use_v2_model_runner")
+    out["check"] = is_wrapped(VllmConfig, "_validate_v2_model_runner")
+    out["hook"] = is_wrapped(type(current_platform), "register_triton_kernel_overrides")
     out["triton"] = hasattr(triton, "next_power_of_2")
     return out
 
 
 def real_triton(directory: Path) -> dict[str, Any]:
     """Install where vLLM has a Triton that works."""
-    parts = bridge.install(is_bridged_model)
+    parts = cpu_platform.apply(is_bridged_model)
     from vllm.config import VllmConfig
 
     return {
         "parts": parts,
-        "choice": hasattr(VllmConfig.use_v2_model_runner.fget, "__wrapped__"),
+        "choice": is_wrapped(VllmConfig, "use_v2_model_runner"),
     }
 
 

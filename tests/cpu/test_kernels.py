@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.cpu import kernels, logprob_kernels, table_kernels
+from vllm_dllm.cpu import batch_kernels, logprob_kernels, table_kernels
 from vllm_dllm.cpu.launch import STAND_INS, KernelMismatchError, KernelStandIn
 
 HERE = Path(__file__).parent
@@ -78,14 +78,14 @@ def test_rolled_back_canvas_near_the_end_copies_what_exists() -> None:
     ids = torch.full((10,), -7, dtype=torch.int32)
     following = torch.full((2, 2), -7, dtype=torch.int32)
     tokens = torch.arange(20, dtype=torch.int32).reshape(2, 10)  # two slots, max_model_len 10
-    kernels.prepare_prefill_inputs(
+    batch_kernels.prepare_prefill_inputs(
         (1,), ids, following, 2, torch.tensor([0]), torch.tensor([0, 8]), tokens,
         torch.tensor([9, 9]), torch.tensor([6, 6]), 2,
     )  # fmt: skip
     assert ids.tolist() == [6, 7, 8, 9] + [-7] * 6
     assert following.tolist() == [[0, -7], [0, -7]]
     # and from the last slot, where nothing at all lies behind the row
-    kernels.prepare_prefill_inputs(
+    batch_kernels.prepare_prefill_inputs(
         (1,), ids, following, 2, torch.tensor([1]), torch.tensor([0, 8]), tokens,
         torch.tensor([9, 10]), torch.tensor([6, 9]), 2,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def test_commit_past_the_end_spares_the_neighbour() -> None:
     tokens = torch.zeros(2, 6, dtype=torch.int32)
     total, computed = torch.tensor([4, 0]), torch.tensor([4, 0])
     last = torch.zeros(2, 1, dtype=torch.int64)
-    kernels.post_update(
+    batch_kernels.post_update(
         (1,), torch.tensor([0]), computed, last, None, torch.tensor([[1, 2, 3, 4]]),
         torch.tensor([4]), torch.tensor([0]), torch.tensor([0, 4]), tokens, total,
     )  # fmt: skip

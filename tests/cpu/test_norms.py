@@ -61,20 +61,20 @@ def test_strided_views_of_a_projection() -> None:
 
 def test_other_precisions_are_left_to_vllm() -> None:
     x, half = torch.ones(2, 32), torch.ones(2, 32, dtype=torch.bfloat16)
-    assert norms._norm_takes(x, x[0], EPSILON)
-    assert not norms._norm_takes(half, half[0], EPSILON)
-    assert not norms._norm_takes(x, half[0], EPSILON)
-    assert not norms._norm_takes(x, x[0], EPSILON, 16)
-    assert not norms._add_takes(x.T, x.T, None, EPSILON)
+    assert norms._norm_supports(x, x[0], EPSILON)
+    assert not norms._norm_supports(half, half[0], EPSILON)
+    assert not norms._norm_supports(x, half[0], EPSILON)
+    assert not norms._norm_supports(x, x[0], EPSILON, 16)
+    assert not norms._add_norm_supports(x.T, x.T, None, EPSILON)
 
 
 @pytest.mark.engine
 def test_an_eager_engine_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engine.harness import engine, greedy
+    from tests.support.engine import engine, greedy
 
     taken: list[bool] = []
-    takes = norms._takes
-    monkeypatch.setattr(norms, "_takes", lambda *a: taken.append(takes(*a)) or taken[-1])
+    supports = norms._supports
+    monkeypatch.setattr(norms, "_supports", lambda *a: taken.append(supports(*a)) or taken[-1])
     golden = oracle.checkpoint("ckpt_b_b8")
     with engine(golden.path, golden.block_size) as running:
         taken.clear()

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 from examples.quantize.files import compressed, generate_gparam, scheme_named
 from vllm_dllm.cpu import quantized_experts
-from vllm_dllm.cpu.experts import PlainExperts, as_it_is, fp8_by_token, int8_by_token, nvfp4
+from vllm_dllm.cpu.plain_experts import PlainExperts, fp8_by_token, int8_by_token, nvfp4, unrounded
 
 
 def rows(count: int = 7, width: int = 64) -> torch.Tensor:
@@ -59,7 +59,7 @@ def test_weighted_sum_of_chosen_experts(activation: MoEActivation) -> None:
     ids = torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2], [1, 0]])
     weights = torch.rand(5, 2)
     experts = object.__new__(PlainExperts)
-    experts.roundings = as_it_is, as_it_is
+    experts.roundings = unrounded, unrounded
     out = torch.empty_like(x)
     experts.apply(out, x, w1, w2, weights, ids, activation)
     silu = activation is MoEActivation.SILU

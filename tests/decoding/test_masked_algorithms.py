@@ -2,139 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.decoding.masked_references import MASK, REFERENCES, L, Row
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, algorithms
 from vllm_dllm.ops.statistics.rows import EntropyStatistics
 
-MASK, L = 99, 12
 RULES = {rule.name: rule for rule in algorithms("mask")}
 # Few values, exact in binary, so that ties and probabilities equal to a threshold are common.
 PROBABILITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ENTROPIES = (0.0, 0.125, 0.25, 0.5)
-MARGIN = 1e-5  # of rules whose numbers are not exact
-
-
-@dataclass
-class Row:
-    """One canvas as lists: what a reference reads and writes."""
-
-    tokens: list[int]
-    masked: list[bool]
-    fixed: list[bool]
-    x: list[int]
-    p: list[float]
-    h: list[float]
-    step: int
-    settings: dict[str, float]
-    state: dict[str, list]
-    asked: list[list[float]]
-
-    @property
-    def open(self) -> list[int]:
-        return [i for i in range(L) if self.masked[i]]
-
-    def surest(self, among: list[int]) -> list[int]:
-        return [max(among, key=lambda i: (self.p[i], -i))] if among else []
-
-    def reveal(self, chosen: list[int]) -> None:
-        for i in chosen:
-            self.tokens[i], self.masked[i] = self.x[i], False
-
-
-def low_confidence(row: Row) -> None:
-    row.reveal(
-        [i for i in row.open if row.p[i] > row.settings["threshold"]] or row.surest(row.open)
-    )
-
-
-def fixed_steps(row: Row) -> None:
-    first = row.state["at_first"]
-    total = len(row.open) if first < 0 else first
-    steps = int(row.settings["steps"])
-    count = total // steps + (row.step < total % steps)
-    row.reveal(sorted(row.open, key=lambda i: (-row.p[i], i))[: max(1, count)])
-
-
-def hierarchical(row: Row) -> None:
-    chosen = {i for i in row.open if row.p[i] > row.settings["threshold"]}
-    chosen.update(row.surest(row.open))
-    run: list[int] = []
-    for i in range(L + 1):
-        if i < L and row.masked[i]:
-            run.append(i)
-            continue
-        chosen.update(j for j in row.surest(run) if row.p[j] > row.settings["low"])
-        run = []
-    row.reveal(sorted(chosen))
-
-
-def entropy_bound(row: Row) -> None:
-    shared, chosen = 0.0, []
-    for i in sorted(row.open, key=lambda i: (row.h[i], i)):
-        if shared <= row.settings["entropy_bound"]:
-            chosen.append(i)
-        shared += row.h[i]
-    row.reveal(chosen)
-
-
-def joint_threshold(row: Row) -> None:
-    complete = not row.open
-    spent = row.state["post_edit_steps"] + complete
-    if complete and spent > row.settings["max_post_edit_steps"]:
-        return
-    edits = [
-        i
-        for i in range(L)
-        if not row.masked[i] and not row.fixed[i] and row.p[i] > row.settings["edit_threshold"]
-    ]
-    low_confidence(row)
-    row.reveal(edits)
-
-
-def credit(row: Row) -> None:
-    sure = [0.0] * L
-    for i in range(L):
-        credits = {
-            token: [value * row.settings["beta"], row.asked[i][k]]
-            for k, (token, value) in enumerate(
-                zip(row.state["ids"][i], row.state["credit"][i], strict=True)
-            )
-            if token >= 0
-        }
-        own = credits.pop(row.x[i], [0.0, 0.0])[0]
-        if len(credits) == len(row.state["ids"][i]):
-            credits.pop(min(credits, key=lambda t: credits[t][0]))
-        logp = math.log(row.p[i])
-        credits[row.x[i]] = [own + row.p[i] ** row.settings["gamma"], logp]
-        lifted = {t: lp + row.settings["alpha"] * math.log1p(c) for t, (c, lp) in credits.items()}
-        total = 1 + sum(math.exp(v) - math.exp(credits[t][1]) for t, v in lifted.items())
-        best = sorted(lifted, key=lambda t: -lifted[t])
-        if len(best) > 1 and row.masked[i]:
-            assume(lifted[best[0]] - lifted[best[1]] > MARGIN)
-        row.x[i], sure[i] = best[0], math.exp(lifted[best[0]]) / total
-    row.p = sure
-    values = sorted([row.settings["threshold"], *(sure[i] for i in row.open)])
-    assume(all(b - a > MARGIN for a, b in itertools.pairwise(values)))
-    low_confidence(row)
-
-
-REFERENCES: dict[str, Callable[[Row], None]] = {
-    "LowConfidence": low_confidence,
-    "FixedSteps": fixed_steps,
-    "Hierarchical": hierarchical,
-    "EntropyBound": entropy_bound,
-    "JointThreshold": joint_threshold,
-    "Credit": credit,
-}
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidence": {"threshold": (0.0, 0.25, 0.5, 1.01)},
     "FixedSteps": {"steps": (1, 3, 5, 12, 40)},

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import oracle
-from tests.e2e.server import Server
+from tests.support.server import Server
 
 # The golden tokenizers have no chat template: contents are joined as they are.
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

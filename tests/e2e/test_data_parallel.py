@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import AS_SERVED, Server
-from tests.engine.harness import engine
+from tests.support.checkpoints import TINY
+from tests.support.engine import engine
+from tests.support.server import AS_SERVED, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 PROMPTS = ["sort 61 35 88 14", "copy abc", "reverse hello", "add 12 and 30", "count aab a"]
 NO_IMAGES = {"tiny-llada2": {}, "tiny-diffusiongemma": {"image": 0, "video": 0}}
 OPTIONS = {"temperature": 0.0, "seed": 7}
@@ -28,7 +28,7 @@ def alone(name: str) -> list[list[int]]:
     from vllm import SamplingParams
 
     options = {"limit_mm_per_prompt": NO_IMAGES[name]} if NO_IMAGES[name] else {}
-    with engine(CHECKPOINTS / name, 32, **options) as running:
+    with engine(TINY / name, 32, **options) as running:
         params = SamplingParams(max_tokens=40, **OPTIONS)
         outputs = running.llm.generate(PROMPTS, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -54,7 +54,7 @@ def test_two_engines(name: str, tmp_path: Path) -> None:
         flags += ["--limit-mm-per-prompt", '{"image": 0, "video": 0}']
     with (
         Server(
-            CHECKPOINTS / name, *flags, log=tmp_path / "log", env=AS_SERVED, start_seconds=400
+            TINY / name, *flags, log=tmp_path / "log", env=AS_SERVED, start_seconds=400
         ) as server,
         ThreadPoolExecutor(4) as pool,
     ):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server
+from tests.support.checkpoints import TINY_GEMMA
+from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 ASKED = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 64}
 
 
@@ -21,7 +20,7 @@ ASKED = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tok
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scratch = tmp_path_factory.mktemp("gemma")
     flags = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
-    with Server(CHECKPOINTS / "tiny-diffusiongemma", *flags, log=scratch / "log") as running:
+    with Server(TINY_GEMMA, *flags, log=scratch / "log") as running:
         yield running
 
 

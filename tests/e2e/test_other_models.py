@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server
-from tests.reference_llada2 import _write_tokenizer
+from tests.support.reference_llada2 import write_tokenizer
+from tests.support.server import Server
+from tests.support.tiny_llama import write_tiny_llama
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -27,22 +28,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     path = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-    _write_tokenizer(path, 300, None)
+    write_tiny_llama(path, 300, 512)
+    write_tokenizer(path, 300, None)
     return path
 
 
@@ -71,14 +59,14 @@ UNSUPPORTED = """
 import logging, sys
 logging.basicConfig(level=logging.WARNING)
 from vllm_dllm import plugin
-from vllm_dllm.vllm_patches import compat
-compat.vllm_version = lambda: "0.99.0"
+from vllm_dllm.vllm_patches import versions, wrapping
+versions.vllm_version = lambda: "0.99.0"
 plugin.register()
 plugin.register()
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm import ModelRegistry
-assert not hasattr(VllmConfig.try_verify_and_update_config, "_vllm_dllm_patched")
+assert not wrapping.is_wrapped(VllmConfig, "try_verify_and_update_config")
 assert "LLaDA2MoeModelLM" not in ModelRegistry.get_supported_archs()
 EngineArgs(model=sys.argv[1], max_model_len=256).create_engine_config()
 print("alive")

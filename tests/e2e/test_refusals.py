@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.e2e.server import Server
+from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.e2e.server import ENVIRONMENT, Server
-from tests.reference_llada2 import random_checkpoint
+from tests.support.checkpoints import TINY_GEMMA
+from tests.support.reference_llada2 import random_checkpoint
+from tests.support.server import ENVIRONMENT, Server
 
 pytestmark = pytest.mark.e2e
 
@@ -159,8 +160,7 @@ def test_what_start_up_sets(model: str) -> None:
     assert plain["mask"] == 511
 
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
-GEMMA = str(CHECKPOINTS / "tiny-diffusiongemma")
+GEMMA = str(TINY_GEMMA)
 
 
 def test_what_start_up_sets_for_gemma() -> None:

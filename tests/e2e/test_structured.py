@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from examples.extract_records import extract
-from tests.e2e.server import Server
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -247,7 +247,7 @@ def test_a_killed_process_is_not_a_slow_constraint(server: Server) -> None:
 def workers(server: Server) -> set[int]:
     """The processes in which constraints are being compiled."""
     return {worker for child in children(server.process.pid) for worker in children(child)
-            if b"constraints.child" in command(child)}  # fmt: skip
+            if b"constraints.service.worker" in command(child)}  # fmt: skip
 
 
 def children(pid: int) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import Server
+from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
 

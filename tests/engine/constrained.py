@@ -18,16 +18,14 @@ from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from tests.engine.harness import Engine
+from tests.support.engine import Engine
 from vllm_dllm.constraints.limits import ConstraintError
 from vllm_dllm.decoding import Corruption, algorithms
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 MODELS: dict[str, tuple[str, Corruption]] = {
     "llada2": ("tiny-llada2", "mask"),
     "gemma": ("tiny-diffusiongemma", "uniform"),
 }
-TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 # On both trained models together; a tenth of them on random ones. The long form:
 # VLLM_DLLM_CASES=5000
 CASES = int(os.environ.get("VLLM_DLLM_CASES", "280"))

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = {
-    "attention": ("attention_triton", "paged_attention"),
-    "head": ("head_stats_triton", "head_kernel"),
-    "rows": ("row_stats_triton", "rows_kernel"),
-    "weights": ("soft_embedding_triton", "weights_kernel"),
+    "attention": ("attention.launch_triton", "paged_attention"),
+    "head": ("statistics.head_triton", "head_kernel"),
+    "rows": ("statistics.rows_triton", "rows_kernel"),
+    "weights": ("statistics.soft_embedding_triton", "weights_kernel"),
 }
 
 
@@ -50,7 +50,7 @@ def count_launches() -> None:
 def answer(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    from tests.engine.harness import engine
+    from tests.support.engine import engine
 
     params = [SamplingParams(**request) for request in job["requests"]]
     with engine(Path(job["model"]), job["block"], **job["options"]) as running:
@@ -61,7 +61,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     # vLLM's settings are read before its first import.
-    import tests.engine.harness  # noqa: F401
+    import tests.support.engine  # noqa: F401
 
     count_launches()
     for job in json.loads(sys.argv[1]):

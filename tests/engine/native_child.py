@@ -15,8 +15,8 @@ from pathlib import Path
 if __name__ == "__main__":
     os.environ["VLLM_DLLM_NATIVE"] = "1"
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    from tests.engine.harness import engine
     from tests.engine.test_gemma_native import IMAGES, ask
+    from tests.support.engine import engine
 
     with engine(Path(sys.argv[1]), 32, **IMAGES) as running:
         assert "vllm_dllm" not in type(running.runner.model).__module__

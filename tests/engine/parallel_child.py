@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from tests.engine.harness import our_graphs, settings
+from tests.support.engine import our_graphs, settings
 from vllm_dllm.worker.readout.dense import DenseReadout
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import llada2_tokenizer
 from examples.tiny.training import Encoder
-from tests.engine.harness import Engine, engine, greedy
+from tests.support.checkpoints import TINY_LLADA2
+from tests.support.engine import Engine, engine, greedy
 from vllm_dllm.decoding import algorithm_names
 
 pytestmark = pytest.mark.engine
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
 NAMES = algorithm_names("mask")
 STREAMABLE = [name for name in NAMES if not name.startswith("JointThreshold")]
 # Ways to save forward passes; none may change a token.
@@ -58,7 +57,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for policy, settings in POLICIES.items():
         options = {"additional_config": {"dllm": settings}, "disable_log_stats": False}
-        with engine(TINY, 32, max_num_seqs=64, **options) as running:
+        with engine(TINY_LLADA2, 32, max_num_seqs=64, **options) as running:
             alone: Answers = {}
             one = prompts()[:2]
             for name in NAMES:
@@ -116,7 +115,7 @@ def test_short_answers_stop_at_max_tokens(outcomes: dict[str, dict[str, Any]]) -
 @pytest.fixture
 def running() -> Iterator[Engine]:
     """JointThreshold is the server's, from a YAML file."""
-    with engine(TINY, 32, additional_config=SERVER) as started:
+    with engine(TINY_LLADA2, 32, additional_config=SERVER) as started:
         yield started
 
 

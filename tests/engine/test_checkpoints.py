@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.harness import engine, greedy
-from tests.reference_gemma import random_checkpoint as gemma_checkpoint
-from tests.reference_llada2 import random_checkpoint as llada2_checkpoint
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS
+from tests.support.engine import engine, greedy
+from tests.support.reference_gemma import random_checkpoint as gemma_checkpoint
+from tests.support.reference_llada2 import random_checkpoint as llada2_checkpoint
 
 pytestmark = pytest.mark.engine
 
 Tensors = dict[str, torch.Tensor]
-TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 FAMILIES = ("llada2", "gemma")
 TENSOR = {
     "llada2": "model.layers.1.attention.dense.weight",
@@ -46,7 +46,7 @@ def broken(made: Path, tmp_path: Path) -> Path:
 
 
 def refused(path: Path) -> str:
-    with pytest.raises((ValueError, RuntimeError)) as caught, engine(path, 32, **TEXT_ONLY):
+    with pytest.raises((ValueError, RuntimeError)) as caught, engine(path, 32, **TEXT_ONLY_OPTIONS):
         pass
     return str(caught.value)
 
@@ -118,8 +118,8 @@ def test_gemma_without_a_canvas_length(broken: Path) -> None:
     edit(broken / "config.json", "canvas_length")
     with (
         pytest.raises(ValueError, match="no 'canvas_length'"),
-        engine(broken, 32, diffusion_config=None, **TEXT_ONLY),
+        engine(broken, 32, diffusion_config=None, **TEXT_ONLY_OPTIONS),
     ):
         pass
-    with engine(broken, 32, **TEXT_ONLY) as running:
+    with engine(broken, 32, **TEXT_ONLY_OPTIONS) as running:
         assert len(running.generate([[5, 6, 7]], [greedy(3, ignore_eos=True)])[0][0]) == 3

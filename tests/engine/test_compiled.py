@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch._dynamo.utils import counters as dynamo
 
-from tests.engine.harness import Engine, our_graphs
 from tests.reliability.drive import Family, gemma, llada2
+from tests.support.engine import Engine, our_graphs
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
 from vllm_dllm.ops.statistics.rows import pure_row_statistics

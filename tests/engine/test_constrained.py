@@ -11,10 +11,11 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from tests.engine.constrained import CASES, MODELS, TEXT_ONLY, TINY, fuzz, prompts
-from tests.engine.harness import Engine, engine, greedy
+from tests.engine.constrained import CASES, MODELS, fuzz, prompts
 from tests.engine.test_steady_step import Waits, counted_reads
 from tests.reliability.drive import Driver
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
+from tests.support.engine import Engine, engine, greedy
 from vllm_dllm.worker.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -37,7 +38,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def running(family: str) -> Iterator[Engine]:
-    with engine(TINY / MODELS[family][0], 32, max_num_seqs=32, **TEXT_ONLY) as started:
+    with engine(TINY / MODELS[family][0], 32, max_num_seqs=32, **TEXT_ONLY_OPTIONS) as started:
         yield started
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.harness import Engine, engine
-from tests.reference_gemma import COLD, VOCABULARY, Reference, random_checkpoint
+from tests.support.engine import Engine, engine
+from tests.support.reference_gemma import COLD, VOCABULARY, Reference, random_checkpoint
 
 pytestmark = pytest.mark.engine
 

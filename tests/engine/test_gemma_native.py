@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.harness import Engine, answers_of_child, engine
-from tests.reference_gemma import COLD, VOCABULARY, random_checkpoint
+from tests.support.engine import Engine, answers_of_child, engine
+from tests.support.reference_gemma import COLD, VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 CANVAS = 32
 IMAGES = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "max_num_batched_tokens": 1024}
 PINNED = [0, 3, 17, 31]
+IDS = [20, 30, 40, 50, 60]
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -64,15 +65,11 @@ def cases() -> dict[str, dict[str, Any]]:
     read = {"diffusion_read_only": True, "diffusion_max_steps": 1} | narrow
     found["logprobs"] = {"prompt": tokens(9, 8), "extra": read, "logprobs": 3}
     found["more-logprobs"] = {"prompt": tokens(12, 8), "extra": read, "logprobs": 5}
-    found["token-ids"] = {
-        "prompt": tokens(9, 8),
-        "extra": read,
-        "logprob_token_ids": [20, 30, 40, 50],
-    }
+    found["token-ids"] = {"prompt": tokens(9, 8), "extra": read, "logprob_token_ids": IDS[:4]}
     found["constrained"] = {
         "prompt": tokens(14, 8),
         "extra": read | {"diffusion_constrained": True},
-        "logprob_token_ids": [20, 30, 40, 50, 60],
+        "logprob_token_ids": IDS,
     }
     found["filtered"] = {
         "prompt": tokens(25, 11),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +12,14 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 from examples.tiny.tasks import Problem, held_out_set
 from examples.tiny.tokens import gemma_processor
 from examples.tiny.training import Encoder
-from tests.engine.harness import Engine, count_calls, engine
-from tests.ops.test_noise import limit
-from tests.reference_gemma import COLD, Reference
-from vllm_dllm.decoding.entropy_bound import within_bound
+from tests.ops.chi_square import limit
+from tests.support.checkpoints import TINY_GEMMA
+from tests.support.engine import Engine, count_calls, engine
+from tests.support.reference_gemma import COLD, Reference
+from vllm_dllm.decoding.masked_entropy_bound import within_bound
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-TINY = (
-    Path(__file__).resolve().parents[2]
-    / "examples"
-    / "tiny"
-    / "checkpoints"
-    / "tiny-diffusiongemma"
-)
 CANVAS = 32
 SEEDS = 2000
 ENGINE: dict[str, Any] = {"limit_mm_per_prompt": {"image": 0, "video": 0}, "max_num_seqs": 64}
@@ -45,7 +38,7 @@ def params(seed: int | None, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Engine]:
-    with engine(TINY, CANVAS, **ENGINE) as started:
+    with engine(TINY_GEMMA, CANVAS, **ENGINE) as started:
         yield started
 
 
@@ -79,7 +72,7 @@ class FirstSteps:
 
 def of_the_reference(prompt: list[int]) -> tuple[torch.Tensor, float, float]:
     """The same of transformers' class, in batches of one prompt."""
-    reference = Reference(TINY)
+    reference = Reference(TINY_GEMMA)
     accepted: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
     accept_canvas = EntropyBoundSampler.accept_canvas
@@ -136,7 +129,7 @@ def test_the_distribution_is_the_references(running: Engine) -> None:
 
 
 def test_greedy_equals_the_reference_on_held_out_prompts(running: Engine) -> None:
-    reference = Reference(TINY)
+    reference = Reference(TINY_GEMMA)
     encoder = Encoder(gemma_processor().tokenizer)
     asked = [encoder(problem).prompt for problem in held_out_set(8)][:50]
     wanted = [reference.generate(prompt, n, canvases=1, **COLD) for n, prompt in enumerate(asked)]
@@ -239,7 +232,7 @@ def test_a_seed_is_an_answer_however_it_is_scheduled(
     wanted: Answers, options: dict[str, Any]
 ) -> None:
     """One request prefills, one denoises, one commits: each gives what it gives alone."""
-    with engine(TINY, CANVAS, **(ENGINE | options)) as other:
+    with engine(TINY_GEMMA, CANVAS, **(ENGINE | options)) as other:
         preempted = count_calls(other.scheduler, "_preempt_request")
         got = other.generate(
             [encode(text) for text in ASKED], [hot(seed) for seed in range(len(ASKED))]

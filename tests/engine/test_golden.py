@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.engine.harness import Engine, count_calls, engine, greedy
+from tests.support.engine import Engine, count_calls, engine, greedy
 
 pytestmark = pytest.mark.engine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import head_memory
+from tests.support import head_memory
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.engine.harness import Engine, engine, greedy
+from tests.support.engine import Engine, engine, greedy
 
 pytestmark = pytest.mark.engine
 

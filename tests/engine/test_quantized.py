@@ -18,15 +18,15 @@ from examples.quantize.files import matches
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import gemma_processor, llada2_tokenizer
 from examples.tiny.training import Encoder, Example
-from tests.engine.harness import Engine, engine, greedy
 from tests.engine.quantized import CALIBRATED, FAMILIES, MIXED, TINY, quantized
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS
+from tests.support.engine import Engine, engine, greedy
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BLOCK = 32
-TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 # INT4 has no kernel for float32.
-HALF = {**TEXT_ONLY, "dtype": "bfloat16"}
+HALF = {**TEXT_ONLY_OPTIONS, "dtype": "bfloat16"}
 PER_TASK = 6
 
 
@@ -162,7 +162,7 @@ def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
 def test_calibrated_nvfp4(family: str, eager: bool) -> None:
     """Compiled too, as a server is unless told not to: experts branch on what a router chose."""
     examples = encoded(family)
-    options = {**TEXT_ONLY, "enforce_eager": eager}
+    options = {**TEXT_ONLY_OPTIONS, "enforce_eager": eager}
     with engine(CALIBRATED / f"{FAMILIES[family]}-nvfp4", BLOCK, **options) as running:
         assert solved(running, examples) >= 0.6 * len(examples)
 
@@ -204,7 +204,7 @@ def test_int4_in_float32_is_refused(mixed: Path) -> None:
     """Its kernel would say so at the first request."""
     with (
         pytest.raises(ValueError, match="--dtype float32: INT4"),
-        engine(mixed, BLOCK, **TEXT_ONLY),
+        engine(mixed, BLOCK, **TEXT_ONLY_OPTIONS),
     ):
         pass
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests import reference_gemma
-from tests.engine.harness import answers_of_child, engine
-from tests.reference_llada2 import random_checkpoint
+from tests.support import reference_gemma
+from tests.support.checkpoints import TINY_LLADA2
+from tests.support.engine import answers_of_child, engine
+from tests.support.reference_llada2 import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 # A power of two, so that the shards are whole groups of ids and draw what one rank draws.
 VOCABULARY = 512
 GREEDY = {"temperature": 0}
@@ -82,7 +82,7 @@ def answers(llm: Any, cases: list[dict[str, Any]]) -> list[list[int]]:
 @pytest.mark.parametrize("axis", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_constrained(axis: str) -> None:
     """Every rank that decodes follows the same automaton, over more than one canvas."""
-    model = TINY / "tiny-llada2"
+    model = TINY_LLADA2
     three = {"structured_outputs": {"regex": "([a-z]{3}-){12}end"}}
     follows = three | {"max_tokens": 60, "ignore_eos": False}
     cases = [GREEDY | follows, SAMPLED | follows, SAMPLED]

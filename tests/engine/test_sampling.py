@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.harness import Engine, count_calls, engine
-from tests.ops.test_noise import limit
-from tests.reference_llada2 import Reference, random_checkpoint
+from tests.ops.chi_square import limit
+from tests.support.engine import Engine, count_calls, engine
+from tests.support.reference_llada2 import Reference, random_checkpoint
 
 pytestmark = pytest.mark.engine
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.attention.metadata import split_into_blocks
+from vllm_dllm.families.block_causal.attention import split_into_blocks
 
 ROWS = st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=6)
 
@@ -15,9 +15,10 @@ def segments(rows: list[tuple[int, bool]], block: int) -> list[tuple[int, int, i
     """(row, first query token, query tokens, keys cut), from the function under test."""
     lengths = np.array([n for n, _ in rows], dtype=np.int32)
     found = split_into_blocks(lengths, np.array([w for _, w in rows]), block)
-    assert found.longest == np.diff(found.start).max()
-    return list(zip(found.row.tolist(), found.start[:-1].tolist(), np.diff(found.start).tolist(),
-                    found.cut.tolist(), strict=True))  # fmt: skip
+    assert found.max_query_len == np.diff(found.query_start).max()
+    start, lengths = found.query_start[:-1], np.diff(found.query_start)
+    columns = found.row, start, lengths, found.hidden_keys
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @given(ROWS, st.sampled_from([1, 8, 16, 32]))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.engine.harness import engine, greedy
-from tests.reference_llada2 import Reference, random_checkpoint
+from tests.support.engine import engine, greedy
+from tests.support.reference_llada2 import Reference, random_checkpoint
 
 pytestmark = pytest.mark.engine
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.settings.parsing import DllmSettings, RequestOptions
+from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice, Served
+from vllm_dllm.settings.server import DllmSettings
 from vllm_dllm.worker.algorithm_state import AlgorithmBatch
 from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Phase, RequestLimits, SlotState
 

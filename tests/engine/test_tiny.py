@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.accuracy import interval
 from examples.tiny.tasks import TASKS, held_out_set
 from examples.tiny.tokens import llada2_tokenizer
 from examples.tiny.training import Encoder, Example
-from tests.engine.harness import Engine, engine, greedy
-from tests.reference_llada2 import Reference
+from tests.support.checkpoints import TINY_LLADA2
+from tests.support.engine import Engine, engine, greedy
+from tests.support.reference_llada2 import Reference
+from tests.support.statistics import wilson_interval
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-TINY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
 BLOCK = 32
 ONE_AT_A_TIME = 1.01
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95, ONE_AT_A_TIME)
@@ -27,7 +26,7 @@ MARGIN = 3e-5
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Engine]:
-    with engine(TINY, BLOCK, disable_log_stats=False) as started:
+    with engine(TINY_LLADA2, BLOCK, disable_log_stats=False) as started:
         yield started
 
 
@@ -38,7 +37,7 @@ def encoded(per_task: int) -> list[Example]:
 
 def test_equals_the_reference(running: Engine) -> None:
     tokenizer = llada2_tokenizer()
-    reference = Reference.load(TINY, BLOCK, tokenizer.mask_token_id)
+    reference = Reference.load(TINY_LLADA2, BLOCK, tokenizer.mask_token_id)
     examples = encoded(9)[: 8 * len(TASKS) + 7]
     with torch.no_grad():
         wanted = [
@@ -68,7 +67,7 @@ def test_fewer_steps_are_as_accurate(running: Engine, capsys: pytest.CaptureFixt
         for threshold in THRESHOLDS:
             rate = 100 * right[threshold] / len(examples)
             print(f"{threshold:9}{rate:15.1f} %{steps[threshold]:12.0f}")
-    low, high = interval(right[ONE_AT_A_TIME], len(examples))
+    low, high = wilson_interval(right[ONE_AT_A_TIME], len(examples))
     assert low <= right[0.9] / len(examples) <= high
     assert 2 * steps[0.9] <= steps[ONE_AT_A_TIME]
     assert right[ONE_AT_A_TIME] >= 0.8 * len(examples)

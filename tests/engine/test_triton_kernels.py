@@ -13,8 +13,8 @@ import torch
 
 from tests import oracle
 from tests.cpu.triton_interpreter import interpreter_env
-from tests.engine.harness import answers_of_child, engine
-from tests.reference_gemma import VOCABULARY, random_checkpoint
+from tests.support.engine import answers_of_child, engine
+from tests.support.reference_gemma import VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -21,7 +21,7 @@ from examples.tiny.training import (
     with_adamw,
     with_muon,
 )
-from tests.reference_llada2 import Reference
+from tests.support.reference_llada2 import Reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,7 +123,7 @@ def test_llada2_module_is_the_reference(tmp_path: Path) -> None:
     "family", ["llada2", pytest.param("diffusion_gemma", marks=pytest.mark.long)]
 )
 def test_twenty_steps_make_a_checkpoint_that_serves(family: str, tmp_path: Path) -> None:
-    from tests.engine.harness import engine
+    from tests.support.engine import engine
 
     command = [sys.executable, "-m", f"examples.tiny.train_{family}", str(tmp_path)]
     options = ["--steps", "20", "--held-out", "1", "--threads", "1"]

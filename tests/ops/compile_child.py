@@ -1,7 +1,7 @@
 """Compile Triton kernels for a GPU that is not here, in a process of their own.
 
-`compiled` is what tests call. It runs this file as a child without TRITON_INTERPRET, which
-compiles each kernel for compute capability 9.0 and reads what ptxas reports on it.
+Tests call `compiled`. It runs this file as a child process without TRITON_INTERPRET, which compiles
+each kernel for compute capability 9.0 and reads the report of ptxas.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Case:
 
     Attributes:
         module, kernel: where the kernel is, and its name.
-        types: Triton's type ("*bf16", "i32", "fp32") of every argument that is no constant.
-        constants: the values of the other ones.
+        types: Triton's type ("*bf16", "i32", "fp32") of each argument that is not a constant.
+        constants: the values of the other arguments.
         unaligned: arguments of `types` that are not known to be multiples of 16.
         options: ``num_warps``, ``num_stages``.
     """
@@ -45,14 +45,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes.
+    """What a compiled kernel takes of a GPU.
 
     Attributes:
         shared: bytes of shared memory of a program.
-        registers: of a thread.
-        spilled: bytes that a thread stores to and loads from local memory for want of registers.
+        registers: registers of a thread.
+        spilled: bytes that a thread stores to and loads from local memory for lack of registers.
         stack: bytes of a thread's stack frame.
-        matrix: names of its matrix instructions.
+        matrix: names of the matrix instructions that it uses.
     """
 
     shared: int
@@ -63,12 +63,16 @@ class Resources:
 
 
 def compiled(cases: Mapping[str, Case]) -> dict[str, Resources]:
-    """Resources of each case; raises RuntimeError with the compiler's words where one fails."""
+    """Resources of each case.
+
+    Raises:
+        RuntimeError: one does not compile; with the compiler's message.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {
         "OMP_NUM_THREADS": "1",
-        "TRITON_ALWAYS_COMPILE": "1",  # what comes from Triton's cache comes without a report
-        "TRITON_DEFAULT_FP_FUSION": "1",  # its default until 3.9, which warns that this changes
+        "TRITON_ALWAYS_COMPILE": "1",  # kernels from Triton's cache come without a report
+        "TRITON_DEFAULT_FP_FUSION": "1",  # the default until Triton 3.9, which warns of the change
     }
     done = subprocess.run(
         [sys.executable, __file__],
@@ -106,7 +110,7 @@ def _compile(case: Case) -> Resources:
         },
     )
     target = GPUTarget("cuda", CAPABILITY, 32)
-    # Triton prints what ptxas says about the very code that it keeps.
+    # Triton prints the report of ptxas on the code that it keeps.
     triton.knobs.nvidia.dump_ptxas_log = True
     with redirect_stdout(StringIO()) as log:
         found = triton.compile(source, target=target, options=dict(case.options))

@@ -1,4 +1,4 @@
-"""A kernel that writes what `noise_triton` computes, for tests."""
+"""A kernel that writes what `noise.keyed_triton` computes, for tests."""
 
 from __future__ import annotations
 

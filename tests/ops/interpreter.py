@@ -1,11 +1,10 @@
-"""Triton's kernels on the CPU, inside a process that otherwise knows them natively.
+"""Interpreting Triton kernels on the CPU, in a process in which kernels are native otherwise.
 
-Triton decides at the decoration of a function whether it is interpreted, by the environment
-variable TRITON_INTERPRET; running a kernel does not look at it again, but two things then go
-wrong in a process that imported `triton.language` before: library functions such as `tl.max` are
-native and refuse to be called, and the interpreter leaves its patches of `triton.language.core`
-behind. Also, the interpreter keeps bfloat16 as integers and multiplies those in `tl.dot`. All
-three are seen to here, for as long as a kernel runs.
+Triton decides when a function is decorated whether it will be interpreted, by the environment
+variable TRITON_INTERPRET. Three things then go wrong in a process that has imported
+`triton.language` before: library functions such as `tl.max` are native and refuse to be called, the
+interpreter does not undo its patches of `triton.language.core`, and it keeps bfloat16 numbers as
+integers and multiplies those in `tl.dot`. This module mends all three for as long as a kernel runs.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ import numpy as np
 import torch
 import triton.language as tl
 
-# Its grid position is a global, and so are its patches: one kernel at a time.
+# The interpreter's grid position and its patches are global: one kernel runs at a time.
 _LOCK = threading.RLock()
 _COPIES: dict[str, ModuleType] = {}
 
 
 def interpreted(name: str) -> ModuleType:
-    """The module of that name with its kernels interpreted; natively where CUDA is available.
+    """The module of that name with its kernels interpreted; the native one where CUDA is available.
 
-    The module is a copy: the one that others import, and `sys.modules`, stay as they are. Other
-    modules of kernels (their names end in ``_triton``) that it imports are copies, too; there is
-    one copy of each, however often it is asked for.
+    The result is a copy: the module that others import and `sys.modules` stay as they are. Modules
+    of kernels (their names end in ``_triton``) that it imports are copied, too. There is one copy
+    of each, however often it is asked for.
     """
     native = importlib.import_module(name)
     if torch.cuda.is_available():
@@ -61,7 +60,7 @@ def _holds_kernels(name: str) -> bool:
 
 
 def _prepare(module: ModuleType) -> None:
-    """Let every kernel of the module run within `_running`."""
+    """Wrap every kernel of the module in `_running`."""
     from triton.runtime.interpreter import InterpretedFunction
 
     for kernel in vars(module).values():
@@ -81,10 +80,10 @@ def _running(run: Any) -> Any:
 
 @contextmanager
 def _device_functions() -> Iterator[None]:
-    """Calls between functions: those of Triton's library, which are native, are interpreted, too.
+    """Let kernels call functions, including those of Triton's library, which are native.
 
-    The interpreter's own call patches the language anew each time, which takes milliseconds; once
-    a run is enough.
+    The interpreter's own call patches the language each time, which takes milliseconds; here it is
+    patched once for each run of a kernel.
     """
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
@@ -110,7 +109,7 @@ def _device_functions() -> Iterator[None]:
 
 @contextmanager
 def _bfloat16_products() -> Iterator[None]:
-    """`tl.dot` of bfloat16 multiplies what the bits mean, exactly, and adds in float32."""
+    """Let `tl.dot` multiply the numbers that bfloat16 bits stand for, and add in float32."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     original = InterpreterBuilder.create_dot
@@ -130,7 +129,7 @@ def _bfloat16_products() -> Iterator[None]:
 
 @contextmanager
 def _undone() -> Iterator[None]:
-    """Take back what a run changed in Triton's language."""
+    """Undo what a run changes in Triton's language."""
     places = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
     places += [
         getattr(tl.core, name)

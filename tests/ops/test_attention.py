@@ -1,133 +1,34 @@
 """The attention kernel against the reference: every mask, awkward sizes, mixed batches.
 
-Runs in Triton's interpreter where there is no GPU. The error budget is the error that the same
-computation in eager PyTorch in the same dtype has against float64: the kernel's root mean square
-may be as large (float32: 1.5 times, its sums run in another order), its largest error twice.
+Runs in Triton's interpreter where there is no GPU. `attention_cases` states the error budget.
 """
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.ops.compile_child import Case as Compiled
-from tests.ops.compile_child import compiled
-from tests.ops.interpreter import interpreted
-from vllm_dllm.ops.attention import masks
-from vllm_dllm.ops.attention.masks import Mask, Rule
-from vllm_dllm.ops.attention.reference import Layer, PagedKV, Queries, attention_reference
-
-kernel = interpreted("vllm_dllm.ops.attention.launch_triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-W = 20
-# Small tiles: several of each kind (masked, whole, masked again) in short sequences.
-SMALL = kernel.Tiles(rows=32, keys=32, warps=4, stages=1, splits=1)
-SPLIT = replace(SMALL, splits=4)
-HALVES = replace(SMALL, splits=2)
-# Tokens of the query and of the whole sequence.
-AWKWARD = ((1, 1), (31, 31), (33, 63), (63, 129), (129, 129), (0, 0), (1, 130), (31, 32))
-
-
-@dataclass
-class Case:
-    """A batch in pages whose unused slots are NaN, and its masks."""
-
-    query: torch.Tensor
-    kv: PagedKV
-    queries: Queries
-    layer: Layer
-    masks: list[Mask]
-
-    @property
-    def tokens(self) -> int:
-        return int(self.queries.start[-1])
-
-    def run(self, tiles=None) -> torch.Tensor:
-        out = torch.full_like(self.query, torch.nan)
-        kernel.paged_attention(self.query, self.kv, self.queries, self.layer, out, tiles)
-        return out
-
-    def reference(self, dtype: torch.dtype) -> torch.Tensor:
-        return attention_reference(
-            self.query, self.kv, self.queries, self.layer, self.masks, dtype
-        )[: self.tokens].double()
-
-    def check(self, tiles=None) -> torch.Tensor:
-        """Within the budget, every row of a query written, no other row touched."""
-        out, dtype = self.run(tiles), self.query.dtype
-        assert out[self.tokens :].isnan().all(), "a row of no query was written"
-        found, truth = out[: self.tokens].double(), self.reference(torch.float64)
-        assert found.isfinite().all(), "a row was not written"
-        error, budget = found - truth, self.reference(dtype) - truth
-        exact = dtype == torch.float32
-        floor = torch.finfo(dtype).eps * truth.abs().max() / 8
-        assert rms(error) <= (1.5 if exact else 1.0) * rms(budget) + floor
-        assert error.abs().max() <= 2 * budget.abs().max() + floor
-        return out
-
-
-def rms(error: torch.Tensor) -> torch.Tensor:
-    return error.square().mean().sqrt()
-
-
-def make(
-    lengths,
-    which: list[Mask],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    size: int = 32,
-    page: int = 16,
-    dtype: torch.dtype = torch.float32,
-    layer: Layer | None = None,
-    seed: int = 0,
-) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    rows, pages = len(lengths), max(-(-end // page) for _, end in lengths) + 1
-    # Pages in no order; two more than are used.
-    table = torch.randperm(rows * pages + 2, generator=generator)[: rows * pages].view(rows, pages)
-    store = torch.full((rows * pages + 2, page, kv_heads, 2 * size), torch.nan)
-    for row, (_, end) in enumerate(lengths):
-        numbers = torch.randn(pages * page, kv_heads, 2 * size, generator=generator)
-        numbers[end:] = torch.nan
-        store[table[row]] = numbers.view(pages, page, kv_heads, -1)
-    store = store.to(DEVICE, dtype)
-    start = torch.tensor([0, *(query for query, _ in lengths)]).cumsum(0)
-    query = torch.randn(int(start[-1]) + 3, heads, size, generator=generator)
-    rule = Rule(
-        torch.tensor([mask.rule.block for mask in which], dtype=torch.int32, device=DEVICE),
-        torch.tensor([int(mask.rule.window) for mask in which], dtype=torch.int32, device=DEVICE),
-    )
-    queries = Queries(
-        start.int().to(DEVICE),
-        torch.tensor([end for _, end in lengths], dtype=torch.int32, device=DEVICE),
-        table.int().to(DEVICE),
-        rule,
-        longest=max(query for query, _ in lengths),
-        furthest=max(end for _, end in lengths),
-    )
-    kv = PagedKV(store[..., :size], store[..., size:])
-    layer = layer or Layer(size**-0.5, max(mask.width for mask in which))
-    return Case(query.to(DEVICE, dtype), kv, queries, layer, which)
-
-
-ALL = (
-    masks.causal(),
-    masks.block_causal(32),
-    masks.bidirectional(),
-    masks.window_causal(W),
-    masks.window_symmetric(W),
-    masks.window_reference(W),
+from tests.ops.attention_cases import (
+    ALL_MASKS,
+    AWKWARD,
+    DEVICE,
+    HALVES,
+    SMALL,
+    SPLIT,
+    WINDOW,
+    make_case,
 )
+from vllm_dllm.ops.attention import masks
+from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV
+from vllm_dllm.ops.attention.masks import Mask, MaskRule
 
 
 @pytest.mark.parametrize("tiles", [SMALL, HALVES], ids=["whole", "split"])
-@pytest.mark.parametrize("mask", ALL, ids=lambda mask: mask.name)
+@pytest.mark.parametrize("mask", ALL_MASKS, ids=lambda mask: mask.name)
 def test_each_mask_at_awkward_sizes(mask: Mask, tiles) -> None:
-    make(AWKWARD, [mask] * len(AWKWARD)).check(tiles)
+    make_case(AWKWARD, [mask] * len(AWKWARD)).check(tiles)
 
 
 @pytest.mark.parametrize("tiles", [None, SMALL, SPLIT], ids=["default", "whole", "split"])
@@ -138,8 +39,8 @@ def test_all_rules_in_one_batch(page: int, tiles) -> None:
     On a layer with a window the rules without one are what a global layer's would be.
     """
     lengths = ((33, 63), (32, 96), (63, 63), (0, 0), (31, 129), (40, 200), (1, 31))
-    which = [ALL[i] for i in (0, 1, 2, 0, 4, 5, 3)]
-    make(lengths, which, page=page).check(tiles)
+    which = [ALL_MASKS[i] for i in (0, 1, 2, 0, 4, 5, 3)]
+    make_case(lengths, which, page=page).check(tiles)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -148,7 +49,7 @@ def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dty
     """Groups that are no power of two, head sizes that are none, both low precisions."""
     lengths = ((33, 65), (32, 64), (5, 70))
     which = [masks.causal(), masks.block_causal(32), masks.bidirectional()]
-    case = make(lengths, which, heads=heads, kv_heads=kv_heads, size=size, dtype=dtype)
+    case = make_case(lengths, which, heads=heads, kv_heads=kv_heads, size=size, dtype=dtype)
     case.check()
     case.check(SPLIT)
 
@@ -157,24 +58,28 @@ def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dty
 def test_the_models_head_sizes(size: int) -> None:
     lengths = ((32, 160), (40, 40))
     which = [masks.bidirectional(), masks.causal()]
-    make(lengths, which, size=size, dtype=torch.bfloat16, page=64).check()
+    make_case(lengths, which, size=size, dtype=torch.bfloat16, page=64).check()
 
 
 @pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
 def test_soft_cap_and_sinks(tiles) -> None:
     """Scores far beyond the cap; sinks that take nearly all, some and nearly nothing."""
     sinks = torch.tensor([5.0, 0.0, -5.0, -torch.inf], device=DEVICE)
-    layer = Layer(scale=1.0, width=W, soft_cap=3.0, sinks=sinks)
+    layer = AttentionLayer(scale=1.0, window_width=WINDOW, soft_cap=3.0, sinks=sinks)
     lengths = ((33, 63), (1, 31), (32, 96))
-    which = [masks.window_causal(W), masks.window_symmetric(W), masks.window_reference(W)]
-    make(lengths, which, layer=layer).check(tiles)
+    which = [
+        masks.window_causal(WINDOW),
+        masks.window_symmetric(WINDOW),
+        masks.window_reference(WINDOW),
+    ]
+    make_case(lengths, which, layer=layer).check(tiles)
 
 
 @pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_keys_and_values(dtype: torch.dtype, tiles) -> None:
     """The reference reads the same rounded numbers, so only the arithmetic differs."""
-    case = make(((33, 63), (32, 96)), [masks.causal(), masks.block_causal(32)])
+    case = make_case(((33, 63), (32, 96)), [masks.causal(), masks.block_causal(32)])
     scales = [torch.tensor([s], device=DEVICE) for s in (0.5, 1.5)]
     case.kv = PagedKV(case.kv.keys.to(dtype), case.kv.values.to(dtype), *scales)
     case.check(tiles)
@@ -182,7 +87,7 @@ def test_float8_keys_and_values(dtype: torch.dtype, tiles) -> None:
 
 def test_a_query_that_sees_nothing_gives_zeros() -> None:
     """A block rule of a sequence whose cached keys all lie outside the window."""
-    case = make(((4, 40),), [masks.window_causal(4)])
+    case = make_case(((4, 40),), [masks.window_causal(4)])
     # Rows whose window is empty do not occur in a model; a sequence of no keys at all does,
     # while a graph is captured.
     case.queries = replace(case.queries, seq_lens=torch.zeros_like(case.queries.seq_lens))
@@ -192,14 +97,14 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
 
 def test_padding_of_a_uniform_batch_is_left_alone() -> None:
     """Under a CUDA graph requests of no token follow the real ones, with stale numbers."""
-    case = make(((32, 64), (32, 96), (0, 500), (0, 7)), [masks.block_causal(32)] * 4)
+    case = make_case(((32, 64), (32, 96), (0, 500), (0, 7)), [masks.block_causal(32)] * 4)
     case.check(SMALL)
     case.check(SPLIT)
 
 
 def test_other_strides() -> None:
     """Heads before slots, as vLLM lays its pages out for some backends, and padded queries."""
-    case = make(((33, 63), (1, 31)), [masks.causal()] * 2)
+    case = make_case(((33, 63), (1, 31)), [masks.causal()] * 2)
     store = torch.cat([case.kv.keys, case.kv.values], -1).transpose(1, 2).contiguous()
     store = store.transpose(1, 2)
     size = case.kv.keys.shape[-1]
@@ -214,7 +119,7 @@ def test_results_do_not_depend_on_the_batch() -> None:
     """Bit for bit the same alone and among others, as long as the tiles are."""
     lengths = ((33, 63), (32, 96), (63, 129))
     which = [masks.causal(), masks.block_causal(32), masks.bidirectional()]
-    case = make(lengths, which)
+    case = make_case(lengths, which)
     together = case.run(SMALL)
     queries = case.queries
     alone = replace(
@@ -223,10 +128,10 @@ def test_results_do_not_depend_on_the_batch() -> None:
         masks=which[1:2],
         queries=replace(
             queries,
-            start=queries.start[1:3] - 33,
+            query_start=queries.query_start[1:3] - 33,
             seq_lens=queries.seq_lens[1:2],
-            table=queries.table[1:2],
-            rule=Rule(queries.rule.block[1:2], queries.rule.window[1:2]),
+            page_table=queries.page_table[1:2],
+            rule=MaskRule(queries.rule.block[1:2], queries.rule.window[1:2]),
         ),
     )
     assert torch.equal(alone.run(SMALL)[:32], together[33:65])
@@ -234,18 +139,18 @@ def test_results_do_not_depend_on_the_batch() -> None:
 
 def test_tiles_without_work_are_never_read() -> None:
     """Poison in every page that no query may see; a tile that is read and masked would show it."""
-    case = make(((32, 256),), [masks.window_reference(33)], page=32)
-    poisoned = case.queries.table[0, :7]
+    case = make_case(((32, 256),), [masks.window_reference(33)], page=32)
+    poisoned = case.queries.page_table[0, :7]
     case.check(SMALL)
     before = case.run(SMALL)
-    case.queries.table[0, :6] = 1 << 30  # reading there would be far outside the pages
+    case.queries.page_table[0, :6] = 1 << 30  # reading there would be far outside the pages
     assert len(poisoned) == 7
     assert torch.equal(case.run(SMALL)[:32], before[:32])
 
 
 def test_offsets_beyond_32_bits() -> None:
     """Pages whose numbers times their stride exceed 2^31 elements."""
-    case = make(((4, 20),), [masks.causal()], page=16, size=16)
+    case = make_case(((4, 20),), [masks.causal()], page=16, size=16)
     stride = 3 << 28
     rows = case.kv.keys.shape[0]
     if DEVICE == "cpu":
@@ -263,89 +168,6 @@ def test_offsets_beyond_32_bits() -> None:
 
 
 def test_refusals() -> None:
-    case = make(((4, 20),), [masks.causal()], heads=3, kv_heads=2)
+    case = make_case(((4, 20),), [masks.causal()], heads=3, kv_heads=2)
     with pytest.raises(ValueError, match="3 heads of 32 on 2 KV heads"):
         case.run()
-
-
-def test_the_kernel_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the reference, and the merge exactly where keys were split."""
-    launched = []
-    for name in ("attention_kernel", "merge_kernel"):
-        original = getattr(kernel, name)
-        monkeypatch.setattr(kernel, name, Counted(name, original, launched))
-    case = make(((33, 63),), [masks.causal()])
-    case.run(SMALL)
-    assert launched == ["attention_kernel"]
-    case.run(SPLIT)
-    assert launched[1:] == ["attention_kernel", "merge_kernel"]
-
-
-@dataclass
-class Counted:
-    """A kernel whose launches are written down."""
-
-    name: str
-    kernel: object
-    launched: list[str]
-
-    def __getitem__(self, grid):
-        self.launched.append(self.name)
-        return self.kernel[grid]
-
-
-def compile_case(name: str, size: int, stored: str) -> Compiled:
-    """A kernel as a canvas of 256 tokens launches it, with float8 scales and sinks."""
-    tiles = kernel.default_tiles(size, 2, 4, 256)
-    constants = {
-        **{"HEADS": 16, "GROUP": 4, "HEAD": size, "HEAD_PADDED": size, "PAGE": 128},
-        **{"ROWS": tiles.rows, "KEYS": tiles.keys, "SEARCH": False, "SPLIT": True},
-        **{"WINDOWED": True, "CAPPED": False, "SPLITS": kernel.MAX_SPLITS},
-    }
-    types = {
-        **dict.fromkeys(("out", "query"), "*bf16"),
-        **dict.fromkeys(("keys", "values"), stored),
-        **dict.fromkeys(("partial_acc", "partial_best", "partial_total"), "*fp32"),
-        **dict.fromkeys(("key_scale", "value_scale", "sinks"), "*fp32"),
-        **dict.fromkeys(("table", "query_start", "seq_lens"), "*i32"),
-        **dict.fromkeys(("rule_block", "rule_window"), "*i32"),
-        **dict.fromkeys(("scale", "soft_cap"), "fp32"),
-    }
-    names = inspect.signature(getattr(kernel, name).fn).parameters
-    return Compiled(
-        "vllm_dllm.ops.attention.kernel_triton",
-        name,
-        {name: types.get(name, "i32") for name in names if name not in constants},
-        {name: constants[name] for name in names if name in constants},
-        unaligned=[
-            name
-            for name in ("scale", "soft_cap", "width", "requests", "tiles_per_request", "splits")
-            if name in names
-        ],
-        options={"num_warps": tiles.warps, "num_stages": tiles.stages},
-    )
-
-
-def test_it_compiles_for_a_gpu() -> None:
-    """For sm_90, without one: shared memory and registers within what a program may have."""
-    # Bytes of the stack that the widest accumulators take.
-    stacks = {64: 0, 128: 0, 256: 128, 512: 256}
-    cases = {f"{size}": compile_case("attention_kernel", size, "*bf16") for size in stacks}
-    cases["128 float8"] = compile_case("attention_kernel", 128, "*fp8e4nv")
-    cases["merge"] = compile_case("merge_kernel", 512, "*bf16")
-    found = compiled(cases)
-    for name, used in found.items():
-        assert used.shared <= 227 << 10, name
-        assert used.stack <= stacks.get(int(name.split()[0]) if name != "merge" else 64, 0), name
-        assert used.matrix or name == "merge", f"{name}: the matrix units are not used"
-
-
-def test_keys_are_split_where_programs_are_few() -> None:
-    """By shape alone: a window bounds the keys, a short sequence is left whole."""
-    case = make(((4, 20),), [masks.causal()])
-    far = replace(case.queries, furthest=32768)
-    assert kernel._splits(33, far, case.layer) == 32
-    assert kernel._splits(3, far, case.layer) == 2
-    assert kernel._splits(0, far, case.layer) == 1
-    assert kernel._splits(33, replace(far, furthest=300), case.layer) == 1
-    assert kernel._splits(33, far, Layer(1.0, width=1024)) == 8

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.ops.attention import masks
-from vllm_dllm.ops.attention.masks import Mask, Span, interval
+from vllm_dllm.ops.attention.masks import Mask, QuerySpan, interval
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def drawn(mask: Mask, start: int, end: int) -> list[str]:
-    return ["".join("#" if seen else "." for seen in row) for row in mask.dense(Span(start, end))]
+    return [
+        "".join("#" if seen else "." for seen in row) for row in mask.dense(QuerySpan(start, end))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +59,9 @@ MAKERS = (
 )
 def test_a_rule_means_its_mask(make, number: int, start: int, queries: int) -> None:
     """The kernel's interval holds exactly the keys that the predicate lets a query see."""
-    mask, span = make(number), Span(start, start + queries)
+    mask, span = make(number), QuerySpan(start, start + queries)
     q, k = torch.arange(start, span.end), torch.arange(span.end)
-    first, end = interval(q, span, mask.rule, mask.width)
+    first, end = interval(q, span, mask.rule, mask.window_width)
     inside = (k[None, :] >= first[:, None]) & (k[None, :] < end[:, None])
     assert torch.equal(inside, mask.dense(span))
     # What the kernel's tile skipping rests on.
@@ -71,7 +73,7 @@ def test_a_window_is_its_layers() -> None:
     """A request whose rule has a window sees everything on a layer without one."""
     q = torch.arange(4, 8)
     rule = masks.window_symmetric(2).rule
-    first, end = interval(q, Span(4, 8), rule, 0)
+    first, end = interval(q, QuerySpan(4, 8), rule, 0)
     assert first.tolist() == [0] * 4
     assert end.tolist() == [8] * 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.ops.chi_square import Z, chi_square, limit
 from vllm_dllm.ops.noise.keyed import (
     Stream,
     gumbel,
@@ -12,20 +13,6 @@ from vllm_dllm.ops.noise.keyed import (
     uniform_bits,
     uniform_tokens,
 )
-
-# 99.9 % quantile of chi-square with n - 1 degrees of freedom, by Wilson and Hilferty.
-Z = 3.09
-
-
-def limit(bins: int) -> float:
-    n = bins - 1
-    return n * (1 - 2 / (9 * n) + Z * (2 / (9 * n)) ** 0.5) ** 3
-
-
-def chi_square(values: torch.Tensor, probability: torch.Tensor) -> float:
-    counts = torch.bincount(values.flatten(), minlength=len(probability)).double()
-    expected = probability.double() * counts.sum()
-    return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_every_bit_is_fair() -> None:

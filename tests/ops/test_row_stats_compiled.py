@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.ops.compile_child import Case, compiled
-from vllm_dllm.ops.statistics import head_triton as head_stats_triton
-from vllm_dllm.ops.statistics import rows_triton as row_stats_triton
-from vllm_dllm.ops.statistics import soft_embedding_triton
+from vllm_dllm.ops.statistics import head_triton, rows_triton, soft_embedding_triton
 
 # 227 KiB, what a program of compute capability 9.0 may have (CUDA C++ Programming Guide, table of
 # technical specifications).
 SHARED = 227 << 10
-OPS = "vllm_dllm.ops."
-UNKNOWN = ("rows", "first_id", "count", "forbidden", "share", "splits", "vocabulary", "some")
+STATISTICS = "vllm_dllm.ops.statistics."
+UNKNOWN = ("rows", "first_id", "count", "forbidden", "splits", "vocabulary", "in_range")
+UNKNOWN += ("tiles_per_split", "steps_per_part")
 PER_ROW = {"temperature": "*fp32", "keys": "*i64"}
-PARTIAL = {"numbers": "*fp32", "picks": "*i32", "of_forbidden": "*fp32"}
-FOUND = {"out": "*fp32", "chosen": "*i64"}
+STATES = {"numbers": "*fp32", "ids": "*i32", "forbidden_logit": "*fp32"}
+FOUND = {"out": "*fp32", "out_ids": "*i64"}
 EVERYTHING = {"TEMPERED": True, "NOISE": True}
 
 
@@ -30,22 +29,22 @@ def of_ids(*names: str) -> dict[str, str]:
 
 
 def head_case(kind: str, tile: object, **wanted: bool) -> Case:
-    types = of_head(kind) | PER_ROW | PARTIAL | of_ids("rows", "first_id", "count", "forbidden")
+    types = of_head(kind) | PER_ROW | STATES | of_ids("rows", "first_id", "count", "forbidden")
     constants = {"ROWS": tile.rows, "IDS": tile.ids, "DEPTH": tile.depth, "EVEN": True}
     wanted = {"CAPPED": True, **EVERYTHING, **wanted}
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    types |= of_ids("share")
+    types |= of_ids("tiles_per_split")
     return Case(
-        OPS + "head_stats_triton", "head_kernel", types, constants | wanted, UNKNOWN, options
+        STATISTICS + "head_triton", "head_kernel", types, constants | wanted, UNKNOWN, options
     )
 
 
 def head_draw_case(kind: str) -> Case:
-    types = of_head(kind) | PER_ROW | PARTIAL | FOUND
+    types = of_head(kind) | PER_ROW | STATES | FOUND
     types |= of_ids("rows", "first_id", "count", "forbidden", "splits")
     constants = {"ROWS": 1, "SPLITS": 512, "DEPTH": 64, "EVEN": True, "CAPPED": True, **EVERYTHING}
     options = {"num_warps": 4}
-    return Case(OPS + "head_stats_triton", "head_draw_kernel", types, constants, UNKNOWN, options)
+    return Case(STATISTICS + "head_triton", "head_draw_kernel", types, constants, UNKNOWN, options)
 
 
 def weights_case(kind: str, tile: object) -> Case:
@@ -57,40 +56,46 @@ def weights_case(kind: str, tile: object) -> Case:
     constants |= {"CAPPED": True, "EVEN": True}
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     unknown = (*UNKNOWN, "first")
-    return Case(OPS + "soft_embedding_triton", "weights_kernel", types, constants, unknown, options)
+    return Case(
+        STATISTICS + "soft_embedding_triton", "weights_kernel", types, constants, unknown, options
+    )
 
 
 def sum_case(kind: str, tile: object) -> Case:
     types = {"weights": "*" + kind, "embedding": "*" + kind, "sums": "*fp32"}
-    types |= of_ids("weights_stride", "embedding_stride", "rows", "width", "first", "some", "share")
+    types |= of_ids(
+        "weights_stride", "embedding_stride", "rows", "width", "first", "in_range", "steps_per_part"
+    )
     constants = {"ROWS": tile.rows, "WIDTH": tile.width, "DEPTH": tile.depth, "EVEN": True}
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     unknown = (*UNKNOWN, "first")
-    return Case(OPS + "soft_embedding_triton", "sum_kernel", types, constants, unknown, options)
+    return Case(
+        STATISTICS + "soft_embedding_triton", "sum_kernel", types, constants, unknown, options
+    )
 
 
 def rows_case(kind: str, kernel: str) -> Case:
-    types = {"logits": "*" + kind, "stride": "i32"} | PER_ROW | PARTIAL
+    types = {"logits": "*" + kind, "stride": "i32"} | PER_ROW | STATES
     types |= of_ids("rows", "vocabulary", "forbidden")
-    tile = row_stats_triton.RowTile()
+    tile = rows_triton.RowTile()
     constants = {"ROWS": tile.rows, "IDS": tile.ids, **EVERYTHING}
     options = {"num_warps": tile.warps}
     if kernel == "draw_kernel":
         types |= FOUND | of_ids("splits")
         constants, options = {"ROWS": tile.draw_rows, "SPLITS": 64, **EVERYTHING}, {"num_warps": 2}
     else:
-        types |= of_ids("share")
-    return Case(OPS + "row_stats_triton", kernel, types, constants, UNKNOWN, options)
+        types |= of_ids("tiles_per_split")
+    return Case(STATISTICS + "rows_triton", kernel, types, constants, UNKNOWN, options)
 
 
 def cases() -> Iterator[tuple[str, Case]]:
     for name in ("NARROW", "SLIM", "MIDDLE", "WIDE"):
-        yield f"head {name}", head_case("bf16", getattr(head_stats_triton, name))
-    yield "head WIDE greedy", head_case("bf16", head_stats_triton.WIDE, TEMPERED=False, NOISE=False)
-    yield "head FLOAT32", head_case("fp32", head_stats_triton.FLOAT32)
+        yield f"head {name}", head_case("bf16", getattr(head_triton, name))
+    yield "head WIDE greedy", head_case("bf16", head_triton.WIDE, TEMPERED=False, NOISE=False)
+    yield "head FLOAT32", head_case("fp32", head_triton.FLOAT32)
     yield "head draw", head_draw_case("bf16")
-    yield "weights MIDDLE", weights_case("bf16", head_stats_triton.MIDDLE)
-    yield "weights WIDE", weights_case("bf16", head_stats_triton.WIDE)
+    yield "weights MIDDLE", weights_case("bf16", head_triton.MIDDLE)
+    yield "weights WIDE", weights_case("bf16", head_triton.WIDE)
     yield "sum", sum_case("bf16", soft_embedding_triton.SumTile())
     yield "sum FLOAT32", sum_case("fp32", soft_embedding_triton.FLOAT32_SUM)
     yield "rows", rows_case("bf16", "rows_kernel")

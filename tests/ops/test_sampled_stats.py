@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from tests.ops.test_noise import chi_square, limit
+from tests.ops.chi_square import chi_square, limit
+from tests.ops.ranks import ThreadCollectives
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.sampled import GROUP, sampled_statistics
@@ -142,7 +142,7 @@ def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
     """Shards of whole groups draw the same; a rank may be left with padding alone."""
     c = case(vocabulary)
     width = GROUP * -(-vocabulary // (GROUP * ranks))
-    everyone = Meeting(ranks)
+    everyone = ThreadCollectives(ranks)
 
     def rank(n: int) -> tuple:
         first, end = n * width, min((n + 1) * width, vocabulary)
@@ -177,7 +177,7 @@ def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
     logits = torch.full((1, vocabulary), -9.0)
     logits[0, GROUP : width + GROUP] = 0
     logits[0, width + 5] = 3.0
-    everyone = Meeting(2)
+    everyone = ThreadCollectives(2)
 
     def rank(n: int) -> torch.Tensor:
         first, end = n * width, min((n + 1) * width, vocabulary)
@@ -196,22 +196,3 @@ def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
     classes = (torch.arange(vocabulary) >= width).long() + (expected > expected.max() / 2)
     merged = torch.zeros(3).index_add_(0, classes, expected)
     assert chi_square(classes[samples], merged) < limit(3)
-
-
-class Meeting:
-    """Collectives between threads, one for each rank, in the order of the shards' ids."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks, self.barrier = ranks, threading.Barrier(ranks, timeout=60)
-        self.parts: dict[int, torch.Tensor] = {}
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        # Workers of the pool are as many as ranks and start in their order.
-        me = int(threading.current_thread().name.rsplit("_", 1)[1])
-        self.barrier.wait()
-        self.parts[me] = part
-        self.barrier.wait()
-        return torch.stack([self.parts[n] for n in range(self.ranks)])
-
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
-        return self.gather(part).sum(0)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.test_sampled_stats import Meeting
+from tests.ops.ranks import ThreadCollectives
 from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, row_statistics
 from vllm_dllm.ops.statistics.sharded import sharded_statistics
@@ -22,7 +22,7 @@ def found_by(logits: torch.Tensor, ranks: int, forbidden: int, budget: int) -> l
     """What each rank returns; the last one may be left with padding alone."""
     vocabulary = logits.shape[1]
     width = -(-vocabulary // ranks)
-    everyone = Meeting(ranks)
+    everyone = ThreadCollectives(ranks)
 
     def rank(n: int) -> EntropyStatistics:
         first, end = n * width, min((n + 1) * width, vocabulary)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import oracle
-from tests.engine.harness import Engine, engine, greedy
-from tests.reference_gemma import random_checkpoint
+from tests.support.engine import Engine, engine, greedy
+from tests.support.reference_gemma import random_checkpoint
 from vllm_dllm.worker.slots import Phase
 
 PAGE = 32

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.reliability.strategies import ALWAYS, JSON, WILD, Number, same, share
 from tests.reliability.test_bad_input import (
     STEP,
     TABLES,
@@ -21,8 +20,10 @@ from tests.reliability.test_bad_input import (
     served,
     setting_and_value,
 )
-from vllm_dllm.settings.parsing import DllmSettings, parse_checkpoint, parse_sampler
+from tests.support.strategies import ALWAYS, JSON, WILD, Number, same, share
+from vllm_dllm.settings.checkpoint import parse_checkpoint, parse_sampler
 from vllm_dllm.settings.resolution import Served, parameter_names
+from vllm_dllm.settings.server import DllmSettings
 
 # ---- generation_config.json
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.reliability.strategies import (
+from tests.support.strategies import (
     ALWAYS,
     JSON,
     STEPS,
@@ -24,13 +24,11 @@ from tests.reliability.strategies import (
     same,
     share,
 )
-from vllm_dllm.settings.parsing import (
-    DllmSettings,
-    RequestOptions,
-    parse_settings,
-)
+from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Served, parameter_names
+from vllm_dllm.settings.server import DllmSettings
 
 # Every setting of every algorithm: the algorithm, and what it takes.
 MASKED = {

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.fuzz_bodies import Body, encoded, plan
-from benchmarks.fuzz_client import send, session
-from benchmarks.fuzz_endpoints import GENERATING, Endpoint, endpoints
-from benchmarks.fuzz_models import MODELS
-from benchmarks.fuzz_rules import VLLMS_OWN
-from benchmarks.fuzz_run import Fuzzer
-from tests.e2e.server import Server
+from tests.support.fuzz.bodies import Body, encoded, plan
+from tests.support.fuzz.client import send, session
+from tests.support.fuzz.endpoints import GENERATING, Endpoint, endpoints
+from tests.support.fuzz.models import MODELS
+from tests.support.fuzz.rules import VLLMS_OWN
+from tests.support.fuzz.run import Fuzzer
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -22,12 +22,12 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.e2e.server import AS_SERVED, Server
-from tests.engine.harness import engine, greedy
+from tests.support.checkpoints import TINY
+from tests.support.engine import engine, greedy
+from tests.support.server import AS_SERVED, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
 LLADA2, GEMMA = "tiny-llada2", "tiny-diffusiongemma"
 NO_IMAGES = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 # Every canvas takes some 40 steps, and a request many canvases.
@@ -139,7 +139,7 @@ def newcomer(server: Server) -> tuple[str, str]:
 def test_a_killed_engine(model: str, tmp_path: Path) -> None:
     """Catches a client that waits forever, a truncated answer that looks whole, a server that
     stays up without an engine, processes that survive it, a restart that answers differently."""
-    server = server_of(CHECKPOINTS / model, tmp_path / "log", AS_SERVED)
+    server = server_of(TINY / model, tmp_path / "log", AS_SERVED)
     with server, ThreadPoolExecutor(SEATS + 2) as pool:
         before = server.complete(PROMPT, 40, temperature=0, seed=7)
         asked = begin(server, pool)
@@ -174,7 +174,7 @@ INDEX = "model.safetensors.index.json"
 
 def sharded(model: str, target: Path) -> Path:
     """A copy whose tensors lie in two files, as those of large models do."""
-    shutil.copytree(CHECKPOINTS / model, target)
+    shutil.copytree(TINY / model, target)
     tensors = load_file(target / "model.safetensors")
     (target / "model.safetensors").unlink()
     names, weight_map = sorted(tensors), {}
@@ -223,7 +223,7 @@ def test_a_file_that_is_cut_off(model: str, file: str, keep: float, tmp_path: Pa
 def test_shards_that_are_whole(tmp_path: Path) -> None:
     """Else the test above would refuse what nobody cut."""
     answers = []
-    for path in (CHECKPOINTS / LLADA2, sharded(LLADA2, tmp_path / LLADA2)):
+    for path in (TINY / LLADA2, sharded(LLADA2, tmp_path / LLADA2)):
         with engine(path, 32) as running:
             answers.append(running.generate([[5, 6, 7]], [greedy(20, ignore_eos=True)]))
     assert answers[0] == answers[1]

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import AS_SERVED, WITHIN_ENGINE, Server
 from tests.reliability.breaking import BREAKS
-from tests.reliability.test_crash import AT_ONCE, CHECKPOINTS, LLADA2, until
+from tests.reliability.test_crash import AT_ONCE, LLADA2, until
+from tests.support.checkpoints import TINY
+from tests.support.server import AS_SERVED, WITHIN_ENGINE, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -29,7 +30,7 @@ SLOW = {"diffusion_threshold": 2.0}
 def serve(log: Path, *flags: str, env: dict[str, str] | None = None) -> Server:
     shape = ("--max-num-seqs", str(SEATS), "--max-model-len", "2048")
     # Beside other tests a start takes long, and it is not what is measured.
-    return Server(CHECKPOINTS / LLADA2, *shape, *flags, log=log, env=env, start_seconds=300)
+    return Server(TINY / LLADA2, *shape, *flags, log=log, env=env, start_seconds=300)
 
 
 def ask(server: Server, number: int, tokens: int) -> tuple[str, str, str]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.engine.harness import Engine, engine
-from tests.reference_gemma import random_checkpoint
+from tests.support.engine import Engine, engine
+from tests.support.reference_gemma import random_checkpoint
 
 pytestmark = pytest.mark.engine
 
@@ -201,14 +201,14 @@ def test_who_cannot_be_taken_up_ends_alone(
     from vllm_dllm.worker import model_state
 
     before = known(running)
-    original = model_state.RowNeeds.of
+    original = model_state.RowOptions.of
 
     def broken(given: Any, *rest: Any) -> Any:
         if given.top_k == 17:
             raise OverflowError("a number that nobody thought of")
         return original(given, *rest)
 
-    monkeypatch.setattr(model_state.RowNeeds, "of", broken)
+    monkeypatch.setattr(model_state.RowOptions, "of", broken)
     calm = [params(temperature=0, seed=n, max_tokens=20) for n in range(4)]
     found = running.generate([PROMPT[0], *PROMPT], [params(top_k=17), *calm])
     assert found == [([], "error"), *before]

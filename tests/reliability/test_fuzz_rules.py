@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fuzz_bodies import Body, encoded, extremes, plan
-from benchmarks.fuzz_client import BROKEN, Reply, error_in
-from benchmarks.fuzz_endpoints import Endpoint, endpoints
-from benchmarks.fuzz_rules import site_of, unnamed
+from tests.support.fuzz.bodies import Body, encoded, extremes, plan
+from tests.support.fuzz.client import BROKEN, Reply, error_in
+from tests.support.fuzz.endpoints import Endpoint, endpoints
+from tests.support.fuzz.rules import site_of, unnamed
 
 POST = {"post": {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/x/R"}}}}}}
 FIELDS = {

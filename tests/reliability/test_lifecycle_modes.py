@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.reliability.drive import Driver, Family, assert_nothing_held, gemma, llada2
-from tests.reliability.test_lifecycle import (
+from tests.reliability.lifecycle import (
     ACTIONS,
     BUDGET,
     World,

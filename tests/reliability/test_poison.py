@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.engine.harness import Engine, engine, greedy
-from tests.reference_gemma import random_checkpoint
+from tests.support.engine import Engine, engine, greedy
+from tests.support.reference_gemma import random_checkpoint
 
 pytestmark = pytest.mark.engine
 

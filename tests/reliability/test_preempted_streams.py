@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import Engine, count_calls, settings
 from tests.reliability.drive import Driver
+from tests.support.engine import Engine, count_calls, settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

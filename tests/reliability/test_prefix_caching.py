@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import Engine, count_calls
 from tests.reliability.drive import PAGE, Driver, Family, assert_nothing_held
+from tests.support.engine import Engine, count_calls
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

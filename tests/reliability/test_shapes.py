@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.engine.harness import Engine, count_calls, engine, greedy
-from tests.reference_gemma import COLD
-from tests.reference_gemma import Reference as GemmaReference
-from tests.reference_llada2 import Reference
 from tests.reliability.drive import PAGE, Family, assert_nothing_held, gemma, llada2
+from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.reference_gemma import COLD
+from tests.support.reference_gemma import Reference as GemmaReference
+from tests.support.reference_llada2 import Reference
 
 pytestmark = pytest.mark.engine
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import soak_client
 from benchmarks.soak import Size, run
-from benchmarks.soak_client import ABORTED, COMPLETED, FAILED, REFUSED, Answer, Client, Outcome
-from benchmarks.soak_faults import FROZEN, GARBAGE, HALF_SENT, SLOW_READERS
-from benchmarks.soak_models import MODELS
-from benchmarks.soak_requests import MASKED, UNIFORM, Ask, Sending, draw_plan, draw_pool
-from benchmarks.soak_rules import (
+from tests.support.soak import client as soak_client
+from tests.support.soak.client import ABORTED, COMPLETED, FAILED, REFUSED, Answer, Client, Outcome
+from tests.support.soak.faults import FROZEN, GARBAGE, HALF_SENT, SLOW_READERS
+from tests.support.soak.models import MODELS
+from tests.support.soak.requests import MASKED, UNIFORM, Ask, Sending, draw_plan, draw_pool
+from tests.support.soak.rules import (
     MEGABYTE,
     Growth,
     Sample,

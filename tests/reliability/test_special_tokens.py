@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests import oracle
-from tests.engine.harness import Engine, greedy
-from tests.reference_llada2 import Reference
 from tests.reliability.drive import Family, assert_nothing_held, gemma, llada2, replaced
+from tests.support.engine import Engine, greedy
+from tests.support.reference_llada2 import Reference
 
 pytestmark = pytest.mark.engine
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from vllm_dllm.settings.file import MAX_FILE_BYTES
 from vllm_dllm.settings.parsing import (
-    DllmSettings,
-    RequestOptions,
     SettingsError,
     misspelt_settings,
     parse_request_options,
     parse_settings,
 )
+from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.server import DllmSettings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

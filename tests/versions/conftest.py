@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from vllm_dllm.vllm_patches import compat
+from vllm_dllm.vllm_patches import versions
 
-collect_ignore = ["test_unsupported.py"] if compat.version_problem() is None else []
+collect_ignore = ["test_unsupported.py"] if versions.version_problem() is None else []

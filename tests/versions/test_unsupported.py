@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import Server
-from vllm_dllm.vllm_patches import compat
-
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+from tests.support.checkpoints import TINY_LLADA2
+from tests.support.server import Server
+from vllm_dllm.vllm_patches import versions
 
 
 def test_check_says_why_not() -> None:
@@ -26,8 +25,8 @@ def test_check_says_why_not() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert f"vllm           {compat.vllm_version()} (supported: " in done.stdout
-    problem = compat.version_problem()
+    assert f"vllm           {versions.vllm_version()} (supported: " in done.stdout
+    problem = versions.version_problem()
     assert problem is not None
     assert problem in done.stderr
 
@@ -36,8 +35,8 @@ def test_check_says_why_not() -> None:
 def test_only_our_model_is_refused(tmp_path: Path) -> None:
     """Each process says once that the plugin is inactive; the first of them then refuses."""
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError), Server(CHECKPOINTS / "tiny-llada2", log=log):
+    with pytest.raises(RuntimeError), Server(TINY_LLADA2, log=log):
         pass
     text = log.read_text()
-    assert text.count(f"vllm-dllm is inactive: {compat.version_problem()}") == 1
+    assert text.count(f"vllm-dllm is inactive: {versions.version_problem()}") == 1
     assert "llada2_moe" in text  # transformers' or vLLM's own words for an unknown model

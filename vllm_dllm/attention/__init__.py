@@ -1,1 +1,1 @@
-"""Which keys a query sees: metadata for vLLM's backends, our own backend, and who supports what."""
+"""Which keys a query sees: a batch's metadata, our backend, and what each backend can express."""

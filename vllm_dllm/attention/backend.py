@@ -1,8 +1,8 @@
 """Our attention kernel as a backend of vLLM: ``--attention-backend CUSTOM``.
 
-Keys and values are stored as vLLM's Triton backend does; the attention itself is
-`ops.attention_triton`, which takes a rule for each request. The rules come from `MaskRules`, which
-stands in the place of the rules of `attention` where this backend serves the layers.
+Keys and values are stored as vLLM's Triton backend stores them. The attention itself is
+`ops.attention.launch_triton`, which takes a mask rule for each request. `MaskRules` is the
+`AttentionRule` that hands those rules over.
 """
 
 from __future__ import annotations
@@ -21,24 +21,29 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 
-from vllm_dllm.attention.metadata import Batch
-from vllm_dllm.cpu.store import store
-from vllm_dllm.ops.attention.masks import WHOLE, Rule, Window
-from vllm_dllm.ops.attention.reference import Layer, PagedKV, Queries
-from vllm_dllm.worker.slots import Phase, SlotState
+from vllm_dllm.attention.metadata import AttentionBatch
+from vllm_dllm.cpu.kv_cache_store import store_keys_and_values
+from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
+from vllm_dllm.ops.attention.masks import MaskRule
 
 
 @dataclass(frozen=True)
 class MaskMetadata:
-    """A step's requests for the layers of a KV cache group; the rules are `MaskRules`'s to add."""
+    """A step's requests for the layers of a KV cache group.
+
+    Attributes:
+        num_actual_tokens: tokens of the batch without padding.
+        slot_mapping: where the batch's keys and values are stored.
+        queries: the requests. `MaskRules` fills in their rules.
+    """
 
     num_actual_tokens: int
     slot_mapping: torch.Tensor
-    queries: Queries
+    queries: QueryBatch
 
 
 class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
-    """From vLLM's batch to `MaskMetadata`; uniform batches may be captured into CUDA graphs."""
+    """Makes `MaskMetadata` of vLLM's batch; uniform batches may be captured into CUDA graphs."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
@@ -60,19 +65,19 @@ class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
     ) -> MaskMetadata:
         """See vLLM's class."""
         common = common_attn_metadata
-        queries = Queries(
-            start=common.query_start_loc,
+        queries = QueryBatch(
+            query_start=common.query_start_loc,
             seq_lens=common.seq_lens,
-            table=common.block_table_tensor,
-            rule=Rule(None, None),
-            longest=common.max_query_len,
-            furthest=common.max_seq_len,
+            page_table=common.block_table_tensor,
+            rule=MaskRule(None, None),
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
         )
         return MaskMetadata(common.num_actual_tokens, common.slot_mapping, queries)
 
 
 class MaskAttentionBackend(TritonAttentionBackend):
-    """vLLM's Triton backend with our kernel in its middle."""
+    """vLLM's Triton backend with our attention kernel."""
 
     supported_kv_cache_dtypes: ClassVar[list[Any]] = [
         "auto",
@@ -85,7 +90,7 @@ class MaskAttentionBackend(TritonAttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """The name under which a third party's backend is known to vLLM."""
+        """The only name that vLLM has for backends of third parties."""
         return "CUSTOM"
 
     @staticmethod
@@ -100,48 +105,48 @@ class MaskAttentionBackend(TritonAttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """What the kernel takes."""
+        """The head sizes that the kernel takes."""
         return 32 <= head_size <= 512
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Paged decoders only."""
+        """Decoder attention in a paged cache only."""
         return attn_type == AttentionType.DECODER
 
     @classmethod
     def supports_alibi_sqrt(cls) -> bool:
-        """No ALiBi at all."""
+        """The kernel has no ALiBi."""
         return False
 
     @classmethod
     def supports_rswa(cls) -> bool:
-        """No such window."""
+        """The kernel has no such window."""
         return False
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
-        """No ranges of images that see themselves."""
+        """The kernel has no bidirectional ranges of image tokens."""
         return False
 
 
 class MaskAttentionImpl(TritonAttentionImpl):
-    """One layer: vLLM's way into the cache, our way out of it."""
+    """One layer: vLLM's code writes the cache, our kernel reads it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Its queries would come in float8; the kernel takes them in the model's precision.
+        # vLLM would hand over float8 queries; the kernel takes them in the model's precision.
         self.supports_quant_query_input = False
-        refused = {
+        unsupported = {
             "ALiBi": self.alibi_slopes is not None,
             "attention chunks": self.chunk_lookback >= 0,
             f"attention of type {self.attn_type}": self.attn_type != AttentionType.DECODER,
         }
-        for what, wanted in refused.items():
+        for feature, wanted in unsupported.items():
             if wanted:
-                raise ValueError(f"attention backend CUSTOM (vllm-dllm) has no {what}")
-        self.layer = Layer(
+                raise ValueError(f"attention backend CUSTOM (vllm-dllm) has no {feature}")
+        self.layer = AttentionLayer(
             scale=self.scale,
-            width=max(0, self.sliding_window[0] + 1),
+            window_width=max(0, self.sliding_window[0] + 1),
             soft_cap=float(self.logits_soft_cap),
             sinks=self.sinks,
         )
@@ -160,7 +165,7 @@ class MaskAttentionImpl(TritonAttentionImpl):
     ) -> None:
         """See vLLM's class."""
         if key.device.type == "cpu":
-            store(key, value, kv_cache, slot_mapping)
+            store_keys_and_values(key, value, kv_cache, slot_mapping)
         else:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
@@ -177,13 +182,14 @@ class MaskAttentionImpl(TritonAttentionImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See vLLM's class; shapes ``[tokens, heads, head size]``."""
-        # Not at the top: without Triton this module must still load, to say what it lacks.
+        # Imported here, because without Triton this module must still load: its backend is then
+        # refused with a message.
         from vllm_dllm.ops.attention.launch_triton import paged_attention
 
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("attention backend CUSTOM (vllm-dllm): no quantized output")
         if attn_metadata is None:
-            return output.fill_(0)  # memory is being profiled
+            return output.fill_(0)  # vLLM is profiling memory
         tokens = attn_metadata.num_actual_tokens
         keys, values = kv_cache.transpose(1, 2).split(self.head_size, -1)
         pages = PagedKV(keys, values)
@@ -199,23 +205,30 @@ class MaskAttentionImpl(TritonAttentionImpl):
 
 
 class MaskRules:
-    """The rules of a batch, one for each request; an `AttentionRule` for this backend."""
+    """An `AttentionRule` for this backend: one mask rule for each request of a batch.
+
+    Attributes:
+        rule: int32 ``[rows]`` tensors, causal at first. They persist, for full CUDA graphs.
+        fill: writes the rules of a batch to `rule` before each step; None where they never change.
+    """
 
     def __init__(
-        self, rows: int, device: torch.device, fill: Callable[[Batch, Rule], None] | None = None
+        self,
+        rows: int,
+        device: torch.device,
+        fill: Callable[[AttentionBatch, MaskRule], None] | None = None,
     ) -> None:
         self.fill = fill
-        # Persistent, for full CUDA graphs.
-        self.rule = Rule(*(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2)))
-        self.rule.block.fill_(1)
+        block, window = (torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2))
+        self.rule = MaskRule(block.fill_(1), window)
 
-    def metadata(self, batch: Batch) -> dict[str, Any]:
+    def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
         """See `AttentionRule`."""
         if self.fill is not None:
             self.fill(batch, self.rule)
-        rule = Rule(self.rule.block[: batch.rows], self.rule.window[: batch.rows])
+        rule = MaskRule(self.rule.block[: batch.rows], self.rule.window[: batch.rows])
+        found = batch.one_query_per_request(causal=False)
         # Layers of a KV cache group share one object.
-        found = batch.as_it_is(causal=False)
         ruled: dict[int, MaskMetadata] = {}
         for name, entry in found.items():
             if id(entry) not in ruled:
@@ -223,28 +236,3 @@ class MaskRules:
                 ruled[id(entry)] = replace(entry, queries=queries)
             found[name] = ruled[id(entry)]
         return found
-
-
-def block_causal_rules(slots: SlotState) -> MaskRules:
-    """LLaDA2: a prompt's blocks and a canvas by the same rule."""
-    rules = MaskRules(len(slots.phase), slots.device)
-    rules.rule.block.fill_(slots.length)
-    return rules
-
-
-def causal_unless_denoised_rules(slots: SlotState, window: Window) -> MaskRules:
-    """DiffusionGemma: causal prompts and commits, canvases that see all of themselves.
-
-    Args:
-        slots: the requests.
-        window: how a canvas that is denoised sees sliding-window layers.
-    """
-
-    def fill(batch: Batch, rule: Rule) -> None:
-        requests = batch.input.num_reqs
-        phase = slots.phase[batch.input.idx_mapping[:requests]]
-        denoised = phase == Phase.DENOISE
-        rule.block[:requests].copy_(torch.where(denoised, WHOLE, 1))
-        rule.window[:requests].copy_(torch.where(denoised, int(window), int(Window.SYMMETRIC)))
-
-    return MaskRules(len(slots.phase), slots.device, fill)

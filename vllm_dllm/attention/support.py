@@ -1,15 +1,15 @@
-"""Which attention a model's layers take, and why; or which would do.
+"""Which attention backend can express which mask, settled at start-up.
 
-A route is a way to say the model's masks to an attention backend:
+There are four methods to express a model's masks to an attention backend:
 
-- *rules*: our kernel takes a rule for each request;
+- *rules*: our kernel takes a mask rule for each request;
 - *virtual sequences*: a prefill chunk is cut into its blocks, each non-causal (LLaDA2);
-- *causal tensor*: one flag a request (DiffusionGemma);
-- *canvas rows*: the causal tensor, and on sliding-window layers each row of a canvas once more as
-  a sequence of its own (DiffusionGemma's reference window on the CPU).
+- *causal tensor*: one causal flag for each request (DiffusionGemma);
+- *canvas rows*: the causal tensor, and on sliding-window layers each row of a canvas is computed
+  once more, as a sequence of its own (DiffusionGemma's reference window on the CPU).
 
-Nothing falls back: a mask that a layer's backend cannot express ends the start-up with the names
-of the backends that can.
+Nothing falls back: a mask that a layer's backend cannot express ends the start-up with an error
+that names the backends that can.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
+# The name that vLLM has for backends of third parties, and under which ours is registered.
 OURS = "CUSTOM"
-# Backends that take one causal flag a request, FLASH_ATTN from this version on.
+# Backends that take one causal flag for each request; FLASH_ATTN does from this version on.
 CAUSAL_TENSOR = ("TRITON_ATTN", "CPU_ATTN")
-FLASH_WITH_TENSOR = 4
+FLASH_VERSION_WITH_CAUSAL_TENSOR = 4
 
 
 @dataclass(frozen=True)
-class LayerKind:
-    """Layers that are masked and served alike.
+class LayerBackend:
+    """What computes the attention of some layers, as far as masks depend on it.
 
     Attributes:
-        backend: vLLM's name of their attention backend.
-        window: W of their sliding window, or None.
+        backend: vLLM's name of the layers' attention backend.
+        window: W of the layers' sliding window, or None.
         non_causal: whether the backend has non-causal attention in a paged cache.
-        flash_version: of FlashAttention, or None.
+        flash_version: version of FlashAttention, or None for other backends.
     """
 
     backend: str
@@ -53,99 +54,112 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
-class Masking:
-    """What a model's layers have to mask.
+class ModelMasks:
+    """The masks that a model needs.
 
     Attributes:
-        blocks: prompts and canvases are block-causal (LLaDA2); else prompts are causal and
-            canvases bidirectional (DiffusionGemma).
+        block_causal: whether prompts and canvases are block-causal (LLaDA2); otherwise prompts are
+            causal and canvases bidirectional (DiffusionGemma).
         window: ``dllm.window``, how a canvas sees sliding-window layers.
-        length: of a canvas.
+        canvas_length: tokens of a canvas.
     """
 
-    blocks: bool
+    block_causal: bool
     window: str
-    length: int
+    canvas_length: int
 
 
 @dataclass(frozen=True)
-class Route:
-    """How layers get their mask, and why so."""
+class MaskSupport:
+    """How a backend expresses the masks of its layers.
 
-    name: str
-    why: str
+    Attributes:
+        method: one of the four that the module's docstring lists.
+        reason: why this one; for the log.
+    """
+
+    method: str
+    reason: str
 
 
-def route_of(kind: LayerKind, masking: Masking) -> Route:
-    """The route of layers of this kind.
+LayerSupport = tuple[LayerBackend, MaskSupport]
+
+
+def support_for(layers: LayerBackend, masks: ModelMasks) -> MaskSupport:
+    """How these layers express the model's masks.
 
     Raises:
-        ValueError: no route; names the backends that have one.
+        ValueError: they cannot; the message names the backends that can.
     """
-    if kind.backend == OURS:
-        return Route("rules", "the kernel takes a rule for each request")
-    if masking.blocks:
-        if not kind.non_causal:
+    if layers.backend == OURS:
+        return MaskSupport("rules", "the kernel takes a rule for each request")
+    if masks.block_causal:
+        if not layers.non_causal:
             raise ValueError(
-                f"{kind}: no non-causal attention, which block diffusion needs; choose "
+                f"{layers}: no non-causal attention, which block diffusion needs; choose "
                 "--attention-backend FLASH_ATTN, FLASHINFER, TRITON_ATTN or CUSTOM"
             )
-        return Route("virtual sequences", "the backend has non-causal attention, but no blocks")
-    if kind.backend not in CAUSAL_TENSOR and (
-        kind.backend != "FLASH_ATTN" or (kind.flash_version or 0) < FLASH_WITH_TENSOR
+        return MaskSupport(
+            "virtual sequences", "the backend has non-causal attention, but no blocks"
+        )
+    if layers.backend not in CAUSAL_TENSOR and (
+        layers.backend != "FLASH_ATTN"
+        or (layers.flash_version or 0) < FLASH_VERSION_WITH_CAUSAL_TENSOR
     ):
         raise ValueError(
-            f"{kind}: prompts and canvases of one batch are masked differently, which this backend "
-            "cannot say; choose --attention-backend FLASH_ATTN with FlashAttention 4, TRITON_ATTN "
-            "or CUSTOM"
+            f"{layers}: prompts and canvases of one batch are masked differently, which this "
+            "backend cannot say; choose --attention-backend FLASH_ATTN with FlashAttention 4, "
+            "TRITON_ATTN or CUSTOM"
         )
-    if kind.window is None or masking.window == "symmetric":
-        _check_long_canvas(kind, masking)
-        return Route("causal tensor", "the backend takes one causal flag a request")
-    if kind.backend != "CPU_ATTN":
+    if layers.window is None or masks.window == "symmetric":
+        _check_long_canvas(layers, masks)
+        return MaskSupport("causal tensor", "the backend takes one causal flag a request")
+    if layers.backend != "CPU_ATTN":
         raise ValueError(
-            f"dllm.window=reference: {kind}: the backend has no left edge that is the same for "
+            f"dllm.window=reference: {layers}: the backend has no left edge that is the same for "
             "a whole canvas; choose --attention-backend CUSTOM, or window=symmetric (the "
             "default, as vLLM does)"
         )
-    return Route("canvas rows", "no window of the backend has one left edge for a canvas")
+    return MaskSupport("canvas rows", "no window of the backend has one left edge for a canvas")
 
 
-def _check_long_canvas(kind: LayerKind, masking: Masking) -> None:
-    """Refuse what vLLM's Triton backend computes wrongly.
+def _check_long_canvas(layers: LayerBackend, masks: ModelMasks) -> None:
+    """Refuse a canvas longer than the window on vLLM's Triton backend, which computes it wrongly.
 
-    Of a query tile's values it drops those beyond the window of the tile's *first* row, with
-    their weights left in the sum: the window's right edge, which a canvas within W never meets.
+    For a whole query tile, that backend drops the values beyond the right edge of the window of the
+    tile's *first* row, but leaves their weights in the sum. A canvas of at most W tokens never
+    reaches that edge.
     """
-    if kind.backend == "TRITON_ATTN" and kind.window and masking.length > kind.window:
+    length, window = masks.canvas_length, layers.window
+    if layers.backend == "TRITON_ATTN" and window and length > window:
         raise ValueError(
-            f"{kind}: a canvas of {masking.length} is longer than the window {kind.window}, which "
+            f"{layers}: a canvas of {length} is longer than the window {window}, which "
             "this backend computes wrongly; choose --attention-backend CUSTOM"
         )
 
 
-def choose_routes(kinds: Iterable[LayerKind], masking: Masking) -> dict[LayerKind, Route]:
-    """The routes of a model's layers.
+def support_for_all(layers: Iterable[LayerBackend], masks: ModelMasks) -> list[LayerSupport]:
+    """How each of a model's layers expresses the model's masks.
 
     Raises:
-        ValueError: as `route_of`; or some layers have our backend and others do not.
+        ValueError: as `support_for`; or some layers have our backend and others do not.
     """
-    routes = {kind: route_of(kind, masking) for kind in kinds}
-    backends = {kind.backend for kind in routes}
+    found = [(some, support_for(some, masks)) for some in layers]
+    backends = {some.backend for some, _ in found}
     if OURS in backends and len(backends) > 1:
         others = ", ".join(sorted(backends - {OURS}))
         raise ValueError(
             f"some layers have attention backend CUSTOM (vllm-dllm), others {others}; choose one "
             "with --attention-backend"
         )
-    return routes
+    return found
 
 
-def check_choice(vllm_config: VllmConfig, masking: Masking) -> None:
-    """Refuse early, before weights are read, an attention backend that can have no route.
+def check_backend_choice(vllm_config: VllmConfig, masks: ModelMasks) -> None:
+    """Refuse a chosen attention backend that cannot express the masks, before weights are read.
 
     Raises:
-        ValueError: as `route_of`; or the platform would ignore the choice.
+        ValueError: as `support_for`; or the platform would ignore the choice.
     """
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
@@ -164,12 +178,18 @@ def check_choice(vllm_config: VllmConfig, masking: Masking) -> None:
                 "has no Triton here; remove it"
             )
     if chosen is not None:
-        # What is not known yet is taken for the best that it may turn out to be.
+        # What is only known once the model is loaded is assumed to be the best that it may be.
         backend = chosen.get_class()
-        window = None if masking.blocks else masking.length
-        best = LayerKind(_name(backend), window, backend.supports_non_causal(), FLASH_WITH_TENSOR)
-        route_of(best, masking)
-    elif masking.window == "reference":
+        support_for(
+            LayerBackend(
+                backend=_backend_name(backend),
+                window=None if masks.block_causal else masks.canvas_length,
+                non_causal=backend.supports_non_causal(),
+                flash_version=FLASH_VERSION_WITH_CAUSAL_TENSOR,
+            ),
+            masks,
+        )
+    elif masks.window == "reference":
         raise ValueError(
             f"dllm.window=reference needs --attention-backend {OURS}: no other backend of this "
             "platform has one left edge for a whole canvas. Or use window=symmetric (the default, "
@@ -177,53 +197,54 @@ def check_choice(vllm_config: VllmConfig, masking: Masking) -> None:
         )
 
 
-def _name(backend: Any) -> str:
-    """VLLM's name of a backend class; whoever else fills its one free name is told from us."""
+def _backend_name(backend: Any) -> str:
+    """VLLM's name of a backend class; another party's ``CUSTOM`` gets its module's name added."""
     name: str = backend.get_name()
     ours = backend.__module__ == "vllm_dllm.attention.backend"
     return name if ours or name != OURS else f"{name} of {backend.__module__}"
 
 
-def layer_kinds(vllm_config: VllmConfig) -> list[LayerKind]:
-    """The kinds of attention layers that vLLM made."""
+def layer_backends(vllm_config: VllmConfig) -> list[LayerBackend]:
+    """The different backends of the attention layers that vLLM made."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
-    found: dict[LayerKind, None] = {}
+    found: dict[LayerBackend, None] = {}
     for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
         backend = layer.get_attn_backend()
-        kind = LayerKind(
-            _name(backend),
+        of_layer = LayerBackend(
+            _backend_name(backend),
             layer.sliding_window,
             backend.supports_non_causal(),
             # Only FlashAttention's layers have versions.
             getattr(layer.impl, "vllm_flash_attn_version", None),
         )
-        found[kind] = None
+        found[of_layer] = None
     return list(found)
 
 
-def take_routes(vllm_config: VllmConfig, masking: Masking) -> bool:
-    """Settle the routes of a model that is loaded, with one log line.
+def settle_support(vllm_config: VllmConfig, masks: ModelMasks) -> bool:
+    """Settle how the layers of a loaded model express its masks, and log it in one line.
 
     Returns:
-        Whether the layers have our backend, which wants rules for its requests.
+        Whether the layers have our backend, which wants a mask rule for each request.
 
     Raises:
-        ValueError: as `choose_routes`.
+        ValueError: as `support_for_all`.
     """
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
-    routes = choose_routes(layer_kinds(vllm_config), masking)
-    logger.info("dllm: attention: %s", described(routes))
-    if any(route.name == "canvas rows" for route in routes.values()):
+    found = support_for_all(layer_backends(vllm_config), masks)
+    logger.info("dllm: attention: %s", described(found))
+    methods = {support.method for _, support in found}
+    if "canvas rows" in methods:
         from vllm_dllm.cpu.reference_window import use_reference_window
 
         use_reference_window(get_layers_from_vllm_config(vllm_config, Attention))
-    return any(route.name == "rules" for route in routes.values())
+    return "rules" in methods
 
 
-def described(routes: dict[LayerKind, Route]) -> str:
-    """All routes in one line."""
-    return "; ".join(f"{kind}: {route.name} ({route.why})" for kind, route in routes.items())
+def described(found: Iterable[LayerSupport]) -> str:
+    """All layers in one line."""
+    return "; ".join(f"{layers}: {support.method} ({support.reason})" for layers, support in found)

@@ -1,5 +1,6 @@
-"""Structured output: automata over tokens, and the best or a drawn path through a canvas.
+"""Structured output: automata over tokens, and the best or a sampled path through a canvas.
 
-Nothing here knows requests or vLLM. Importing this package imports neither torch nor numpy, so that
-the process that compiles constraints (`child`) starts quickly.
+Nothing here knows requests or vLLM. `grammar`, `automaton` and `service` import no torch, and this
+package itself imports nothing, so that the processes that compile constraints (`service.worker`)
+start quickly.
 """

@@ -1,15 +1,15 @@
-"""What a constraint may cost, and the error that says why one is refused."""
+"""What compiling a constraint may cost, and the errors that say why one is not served."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of an error's message, which may quote what was sent.
+# Length of an error message, which may quote what a client sent.
 MOST_CHARACTERS = 1000
 
 
 class ConstraintError(ValueError):
-    """A constraint that is not served; the message is for the user who sent it."""
+    """A constraint that cannot be served. The message is for the user who sent it."""
 
     def __init__(self, message: object) -> None:
         text = str(message)
@@ -17,41 +17,41 @@ class ConstraintError(ValueError):
 
 
 class BusyError(RuntimeError):
-    """No verdict on a constraint: the same one may be compiled if it is sent again later."""
+    """There is no verdict on a constraint: it may be compiled if it is sent again later."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Caps on a constraint; beyond any of them it is refused with that cap's number.
+class CompileLimits:
+    """Caps on a constraint. One that exceeds a cap is refused with a message that names the cap.
 
     Attributes:
-        seconds: CPU time of a compilation. Wall time would refuse on a busy machine what it
-            serves on an idle one.
-        wall: seconds of wall time after which a compilation is given up without a verdict.
-        wait: seconds that a constraint waits for its turn to be compiled.
-        waiting: constraints that may wait for their turn, of all clients together.
-        memory: bytes that the compiling process may add to what it has when it is idle.
-        text: bytes of the constraint as it was sent.
-        depth: how deeply a schema may nest.
-        recursion: how often a definition may stand inside itself; the alternatives that would
-            go deeper are not offered.
-        pattern: characters of the regular expression that is handed to `outlines_core`.
-        positions: byte positions of it, repetitions counted (its size as a nondeterministic
-            automaton, roughly).
-        byte_states: states of the automaton that reads bytes.
+        cpu_seconds: CPU time of a compilation. A cap on wall time would refuse on a busy machine
+            what it serves on an idle one.
+        wall_seconds: wall time after which a compilation is given up without a verdict.
+        turn_seconds: wall time that a client waits for its turn to be compiled.
+        most_waiting: constraints that may wait for their turn, of all clients together.
+        memory_bytes: memory that the compiling process may use on top of what it has when idle.
+        characters: length of the constraint as it was sent.
+        depth: nesting depth of a schema.
+        recursion: how often a definition may occur inside itself. Alternatives that would nest
+            deeper are not offered.
+        expression_characters: length of the regular expression that is given to `outlines_core`.
+        positions: byte positions of that expression with all repetitions counted, which is
+            roughly its size as a nondeterministic automaton.
+        byte_states: states of the automaton over bytes.
         cells: entries of the table from states and token classes to states.
-        edges: pairs of states that a token leads between.
+        edges: pairs of states with at least one token between them.
     """
 
-    seconds: float = 1.5
-    wall: float = 20.0
-    wait: float = 5.0
-    waiting: int = 256
-    memory: int = 1 << 30
-    text: int = 256 << 10
+    cpu_seconds: float = 1.5
+    wall_seconds: float = 20.0
+    turn_seconds: float = 5.0
+    most_waiting: int = 256
+    memory_bytes: int = 1 << 30
+    characters: int = 256 << 10
     depth: int = 64
     recursion: int = 4
-    pattern: int = 4 << 20
+    expression_characters: int = 4 << 20
     positions: int = 200_000
     byte_states: int = 16_000
     cells: int = 16 << 20

@@ -1,1 +1,1 @@
-"""What stock vLLM lacks on a CPU for diffusion models: kernels, a runner choice, two schemas."""
+"""What vLLM lacks on a CPU for diffusion models: kernels, collectives, experts, schemas."""

@@ -1,7 +1,7 @@
-"""Two collectives that vLLM's CPU platform lacks and data-parallel experts need.
+"""Two collectives that vLLM's CPU platform lacks and that data-parallel experts need.
 
-Ranks of a data-parallel mixture of experts put their tokens together before the experts and take
-their own back behind them, with as many rows from each rank as it happens to have.
+The ranks of a data-parallel mixture of experts gather all tokens before the experts and take back
+their own after them. Each rank may have a different number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def all_gatherv(
     dim: int = 0,
     sizes: list[int] | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Every rank's rows one after another, ``[sizes.sum(), ...]`` of ``[sizes[rank], ...]``."""
+    """Gather every rank's ``[sizes[rank], ...]`` to ``[sum(sizes), ...]``, in the ranks' order."""
     assert dim == 0, "rows only"
     if isinstance(input_, list):
         return [_all_rows(self, one, sizes) for one in input_]
@@ -29,7 +29,7 @@ def all_gatherv(
 def _all_rows(group: Any, rows: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
     sizes = sizes or [len(rows)] * group.world_size
     longest = max(sizes)
-    # The collective takes equal shapes only: rows are filled up, and what fills them is dropped.
+    # The collective takes equal shapes only, so rows are padded, and the padding is dropped.
     padding = (0, 0) * (rows.dim() - 1) + (0, longest - len(rows))
     parts = [rows.new_empty(longest, *rows.shape[1:]) for _ in sizes]
     dist.all_gather(parts, F.pad(rows, padding), group=group.device_group)
@@ -39,7 +39,7 @@ def _all_rows(group: Any, rows: torch.Tensor, sizes: list[int] | None) -> torch.
 def reduce_scatterv(
     self: Any, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
 ) -> torch.Tensor:
-    """This rank's rows of the sum over all ranks, ``[sizes[rank], ...]``."""
+    """This rank's rows ``[sizes[rank], ...]`` of the sum of ``[sum(sizes), ...]`` over ranks."""
     assert dim in (0, -input_.dim()), "rows only"
     sizes = sizes or [len(input_) // self.world_size] * self.world_size
     whole = input_.contiguous()
@@ -48,7 +48,7 @@ def reduce_scatterv(
 
 
 def add_collectives() -> None:
-    """Give vLLM's CPU communicator what it does not have; what it has stays."""
+    """Give vLLM's CPU communicator those of the two collectives that it does not have."""
     from vllm.distributed.device_communicators.base_device_communicator import (
         DeviceCommunicatorBase,
     )

@@ -1,4 +1,4 @@
-"""Binding of stand-ins to the kernels they replace, and the swap itself."""
+"""Swapping Model Runner V2's Triton kernels for their stand-ins, and launching those."""
 
 import importlib
 import inspect
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from vllm_dllm.cpu import kernels, logprob_kernels, table_kernels
+from vllm_dllm.cpu import batch_kernels, logprob_kernels, table_kernels
 
 _GPU = "vllm.v1.worker.gpu"
 
@@ -16,26 +16,27 @@ STAND_INS: dict[str, Callable[..., None]] = {
     "buffer_utils._apply_write_kernel": table_kernels.apply_write,
     "block_table._gather_block_tables_kernel": table_kernels.gather_block_tables,
     "block_table._compute_slot_mappings_kernel": table_kernels.compute_slot_mappings,
-    "input_batch._prepare_prefill_inputs_kernel": kernels.prepare_prefill_inputs,
-    "input_batch._prepare_pos_seq_lens_kernel": kernels.prepare_pos_seq_lens,
+    "input_batch._prepare_prefill_inputs_kernel": batch_kernels.prepare_prefill_inputs,
+    "input_batch._prepare_pos_seq_lens_kernel": batch_kernels.prepare_pos_seq_lens,
     "input_batch._combine_sampled_and_draft_tokens_kernel": (
-        kernels.combine_sampled_and_draft_tokens
+        batch_kernels.combine_sampled_and_draft_tokens
     ),
-    "input_batch._get_num_sampled_and_rejected_kernel": kernels.get_num_sampled_and_rejected,
-    "input_batch._post_update_kernel": kernels.post_update,
+    "input_batch._get_num_sampled_and_rejected_kernel": batch_kernels.get_num_sampled_and_rejected,
+    "input_batch._post_update_kernel": batch_kernels.post_update,
     "input_batch._post_update_num_computed_tokens_kernel": (
-        kernels.post_update_num_computed_tokens
+        batch_kernels.post_update_num_computed_tokens
     ),
-    "input_batch._expand_idx_mapping_kernel": kernels.expand_idx_mapping,
+    "input_batch._expand_idx_mapping_kernel": batch_kernels.expand_idx_mapping,
     "sample.logprob._topk_log_softmax_kernel": logprob_kernels.topk_log_softmax,
     "sample.logprob._ranks_kernel": logprob_kernels.ranks,
     "sample.logprob._fill_logprob_token_ids_kernel": logprob_kernels.fill_logprob_token_ids,
 }
 
-# Kernel arguments that carry no meaning here, so that a stand-in need not name them. Anything
-# else that a stand-in does not know means that the kernel has changed, and stops the swap.
+# Kernel arguments without a meaning here, which a stand-in need not name. Any other argument that a
+# stand-in does not know means that the kernel has changed, and stops the swap.
 _TILING = frozenset({"BLOCK_SIZE", "TRITON_BLOCK_SIZE", "TOPK_BLOCK_SIZE", "LOOKAHEAD_BLOCK"})
-# A tensor knows its own strides; only addresses need theirs (`output_stride` and the tables').
+# Strides of tensors, which know them themselves. Stand-ins name the strides of raw addresses only:
+# `output_stride` and those of the block tables.
 _STRIDES = frozenset(
     {
         "num_blocks_stride",
@@ -66,12 +67,17 @@ class KernelMismatchError(TypeError):
 class KernelStandIn:
     """Looks like a Triton kernel to its launcher (`kernel[grid](...)`) and calls a function.
 
-    Arguments travel by the kernel's own names. A version of vLLM that reorders them needs no
-    change here; one that adds, drops or renames one is refused when the swap is made, by name.
+    Arguments are passed by the kernel's own names. A version of vLLM that reorders them needs no
+    change here. One that adds, drops or renames an argument is refused when the swap is made, with
+    the name of the argument.
     """
 
     def __init__(self, kernel: Callable[..., Any], function: Callable[..., None]) -> None:
-        """Check that `function` takes what `kernel` (a function or a JIT wrapper) is given."""
+        """Check that `function` takes the arguments of `kernel` (a function or a JIT wrapper).
+
+        Raises:
+            KernelMismatchError: it does not.
+        """
         # A JIT wrapper keeps the Python function in `fn`; without Triton it is the function.
         parameters = inspect.signature(getattr(kernel, "fn", kernel)).parameters
         wanted = dict(inspect.signature(function).parameters)
@@ -81,7 +87,7 @@ class KernelStandIn:
         self.__name__ = getattr(kernel, "__name__", function.__name__)
         self.arg_names = tuple(parameters)
         unknown = parameters.keys() - wanted.keys() - _TILING - _STRIDES
-        # What has a default is not in every version of the kernel.
+        # An argument with a default is not in every version of the kernel.
         needed = {name for name, p in wanted.items() if p.default is p.empty}
         missing = needed - parameters.keys()
         if unknown or missing:
@@ -89,7 +95,7 @@ class KernelStandIn:
                 f"the CPU stand-in for {self.__name__} does not fit this vLLM: "
                 f"unknown arguments {sorted(unknown)}, missing arguments {sorted(missing)}"
             )
-        self._all = frozenset(parameters)
+        self._names = frozenset(parameters)
         self._dropped = tuple(parameters.keys() - wanted.keys())
         self._defaults = {
             name: p.default for name, p in parameters.items() if p.default is not p.empty
@@ -103,7 +109,7 @@ class KernelStandIn:
         bound = dict(self._defaults)
         bound.update(zip(self.arg_names, args, strict=False))
         bound.update(kwargs)
-        if len(args) > len(self.arg_names) or bound.keys() != self._all:
+        if len(args) > len(self.arg_names) or bound.keys() != self._names:
             self._refuse_or_strip(bound, len(args))
         if callable(grid):
             grid = grid(bound)
@@ -113,9 +119,9 @@ class KernelStandIn:
 
     def _refuse_or_strip(self, bound: dict[str, Any], positional: int) -> None:
         """Take launch options out of `bound`; raise for anything else that does not fit."""
-        for name in _LAUNCH_OPTIONS - self._all:
+        for name in _LAUNCH_OPTIONS - self._names:
             bound.pop(name, None)
-        unknown, missing = bound.keys() - self._all, self._all - bound.keys()
+        unknown, missing = bound.keys() - self._names, self._names - bound.keys()
         if unknown or missing or positional > len(self.arg_names):
             raise KernelMismatchError(
                 f"launch of {self.__name__} with {positional} positional arguments of "
@@ -124,11 +130,17 @@ class KernelStandIn:
 
 
 def swap_kernels() -> int:
-    """Put every stand-in in its kernel's place, wherever a module holds it; count the kernels.
+    """Put every stand-in in its kernel's place, in every module that holds the kernel.
 
-    Modules that import a kernel later find the stand-in; those that already did hold the
-    kernel itself, so one pass over all loaded modules replaces it there (by identity: comparing
-    for equality would run code of lazy placeholder modules). A second call changes nothing.
+    Modules that import a kernel later find the stand-in. Those that have already imported it hold
+    the kernel itself, so all loaded modules are searched for it, by identity: a comparison for
+    equality would run code of lazy placeholder modules. A second call changes nothing.
+
+    Returns:
+        The number of kernels that have stand-ins.
+
+    Raises:
+        KernelMismatchError: a kernel is missing, or takes other arguments than its stand-in.
     """
     # This module replaces torch functions that the GPU modules copy at their own import.
     importlib.import_module("vllm.v1.worker.cpu.shm")

@@ -1,7 +1,7 @@
 """Stand-ins for the log-probability kernels of `vllm.v1.worker.gpu.sample.logprob`.
 
-These read whole rows of logits, which may be bfloat16, so they are torch and not numpy. The
-kernels never hold a float32 copy of all rows; neither do these: rows are taken a few at a time.
+They read whole rows of logits, which may be bfloat16, so they use torch and not numpy. Like the
+kernels, they never hold a float32 copy of all rows: they take a few rows at a time.
 
 Notation: N = rows of logits, V = vocabulary, K = token ids per row, S = slots.
 """
@@ -52,10 +52,10 @@ def ranks(
     vocab_size: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """How many logits of a row are at least the chosen one's: 1 means it is the largest.
+    """How many logits of a row are at least as large as the chosen one; 1 for the largest.
 
-    The kernel fills its last tile with minus infinity and counts that filling too where the
-    chosen logit is minus infinity. The same is done here: one server, one answer.
+    The kernel fills its last tile with minus infinity, and counts that filling too where the chosen
+    logit is minus infinity. The same is done here, so that CPU and GPU give the same answer.
     """
     count = grid[0]
     filling = -vocab_size % BLOCK_SIZE
@@ -81,7 +81,7 @@ def fill_logprob_token_ids(
     NUM_TOPK: int,
     PADDED_COLS: int,
 ) -> None:
-    """Token ids to score: the sampled one, then the request's own list or else the top k."""
+    """Write the token ids to score: the sampled one, then the request's own list or the top k."""
     count = grid[0]
     ids, valid = out_token_ids_ptr.numpy(), out_valid_mask_ptr.numpy()
     ids[:count, 0] = sampled_token_ids_ptr.numpy()[:count]

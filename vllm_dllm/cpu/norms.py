@@ -1,9 +1,9 @@
-"""RMSNorm in one pass on the CPU: vLLM's compiled kernels, which its CPU build has but leaves idle.
+"""RMSNorm in one pass on the CPU: compiled kernels that vLLM's CPU build has but does not use.
 
-vLLM's registry of operators offers them on GPUs only; on the CPU a norm is six elementwise
-operators, and a denoise step of DiffusionGemma has seventy norms. Compiled models fuse those six
-by themselves, so this is for eager ones, and for float32 only: in bfloat16 the kernel rounds once
-where the models' authors round twice.
+vLLM's registry of operators offers these kernels on GPUs only. On the CPU a norm is six elementwise
+operators, and a denoise step of DiffusionGemma has seventy norms. A compiled model fuses the six
+operators by itself, so this is for eager models. It is for float32 only: in bfloat16 the kernel
+rounds once where the models' authors round twice.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 PROVIDER = "dllm_cpu"
 
 
-def _takes(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
+def _supports(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
     plain = variance_size is None and x.dtype == torch.float32
     return plain and (weight is None or weight.dtype == x.dtype)
 
 
-def _norm_takes(
+def _norm_supports(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> bool:
-    return _takes(x, weight, variance_size)
+    return _supports(x, weight, variance_size)
 
 
-def _add_takes(
+def _add_norm_supports(
     x: torch.Tensor,
     x_residual: torch.Tensor,
     weight: torch.Tensor | None,
     epsilon: float,
     variance_size: int | None = None,
 ) -> bool:
-    return _takes(x, weight, variance_size) and x.is_contiguous() and x_residual.is_contiguous()
+    return _supports(x, weight, variance_size) and x.is_contiguous() and x_residual.is_contiguous()
 
 
 def _norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> torch.Tensor:
-    # Queries and keys come as strided views of a fused projection; the kernel knows no strides.
+    # Queries and keys come as strided views of a fused projection; the kernel takes no strides.
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     torch.ops._C.rms_norm(out, rows, weight, epsilon)
@@ -61,7 +61,7 @@ def _add_norm(
 
 
 def prefer_compiled_norms(vllm_config: VllmConfig) -> None:
-    """Let an eager model on the CPU take them, unless the user chose (``--kernel-config``)."""
+    """Let an eager model on the CPU use these norms, unless ``--kernel-config`` names others."""
     from vllm.platforms import current_platform
 
     if not (current_platform.is_cpu() and vllm_config.model_config.enforce_eager):
@@ -73,12 +73,12 @@ def prefer_compiled_norms(vllm_config: VllmConfig) -> None:
 
 
 def register() -> None:
-    """Offer them to vLLM's operators; once a process, and again is nothing."""
+    """Offer the norms to vLLM's operators; a second call in a process changes nothing."""
     from vllm import ir
 
     if PROVIDER in ir.ops.rms_norm.impls:
         return
-    ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_norm_takes)(_norm)
-    ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_add_takes, inplace=True)(
-        _add_norm
-    )
+    ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_norm_supports)(_norm)
+    ir.ops.fused_add_rms_norm.register_impl(
+        PROVIDER, supports_args=_add_norm_supports, inplace=True
+    )(_add_norm)

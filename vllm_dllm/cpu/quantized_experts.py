@@ -1,4 +1,4 @@
-"""The stand-ins of `experts` for each scheme, and what puts them into vLLM's place."""
+"""Plain experts for each quantization scheme, and their installation in place of vLLM's methods."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.online import base as online_module
 from vllm.model_executor.layers.quantization.online import fp8 as online_fp8_module
 
-from vllm_dllm.cpu.experts import (
+from vllm_dllm.cpu.plain_experts import (
+    PlainExpertsFallback,
     Rounding,
-    StandIn,
-    as_it_is,
+    apply_scales,
     e2m1_values,
     fp8_by_tensor,
     fp8_by_token,
     int4_values,
     int8_by_token,
     nvfp4,
-    scaled,
+    unrounded,
 )
 
 Weights = tuple[torch.Tensor, torch.Tensor]
 
 
-class Int8Experts(StandIn, int8_module.CompressedTensorsW8A8Int8MoEMethod):
+class Int8Experts(PlainExpertsFallback, int8_module.CompressedTensorsW8A8Int8MoEMethod):
     """INT8 weights by channel, INT8 activations by token."""
 
     def dequantized(self, layer: Any) -> Weights:
         """Values times the channel's scale."""
-        return scaled(layer.w13_weight, layer.w13_weight_scale), scaled(
+        return apply_scales(layer.w13_weight, layer.w13_weight_scale), apply_scales(
             layer.w2_weight, layer.w2_weight_scale
         )
 
@@ -51,7 +51,7 @@ class Int8Experts(StandIn, int8_module.CompressedTensorsW8A8Int8MoEMethod):
         return int8_by_token, int8_by_token
 
 
-class Fp8Experts(StandIn, fp8_module.CompressedTensorsW8A8Fp8MoEMethod):
+class Fp8Experts(PlainExpertsFallback, fp8_module.CompressedTensorsW8A8Fp8MoEMethod):
     """FP8 weights by channel, tensor or block; activations by token, or by tensor."""
 
     def dequantized(self, layer: Any) -> Weights:
@@ -70,7 +70,7 @@ class Fp8Experts(StandIn, fp8_module.CompressedTensorsW8A8Fp8MoEMethod):
                     (layer.w2_weight, w2_scale),
                 )
             )
-        return scaled(layer.w13_weight, w13_scale), scaled(layer.w2_weight, w2_scale)
+        return apply_scales(layer.w13_weight, w13_scale), apply_scales(layer.w2_weight, w2_scale)
 
     def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
         """By token, unless the scheme says by tensor; static scales are the experts' largest."""
@@ -81,7 +81,7 @@ class Fp8Experts(StandIn, fp8_module.CompressedTensorsW8A8Fp8MoEMethod):
         return fp8_by_tensor(layer.w13_input_scale.max()), fp8_by_tensor(layer.w2_input_scale.max())
 
 
-class Nvfp4Experts(StandIn, nvfp4_module.CompressedTensorsW4A4Nvfp4MoEMethod):
+class Nvfp4Experts(PlainExpertsFallback, nvfp4_module.CompressedTensorsW4A4Nvfp4MoEMethod):
     """NVFP4 weights and activations."""
 
     def dequantized(self, layer: Any) -> Weights:
@@ -93,53 +93,55 @@ class Nvfp4Experts(StandIn, nvfp4_module.CompressedTensorsW4A4Nvfp4MoEMethod):
         w13_global = layer.w13_weight_global_scale.repeat_interleave(size, dim=1).unsqueeze(-1)
         w2_global = layer.w2_weight_global_scale[:, None, None]
         return (
-            scaled(
+            apply_scales(
                 e2m1_values(layer.w13_weight_packed), layer.w13_weight_scale.float() / w13_global
             ),
-            scaled(e2m1_values(layer.w2_weight_packed), layer.w2_weight_scale.float() / w2_global),
+            apply_scales(
+                e2m1_values(layer.w2_weight_packed), layer.w2_weight_scale.float() / w2_global
+            ),
         )
 
     def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
         """One global scale for all experts, the smallest, as vLLM's own kernels take it."""
         if self.use_a16:
-            return as_it_is, as_it_is
+            return unrounded, unrounded
         return nvfp4(layer.w13_input_global_scale.min()), nvfp4(layer.w2_input_global_scale.min())
 
 
-class Int4Experts(StandIn, wna16_module.CompressedTensorsWNA16MoEMethod):
+class Int4Experts(PlainExpertsFallback, wna16_module.CompressedTensorsWNA16MoEMethod):
     """INT4 weights by group, activations as they are."""
 
-    def stand_in(self, reason: str) -> None:
-        """Set also what the creation of the weights asks for.
+    def use_plain_experts(self, reason: str) -> None:
+        """Set also what the creation of the weights needs.
 
         Raises:
-            NotImplementedError: other than symmetric INT4 by group.
+            NotImplementedError: the weights are not symmetric INT4 by group.
         """
         if self.num_bits != 4 or not self.symmetric or self.strategy != "group":
             raise NotImplementedError(
                 f"{self.num_bits}-bit weights by {self.strategy}, symmetric={self.symmetric}: on "
                 "this CPU experts can have symmetric 4-bit weights by group only"
             )
-        super().stand_in(reason)
+        super().use_plain_experts(reason)
         self.is_marlin = self.is_transposed = False
 
     def dequantized(self, layer: Any) -> Weights:
         """Values of -8 to 7 times the group's scale."""
         return (
-            scaled(int4_values(layer.w13_weight_packed), layer.w13_weight_scale),
-            scaled(int4_values(layer.w2_weight_packed), layer.w2_weight_scale),
+            apply_scales(int4_values(layer.w13_weight_packed), layer.w13_weight_scale),
+            apply_scales(int4_values(layer.w2_weight_packed), layer.w2_weight_scale),
         )
 
     def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
-        """None: weights only."""
-        return as_it_is, as_it_is
+        """The scheme quantizes weights only."""
+        return unrounded, unrounded
 
 
-class OnlineFp8Experts(StandIn, online_fp8_module.Fp8PerTensorOnlineMoEMethod):
+class OnlineFp8Experts(PlainExpertsFallback, online_fp8_module.Fp8PerTensorOnlineMoEMethod):
     """FP8 weights by tensor, made from an unquantized checkpoint; activations by tensor."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """VLLM quantizes first, and then comes to `_setup_kernel`."""
+        """VLLM's method quantizes the weights and then calls `_setup_kernel`."""
         online_fp8_module.Fp8PerTensorOnlineMoEMethod.process_weights_after_loading(self, layer)
 
     def _setup_kernel(
@@ -152,24 +154,27 @@ class OnlineFp8Experts(StandIn, online_fp8_module.Fp8PerTensorOnlineMoEMethod):
         *input_scales: Any,
         **more: Any,
     ) -> None:
-        if not self.stands_in:
+        if not self.uses_plain_experts:
             super()._setup_kernel(layer, w13, w2, w13_scale, w2_scale, *input_scales, **more)
             return
         dtype = self.moe.in_dtype
         weights = (
-            scaled(w13, w13_scale.view(-1, 1, 1)).to(dtype),
-            scaled(w2, w2_scale.view(-1, 1, 1)).to(dtype),
+            apply_scales(w13, w13_scale.view(-1, 1, 1)).to(dtype),
+            apply_scales(w2, w2_scale.view(-1, 1, 1)).to(dtype),
         )
-        self.take(layer, weights, fp8_by_tensor(None), fp8_by_tensor(None))
+        self.install_plain_experts(layer, weights, fp8_by_tensor(None), fp8_by_tensor(None))
 
 
 def _by_block(weight: torch.Tensor, scale: torch.Tensor, block: list[int]) -> torch.Tensor:
-    """Float32 weights [experts, out, in] of scales [experts, blocks of out, blocks of in]."""
+    """Float32 weights ``[experts, out, in]``.
+
+    Scales are ``[experts, blocks of out, blocks of in]``.
+    """
     rows = scale.float().repeat_interleave(block[0], dim=1)[:, : weight.shape[1]]
     return weight.float() * rows.repeat_interleave(block[1], dim=2)[..., : weight.shape[2]]
 
 
-_STAND_INS: tuple[tuple[Any, type], ...] = (
+_METHODS: tuple[tuple[Any, type], ...] = (
     (int8_module, Int8Experts),
     (fp8_module, Fp8Experts),
     (nvfp4_module, Nvfp4Experts),
@@ -180,10 +185,10 @@ _STAND_INS: tuple[tuple[Any, type], ...] = (
 def scaled_fp8_quant(
     input: torch.Tensor, scale: torch.Tensor | None = None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix in FP8 (E4M3) with one scale, and that scale: vLLM's function of this name.
+    """A matrix in FP8 (E4M3) and its one scale: replaces vLLM's function of this name.
 
     Raises:
-        NotImplementedError: scales by row or by group, which quantizing weights does not ask for.
+        NotImplementedError: for scales by row or by group, which quantizing weights does not need.
     """
     if (scale is not None and scale.numel() != 1) or any(options.values()):
         raise NotImplementedError("on this CPU only one scale for a whole tensor")
@@ -194,7 +199,7 @@ def scaled_fp8_quant(
 
 
 def _quantizes_to_fp8() -> bool:
-    """Whether vLLM's operator is there; its CPU build may have only the name."""
+    """Whether vLLM's operator works; its CPU build may have the name without the operator."""
     from vllm import _custom_ops
 
     try:
@@ -205,10 +210,11 @@ def _quantizes_to_fp8() -> bool:
 
 
 def install() -> None:
-    """Let this process make our methods where it would make vLLM's; again changes nothing.
+    """Let vLLM build our methods in this process where it would build its own.
 
-    vLLM looks a method's class up in its module whenever it builds a layer. For linear layers
-    vLLM has what is needed, but does not offer its emulation of NVFP4 to the CPU.
+    vLLM looks a method's class up in its module whenever it builds a layer, so the class is
+    replaced there. For linear layers vLLM has all that is needed, but does not offer its emulation
+    of NVFP4 to the CPU; it is offered here. A second call changes nothing.
     """
     from vllm import _custom_ops
     from vllm.model_executor.kernels.linear import (
@@ -218,7 +224,7 @@ def install() -> None:
     )
     from vllm.platforms import PlatformEnum
 
-    for module, method in _STAND_INS:
+    for module, method in _METHODS:
         setattr(module, method.__mro__[2].__name__, method)
     for key, method in online_module._ONLINE_MOE_METHODS.items():
         if method is online_fp8_module.Fp8PerTensorOnlineMoEMethod:

@@ -1,11 +1,11 @@
 """The authors' window rule for DiffusionGemma on vLLM's CPU attention.
 
-On a sliding-window layer every position of a denoised canvas sees the last W - 1 cached tokens
-and the whole canvas: one left edge for all rows, which no window argument says. But a query
-of one token at the end of a sequence, with a window of W + L - 1, sees exactly those keys; its
-own position plays no part, since rotary embeddings are applied before. So each row of a canvas
-becomes a sequence of its own (a *virtual sequence*) in a second call of the kernel, and replaces
-what the first call wrote. That costs L passes over the window instead of one.
+On a sliding-window layer every position of a denoised canvas sees the last W - 1 cached tokens and
+the whole canvas. All rows have the same left edge, which no window argument can express. But a
+query of one token at the end of a sequence, with a window of W + L - 1, sees exactly those keys.
+Its own position does not matter, because rotary embeddings have been applied before. So each row of
+a canvas becomes a sequence of its own (a *virtual sequence*) in a second call of the kernel, whose
+result replaces that of the first call. This costs L passes over the window instead of one.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAtte
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Canvas rows of one width as virtual sequences.
+class CanvasRows:
+    """The n rows of all canvases of one length, as virtual sequences.
 
     Attributes:
-        token: int64 ``[n]``, their places in the batch's queries.
-        start: int32 ``[n + 1]``, 0, 1, 2, ...
-        seq_lens: int32 ``[n]``, the end of each one's canvas.
-        block_table: int32 ``[n, pages]``.
+        token: int64 ``[n]``, the rows' places in the batch's queries.
+        query_start: int32 ``[n + 1]``: 0, 1, 2, ...
+        seq_lens: int32 ``[n]``, the end of each row's canvas.
+        block_table: int32 ``[n, pages]``, each row's pages.
         window: W + L - 1.
-        scheduler: the kernel's own metadata.
+        scheduler_metadata: the kernel's own metadata.
     """
 
     token: torch.Tensor
-    start: torch.Tensor
+    query_start: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     window: int
-    scheduler: torch.Tensor
+    scheduler_metadata: torch.Tensor
 
 
 class ReferenceWindowImpl(CPUAttentionBackendImpl):
-    """vLLM's CPU attention, with the rows of denoised canvases done again."""
+    """vLLM's CPU attention, with the rows of denoised canvases computed a second time."""
 
     def forward(
         self,
@@ -63,13 +63,13 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
         blocks, heads, page, _ = kv_cache.shape
         keys, values = kv_cache.view(blocks, heads, page * 2, -1).chunk(2, dim=2)
         for rows in self._canvas_rows(layer, attn_metadata):
-            again = torch.full_like(output[rows.token], torch.nan)
+            replacement = torch.full_like(output[rows.token], torch.nan)
             ops.cpu_attention_with_kv_cache(
                 query=query[rows.token],
                 key_cache=keys,
                 value_cache=values,
-                output=again,
-                query_start_loc=rows.start,
+                output=replacement,
+                query_start_loc=rows.query_start,
                 seq_lens=rows.seq_lens,
                 scale=self.scale,
                 causal=False,
@@ -77,45 +77,45 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
                 sliding_window=rows.window,
                 block_table=rows.block_table,
                 softcap=self.logits_soft_cap,
-                scheduler_metadata=rows.scheduler,
+                scheduler_metadata=rows.scheduler_metadata,
                 s_aux=self.sinks,
                 dynamic_causal=None,
                 k_scale=layer._k_scale_float,
                 v_scale=layer._v_scale_float,
                 kv_cache_dtype=self.kv_cache_dtype,
             )
-            output[rows.token] = again
+            output[rows.token] = replacement
         return output
 
-    def _canvas_rows(self, layer: Any, metadata: Any) -> list[Rows]:
-        """Computed by the first layer of a step and kept with the step's metadata."""
-        found: list[Rows] | None = getattr(metadata, "dllm_canvas_rows", None)
+    def _canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
+        """The rows of a step's canvases; the first layer finds them, the metadata keeps them."""
+        found: list[CanvasRows] | None = getattr(metadata, "dllm_canvas_rows", None)
         if found is None:
             metadata.dllm_canvas_rows = found = self._find_canvas_rows(layer, metadata)
         return found
 
-    def _find_canvas_rows(self, layer: Any, metadata: Any) -> list[Rows]:
+    def _find_canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
         if metadata.dynamic_causal is None:
             return []
         start = metadata.query_start_loc
-        width = (start[1:] - start[:-1]).long()
-        denoised = metadata.dynamic_causal[: len(width)] == 0
+        query_length = (start[1:] - start[:-1]).long()
+        denoised = metadata.dynamic_causal[: len(query_length)] == 0
         result = []
-        for length in width[denoised].unique().tolist():
-            request = (denoised & (width == length)).nonzero()[:, 0]
+        for length in query_length[denoised].unique().tolist():
+            request = (denoised & (query_length == length)).nonzero()[:, 0]
             token = (start[request].long()[:, None] + torch.arange(length)).flatten()
-            each = request.repeat_interleave(length)
-            seq_lens = metadata.seq_lens[each].contiguous()
-            begin = torch.arange(len(token) + 1, dtype=torch.int32)
+            of_row = request.repeat_interleave(length)
+            seq_lens = metadata.seq_lens[of_row].contiguous()
+            query_start = torch.arange(len(token) + 1, dtype=torch.int32)
             window = self.sliding_window + length - 1
-            scheduler = ops.cpu_attn_get_scheduler_metadata(
+            scheduler_metadata = ops.cpu_attn_get_scheduler_metadata(
                 num_reqs=len(token),
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_size,
                 seq_lens=seq_lens,
                 dtype=layer.dtype,
-                query_start_loc=begin,
+                query_start_loc=query_start,
                 causal=False,
                 sliding_window_size=window,
                 isa=layer.isa,
@@ -123,8 +123,10 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
                 dynamic_causal=None,
                 kv_cache_dtype=self.kv_cache_dtype,
             )
-            table = metadata.block_table[each].contiguous()
-            result.append(Rows(token, begin, seq_lens, table, window, scheduler))
+            table = metadata.block_table[of_row].contiguous()
+            result.append(
+                CanvasRows(token, query_start, seq_lens, table, window, scheduler_metadata)
+            )
         return result
 
 
@@ -142,7 +144,7 @@ def use_reference_window(layers: dict[str, Any]) -> list[str]:
         if not isinstance(layer.impl, CPUAttentionBackendImpl):
             raise ValueError(f"{name} has {type(layer.impl).__name__}, not CPU_ATTN")
         if layer.impl.sliding_window > 0:
-            # The layer made its implementation itself; same attributes, another forward.
+            # vLLM's layer has made its implementation; only `forward` differs, not the attributes.
             layer.impl.__class__ = ReferenceWindowImpl
             switched.append(name)
     return switched

@@ -1,8 +1,8 @@
 """numpy stand-ins for the kernels that write tables: staged writes, block tables, slot mappings.
 
-Block tables of several KV cache groups reach a kernel as raw addresses (`data_ptr()` in a uint64
-tensor) with a row stride each, so these functions copy by address instead of by tensor.
-`kernels` says how stand-ins are called and what the letters in the shape comments mean.
+A kernel gets the block tables of several KV cache groups as raw addresses (`data_ptr()` in a uint64
+tensor), with a row stride for each, so these functions copy by address instead of by tensor.
+`batch_kernels` says how stand-ins are called and what the letters in the shape comments mean.
 """
 
 # Arguments keep the names they have in the kernels, capitals included.
@@ -19,7 +19,11 @@ _INT32: np.dtype = np.dtype(np.int32)
 
 
 def flat_view(tensor: Tensor) -> np.ndarray:
-    """One-dimensional view of a contiguous tensor; never a silent copy."""
+    """One-dimensional view of a contiguous tensor.
+
+    Raises:
+        ValueError: the tensor is not contiguous, so that writes would go to a copy.
+    """
     array = tensor.numpy()
     if not array.flags.c_contiguous:
         raise ValueError("this stand-in writes through a flat view and needs contiguous memory")
@@ -58,7 +62,7 @@ def apply_write(
             begin = end
         return
     assert isinstance(output_stride, Tensor) and write_group_ids_ptr is not None
-    # Tables of several groups are only known by address, and all hold int32.
+    # Tables of several groups are known by address only, and all hold int32.
     if contents.dtype != _INT32:
         raise TypeError(f"grouped writes carry int32, got {contents.dtype}")
     bases, strides = output_ptr.tolist(), output_stride.tolist()
@@ -85,9 +89,9 @@ def gather_block_tables(
 ) -> None:
     """Put the batch's block-table rows in batch order and zero the padding rows.
 
-    A row is written up to its number of blocks and no further, as the kernel does: what lies
-    behind is stale and nobody reads it. With `MASK_SLIDING_WINDOW` pages that lie wholly before
-    what the step's first token can see become the null page, 0.
+    As in the kernel, a row is written up to its number of blocks; what lies behind is stale and
+    never read. With `MASK_SLIDING_WINDOW`, pages that end before the first token that the step's
+    first query can see are replaced by the null page, 0.
     """
     slots = batch_idx_to_req_idx.numpy()[:num_reqs].tolist()
     tables = zip(
@@ -123,7 +127,7 @@ def gather_block_tables(
 def _local_positions(
     positions: np.ndarray, block_size: int, rank: int, size: int, interleave: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Position of each token in this context-parallel rank's cache, and whether it is there."""
+    """Each token's position in this context-parallel rank's cache, and whether it is there."""
     block, offset = np.divmod(positions, block_size * size)
     is_local = offset // interleave % size == rank
     local_offset = offset // (interleave * size) * interleave + offset % interleave
@@ -147,7 +151,7 @@ def compute_slot_mappings(
     CP_INTERLEAVE: int,
     PAD_ID: int,
 ) -> None:
-    """Turn every token's position into its slot in the KV cache, and pad what is unused."""
+    """Write every token's slot in the KV cache, and `PAD_ID` where there is none."""
     num_reqs = grid[1] - 1
     starts = query_start_loc.numpy()[: num_reqs + 1]
     first, last = int(starts[0]), int(starts[num_reqs])
@@ -155,7 +159,7 @@ def compute_slot_mappings(
     token_slots: np.ndarray = np.repeat(slots, np.diff(starts))  # [T]
     dummy = token_slots < 0 if num_reqs and slots.min() < 0 else None
     if dummy is not None:
-        token_slots[dummy] = 0  # any readable row: the result is replaced by PAD below
+        token_slots[dummy] = 0  # any row that can be read: the result is replaced by PAD_ID below
     positions = pos.numpy()[first:last]
     rows = int(slots.max(initial=0)) + 1
     out = slot_mappings_ptr.numpy()
@@ -168,15 +172,17 @@ def compute_slot_mappings(
             continue
         local, skip = positions, dummy
         if CP_SIZE != 1 and bool(dcp_sharded[group]):
-            local, here = _local_positions(positions, sizes[group], cp_rank, CP_SIZE, CP_INTERLEAVE)
-            skip = ~here if dummy is None else ~here | dummy
+            local, is_local = _local_positions(
+                positions, sizes[group], cp_rank, CP_SIZE, CP_INTERLEAVE
+            )
+            skip = ~is_local if dummy is None else ~is_local | dummy
         block = local // sizes[group]
         table = _int32_at(bases[group], rows * strides[group])
-        where = token_slots * strides[group] + block
+        entry = token_slots * strides[group] + block
         if skip is not None:
-            where[skip] = 0  # a position of another rank or of no request has no table entry
-        # numbers * size + (local - block * size), with one multiplication less
-        ids = (table[where] - block) * sizes[group] + local
+            entry[skip] = 0  # tokens of other ranks and of no request have no entry
+        # block number * size + (local - block * size), with one multiplication less
+        ids = (table[entry] - block) * sizes[group] + local
         if skip is not None:
             ids[skip] = PAD_ID
         out[group, first:last] = ids

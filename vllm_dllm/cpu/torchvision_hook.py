@@ -1,8 +1,8 @@
 """Declare torchvision's missing schemas at the moment torchvision is first imported.
 
-``import vllm`` imports torchvision before any plugin is loaded, so on a CPU installation
-``make setup`` writes a ``.pth`` file that imports this module at every start of Python.
-It costs a class definition until torchvision is imported.
+``import vllm`` imports torchvision before any plugin is loaded. On a CPU installation ``make
+setup`` therefore writes a ``.pth`` file that imports this module whenever Python starts. Until
+torchvision is imported, this costs no more than a class definition.
 """
 
 import importlib.abc
@@ -13,14 +13,14 @@ from types import ModuleType
 
 
 class DeclareSchemas(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; notices that torchvision is about to be imported."""
+    """A finder that finds nothing; it notices that torchvision is about to be imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Declare the schemas before the finders after this one look for torchvision."""
         if fullname == "torchvision":
-            # First, because `declare` itself looks torchvision up.
+            # Before `declare` is called, because it looks torchvision up itself.
             sys.meta_path.remove(self)
             from vllm_dllm.cpu import torchvision_schemas
 

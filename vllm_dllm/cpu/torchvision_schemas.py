@@ -1,13 +1,13 @@
-"""Let torchvision import beside a CPU build of torch that its binary library does not fit.
+"""Let torchvision be imported with a CPU build of torch that its binary library does not fit.
 
-The package index's torchvision is linked against a CUDA build. Beside a CPU build its library
-does not load, so the operators it would define are missing, and torchvision's Python code fails
-when it registers shape functions for two of them. Declaring those two without an implementation
-is enough for the import: transforms and image handling do not use them.
+The package index's torchvision is linked against a CUDA build of torch. With a CPU build its
+library does not load, so the operators that it would define are missing, and torchvision's Python
+code fails when it registers shape functions for two of them. Declaring those two without an
+implementation is enough for the import: transforms and image handling do not use them.
 
-transformers imports torchvision as soon as it is imported itself, and vLLM's configuration
-imports transformers: before any plugin is loaded. `torchvision_hook` calls `declare` in time;
-the plugin calls it too, for installations without the hook.
+transformers imports torchvision when it is imported itself, and vLLM's configuration imports
+transformers before any plugin is loaded. `torchvision_hook` calls `declare` early enough. The
+plugin calls it too, for installations without the hook.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ _library: torch.library.Library | None = None
 
 
 def missing() -> tuple[str, ...]:
-    """Operators that torchvision will ask for and that nothing will have defined.
+    """Operators that torchvision will ask for and that will not be defined.
 
-    An operator also counts as missing before torchvision's first import, so its library is
-    loaded here the way torchvision loads it. Where that works, nothing is missing, and loading
-    it again later does nothing.
+    Before torchvision's first import no operator is defined, so its library is loaded here as
+    torchvision would load it. Where that works, nothing is missing, and loading the library again
+    later does nothing.
     """
     if "torchvision" in sys.modules:
         return ()
@@ -56,7 +56,7 @@ def declared() -> bool:
 
 
 def declare() -> bool:
-    """Declare what is missing; true where this process has our declarations afterwards."""
+    """Declare the missing operators; returns whether this process has our declarations now."""
     global _library
     names = missing()
     if names and _library is None:

@@ -11,9 +11,10 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.parsing import STEPS, DllmSettings, parse_settings
+from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
+from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.worker.fused_commit import fuses
 from vllm_dllm.worker.slots import CanvasKind
 from vllm_dllm.worker.step_plan import CommitPolicy

@@ -1,4 +1,17 @@
-"""A request in the process that takes it: admission, HTTP hooks, structured output."""
+"""A request in the process that takes it: admission, structured output, the end of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_dllm.frontend.request_hooks import FrontEnd
 
 # The attribute of vLLM's input processor that holds our `FrontEnd`, where the model is ours.
 FRONT_END = "dllm_front_end"
+
+
+def front_end_of(input_processor: Any) -> FrontEnd | None:
+    """What vLLM's input processor holds where the model is ours; else None, also for None."""
+    front_end: FrontEnd | None = getattr(input_processor, FRONT_END, None)
+    return front_end

@@ -9,27 +9,24 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.settings.parsing import refuse_canvas_options
 from vllm_dllm.settings.ranges import MAX_FLOAT32, SettingsError, cut, shown
+from vllm_dllm.settings.request import refuse_canvas_options
 from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.resolved import GREEDY_EPSILON, RESOLVED, ResolvedRequest
 
-# Below this vLLM itself takes a temperature for greedy.
-GREEDY_EPSILON = 1e-5
-
-# Beyond, a float32 logit times or over the penalty is no number.
+# Outside of these, a float32 logit multiplied or divided by the penalty overflows.
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 
-# What travels to the engine in a message, and what a slot keeps a seed in.
+# The integers of a message to the engine, and of the tensor that holds a slot's seed.
 LEAST_INT64, MOST_INT64 = -(2**63), 2**63 - 1
 
-# What no diffusion model can do, or not yet: (name, is it set?, why)
-_IsSet = Callable[[Any], Any]
-_UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
+# What no diffusion model can do, or not yet: (parameter, whether a request sets it, why not).
+_UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "prompt_logprobs",
         lambda params: params.prompt_logprobs is not None,
@@ -55,10 +52,13 @@ _UNSUPPORTED: tuple[tuple[str, _IsSet, str], ...] = (
 
 
 def validate_bad_words(params: Any) -> None:
-    """Refuse words of several tokens, once the tokenizer has said which they are.
+    """Refuse a bad word of several tokens.
+
+    Args:
+        params: vLLM's ``SamplingParams``, whose bad words the tokenizer has turned into ids.
 
     Raises:
-        VLLMValidationError: there is one.
+        VLLMValidationError: there is such a word.
     """
     if any(len(word) > 1 for word in params.bad_words_token_ids or ()):
         raise VLLMValidationError(
@@ -69,21 +69,23 @@ def validate_bad_words(params: Any) -> None:
         )
 
 
-def refuse_misplaced(request: Any, endpoints: Iterable[type[Any]]) -> None:
-    """Refuse what vLLM would pass over: fields that its class for this endpoint does not know.
+def refuse_misplaced_fields(request: Any, request_classes: Iterable[type[Any]]) -> None:
+    """Refuse fields of an HTTP request that this endpoint ignores and the sender meant.
 
-    Those that nobody knows it passes over for all models. Refused are options of ours, old ones of
-    vLLM, and whatever another endpoint would honour, unless it asks for what happens anyway.
+    vLLM ignores every field that its class for this endpoint does not know. Of those we refuse our
+    own options outside of ``vllm_xargs``, vLLM's old options for structured output, and a field
+    that another endpoint honours, unless its value is a default. A field that no endpoint knows is
+    ignored, as for any model.
 
     Args:
         request: of vLLM's HTTP server.
-        endpoints: classes of such requests.
+        request_classes: the classes of the requests to all of its endpoints.
 
     Raises:
         VLLMValidationError: names the field of the HTTP request and where it belongs.
     """
     unknown = request.model_extra or {}
-    elsewhere = _fields(tuple(endpoints)) if unknown else {}
+    elsewhere = _defaults_of_fields(tuple(request_classes)) if unknown else {}
     for name, value in unknown.items():
         if name.startswith("guided_"):
             problem = "is what vLLM called it once; use structured_outputs."
@@ -97,17 +99,30 @@ def refuse_misplaced(request: Any, endpoints: Iterable[type[Any]]) -> None:
 
 
 @cache
-def _fields(endpoints: tuple[type[Any], ...]) -> dict[str, list[Any]]:
-    """The fields of requests and of sampling parameters, each with its defaults."""
-    fields: dict[str, list[Any]] = {}
-    for endpoint in endpoints:
-        for name, field in endpoint.model_fields.items():
-            fields.setdefault(name, []).append(field.get_default(call_default_factory=True))
-    defaults = SamplingParams()
+def _defaults_of_fields(request_classes: tuple[type[Any], ...]) -> dict[str, list[Any]]:
+    """The fields of these requests and of sampling parameters, each with all of its defaults."""
+    defaults: dict[str, list[Any]] = {}
+    for request_class in request_classes:
+        for name, field in request_class.model_fields.items():
+            defaults.setdefault(name, []).append(field.get_default(call_default_factory=True))
+    sampling_params = SamplingParams()
     for name in SamplingParams.__struct_fields__:
         if not name.startswith("_"):
-            fields.setdefault(name, []).append(getattr(defaults, name))
-    return fields
+            defaults.setdefault(name, []).append(getattr(sampling_params, name))
+    return defaults
+
+
+def refuse_beam_search() -> NoReturn:
+    """Refuse to begin a beam search.
+
+    Raises:
+        VLLMValidationError: always.
+    """
+    raise VLLMValidationError(
+        "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
+        "the beginnings of texts, and a canvas is not written from its beginning.",
+        parameter="use_beam_search",
+    )
 
 
 def _refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError:
@@ -115,7 +130,7 @@ def _refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError
 
 
 def _whole_numbers(params: Any) -> Iterator[tuple[str, int]]:
-    """(name, value) of the parameters that are whole numbers."""
+    """(name, value) of each parameter that is a whole number, those of nested ones included."""
     for name in params.__struct_fields__:
         value = getattr(params, name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -126,7 +141,10 @@ def _whole_numbers(params: Any) -> Iterator[tuple[str, int]]:
 
 
 def validate_numbers(params: Any) -> None:
-    """Refuse numbers that do not fit what holds them on their way.
+    """Refuse numbers that do not fit the types that hold them on their way to the sampler.
+
+    Args:
+        params: vLLM's ``SamplingParams``.
 
     Raises:
         VLLMValidationError: names the parameter.
@@ -153,8 +171,12 @@ def validate_numbers(params: Any) -> None:
 def validate_sampling_params(params: Any, served: Served) -> None:
     """Refuse what block-diffusion decoding cannot do, by name.
 
-    Greedy decoding makes ``seed``, ``top_p``, ``top_k`` and ``min_p`` harmless (the most
-    likely token always survives them), so they are accepted, as vLLM does for any model.
+    ``seed``, ``top_p``, ``top_k`` and ``min_p`` are accepted with greedy decoding, too, as vLLM
+    does for any model: the most likely token always survives them.
+
+    Args:
+        params: vLLM's ``SamplingParams``, not an object of the user's: see `resolve_options`.
+        served: the model's settings, and what a request may choose.
 
     Raises:
         VLLMValidationError: names the parameter.
@@ -170,17 +192,8 @@ def validate_sampling_params(params: Any, served: Served) -> None:
             "allowed_token_ids allows nothing but the mask token, which is never put out.",
             parameter="allowed_token_ids",
         )
-    try:
-        options = served.options(params.extra_args)
-        algorithm = served.choose(options).algorithm
-        if served.mask_token is not None:
-            refuse_canvas_options(options)
-        if options.stream_prefix and algorithm.edits:
-            raise SettingsError(
-                f"diffusion_stream_prefix: {algorithm.name} may still change what it has decided"
-            )
-    except SettingsError as error:
-        raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
+    resolved = resolve_options(params, served)
+    algorithm = resolved.choice(served.corruption).algorithm
     if params.temperature >= GREEDY_EPSILON and not algorithm.samples:
         raise VLLMValidationError(
             f"temperature={params.temperature} is not supported by {algorithm.name}, which "
@@ -188,3 +201,36 @@ def validate_sampling_params(params: Any, served: Served) -> None:
             parameter="temperature",
             value=params.temperature,
         )
+
+
+def resolve_options(params: Any, served: Served) -> ResolvedRequest:
+    """Parse a request's diffusion options, the first time; note what they come to.
+
+    From then on it stands among the extra arguments of `params`, which must not be an object of
+    the user's.
+
+    Args:
+        params: vLLM's ``SamplingParams``.
+        served: the model's settings, and what a request may choose.
+
+    Raises:
+        VLLMValidationError: an option is unknown, out of range, or does not fit the others.
+    """
+    known = ResolvedRequest.given(params.extra_args)
+    if known is not None:
+        return known
+    try:
+        options = served.options(params.extra_args)
+        choice = served.choose(options)
+        if served.mask_token is not None:
+            refuse_canvas_options(options)
+        if options.stream_prefix and choice.algorithm.edits:
+            raise SettingsError(
+                f"diffusion_stream_prefix: {choice.algorithm.name} may still change what it has "
+                "decided"
+            )
+    except SettingsError as error:
+        raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
+    resolved = ResolvedRequest.of(choice, options)
+    params.extra_args = {**(params.extra_args or {}), RESOLVED: resolved}
+    return resolved

@@ -1,15 +1,15 @@
-"""Structured output at the front end: what a request asks for, compiled before it is admitted.
+"""Structured output at the front end: a request's constraint is compiled before it is admitted.
 
-vLLM's own way (a grammar that engine steps advance token by token) is not for canvases, so
-`structured_outputs` never leaves the front end: its automaton travels in the request's place for
-extra arguments, and the worker follows it (`constrained`).
+vLLM's own structured output follows a grammar token by token, from left to right, which a canvas is
+not written in. So a request's ``structured_outputs`` never leave the front end. The constraint is
+compiled into an automaton, which travels to the worker among the request's extra arguments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,14 +21,12 @@ from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
-from vllm_dllm.constraints.service.pool import Compiler
+from vllm_dllm.constraints.service.pool import CompilerPool
 from vllm_dllm.constraints.service.turns import NOBODY, Client
 from vllm_dllm.settings.ranges import shown
 
-# Where a request carries its automaton; admission refuses the name from users, as any unknown one.
-AUTOMATON = "diffusion_automaton"
-# vLLM's names of constraints to ours.
-KINDS = {
+# vLLM's field for each kind of constraint, and our name of the kind.
+KIND_OF_FIELD = {
     "json": "json_schema",
     "regex": "regex",
     "choice": "choice",
@@ -36,28 +34,25 @@ KINDS = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
-NO_SPACE = ""
+# A pattern of white space that allows none.
+NO_WHITESPACE = ""
+# When a client should come again whose constraint was not compiled because of others.
+RETRY_SECONDS = 2
 
 
 class ConstraintsBusyError(GracefulHTTPError):
-    """A constraint that was not compiled because of others; status 503 over HTTP."""
+    """A constraint was not compiled because of other constraints; status 503 over HTTP."""
 
     def __init__(self, error: BusyError) -> None:
         super().__init__(f"structured_outputs: {error}.", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def unpacked(extra_args: Mapping[str, Any] | None) -> tuple[bytes | None, dict[str, Any]]:
-    """A request's automaton, or None, and its other extra arguments."""
-    others = dict(extra_args or {})
-    return others.pop(AUTOMATON, None), others
-
-
-def constraint_of(structured: Any, no_space: bool) -> Constraint:
-    """What vLLM's ``StructuredOutputsParams`` ask for.
+def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
+    """The constraint that vLLM's ``StructuredOutputsParams`` ask for.
 
     Args:
         structured: the parameters.
-        no_space: the server wants JSON without white space.
+        forbids_whitespace: the server wants JSON without white space.
 
     Raises:
         ConstraintError: it is not served, with the reason.
@@ -67,25 +62,27 @@ def constraint_of(structured: Any, no_space: bool) -> Constraint:
             "disable_additional_properties is not supported with diffusion models: say "
             '"additionalProperties": false in the schema'
         )
-    given = next(name for name in KINDS if getattr(structured, name) is not None)
+    field = next(name for name in KIND_OF_FIELD if getattr(structured, name) is not None)
     whitespace = structured.whitespace_pattern
-    if whitespace is None and (structured.disable_any_whitespace or (no_space and given == "json")):
-        whitespace = NO_SPACE
-    return Constraint.of(KINDS[given], getattr(structured, given), whitespace)
+    if whitespace is None and (
+        structured.disable_any_whitespace or (forbids_whitespace and field == "json")
+    ):
+        whitespace = NO_WHITESPACE
+    return Constraint.of(KIND_OF_FIELD[field], getattr(structured, field), whitespace)
 
 
-def refuse_beside(params: Any, ends: Iterable[int]) -> None:
-    """Refuse parameters under which a constrained output might be cut short, or go on.
+def refuse_incompatible_parameters(params: Any, end_tokens: Iterable[int]) -> None:
+    """Refuse parameters that might end a constrained output early, or keep it from ending.
 
     Args:
         params: vLLM's ``SamplingParams``.
-        ends: ids that end a text.
+        end_tokens: ids that end a text.
 
     Raises:
         ConstraintError: names the parameter.
     """
-    others = set(params.stop_token_ids or ()) - set(ends)
-    beside = {
+    others = set(params.stop_token_ids or ()) - set(end_tokens)
+    incompatible = {
         "stop": bool(params.stop),
         f"stop_token_ids={shown(sorted(others))}": bool(others),
         "ignore_eos": params.ignore_eos,
@@ -95,7 +92,7 @@ def refuse_beside(params: Any, ends: Iterable[int]) -> None:
             for name in ("diffusion_pinned", "diffusion_read_only", "diffusion_constrained")
         },
     }
-    for name, given in beside.items():
+    for name, given in incompatible.items():
         if given:
             raise ConstraintError(
                 f"{name} is not supported beside structured outputs with diffusion models: an "
@@ -104,95 +101,104 @@ def refuse_beside(params: Any, ends: Iterable[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Model:
-    """What constraints must know of a served model.
+class ConstraintSettings:
+    """What constraints depend on beside the request: the served model and the server's options.
 
     Attributes:
-        tokenizer: gives vLLM's tokenizer.
-        vocabulary: number of ids of its head.
-        ends: ids that end a text, beside the tokenizer's.
-        no_space: the server wants JSON without white space.
-        reasons: its outputs begin with reasoning that no constraint is for.
+        tokenizer: returns vLLM's tokenizer.
+        vocabulary_size: number of ids that the model's head gives logits for.
+        end_tokens: ids that end a text, beside the tokenizer's own.
+        forbids_whitespace: the server wants JSON without white space.
+        begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
     """
 
     tokenizer: Callable[[], Any]
-    vocabulary: int
-    ends: frozenset[int]
-    no_space: bool = False
-    reasons: bool = False
+    vocabulary_size: int
+    end_tokens: frozenset[int]
+    forbids_whitespace: bool = False
+    begins_with_reasoning: bool = False
 
 
 class StructuredOutput:
-    """Compiles what requests ask for. One in a process that takes requests."""
+    """Compiles the constraints of requests. There is one in each process that takes requests."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, settings: ConstraintSettings) -> None:
+        self.settings = settings
         self._lock = threading.Lock()
-        self._compiler: Compiler | None = None
+        self._compiler: CompilerPool | None = None
         self._problem: str | None = None
 
     def warm(self) -> None:
-        """Start what compiles, in the background: the first request need not wait for it."""
-        document = self._document()  # here, because a tokenizer is not for two threads
-        threading.Thread(target=self._warm, args=(document,), daemon=True).start()
+        """Start the compiler in the background, so that the first request need not wait for it."""
+        # The tokenizer is read in this thread: two threads must not use it at a time.
+        tokenizer_json = self._tokenizer_json()
+        threading.Thread(target=self._warm, args=(tokenizer_json,), daemon=True).start()
 
-    def _warm(self, document: str | None) -> None:
-        with contextlib.suppress(ConstraintError):  # requests will hear of it
-            self._ready(document).warm()
+    def _warm(self, tokenizer_json: str | None) -> None:
+        with contextlib.suppress(ConstraintError):  # each request with a constraint gets it
+            self._ready_compiler(tokenizer_json).warm()
 
-    def _document(self) -> str | None:
-        """The tokenizer's ``tokenizer.json``, if it has one."""
-        backend = getattr(self.model.tokenizer(), "backend_tokenizer", None)
+    def _tokenizer_json(self) -> str | None:
+        """The text of the tokenizer's ``tokenizer.json``, or None if it has none."""
+        backend = getattr(self.settings.tokenizer(), "backend_tokenizer", None)
         return None if backend is None else backend.to_str()
 
-    def _ready(self, document: str | None = None) -> Compiler:
-        """The compiler; made when it is needed.
+    def _ready_compiler(self, tokenizer_json: str | None = None) -> CompilerPool:
+        """The compiler, made by the first call.
+
+        Args:
+            tokenizer_json: as of `_tokenizer_json`, if it is known already.
 
         Raises:
-            ConstraintError: the tokenizer is of a kind that is not known.
+            ConstraintError: the tokenizer is of an unknown kind.
         """
         with self._lock:
             if self._problem is not None:
                 raise ConstraintError(self._problem)
             if self._compiler is None:
                 try:
-                    self._compiler = Compiler(self._vocabulary(document or self._document()))
+                    vocabulary = self._vocabulary(tokenizer_json or self._tokenizer_json())
+                    self._compiler = CompilerPool(vocabulary)
                 except ConstraintError as error:
                     self._problem = str(error)
                     raise
             return self._compiler
 
-    def _vocabulary(self, document: str | None) -> Vocabulary:
-        if document is None:
+    def _vocabulary(self, tokenizer_json: str | None) -> Vocabulary:
+        if tokenizer_json is None:
             raise ConstraintError("they need a tokenizer with a tokenizer.json")
-        ends = self.model.ends | {self.model.tokenizer().eos_token_id}
-        return Vocabulary.read(document, self.model.vocabulary, ends)
+        end_tokens = self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
+        return Vocabulary.read(tokenizer_json, self.settings.vocabulary_size, end_tokens)
 
     def submit(self, params: Any, client: Client = NOBODY) -> Future[TokenAutomaton] | None:
-        """The automaton that a request's output must follow, later; None where it asks for none.
+        """Begin to compile the constraint of a request.
 
-        Equal constraints are compiled once, so this may be asked again.
+        Equal constraints are compiled once, so this may be called again for the same request.
 
         Args:
             params: of the request.
-            client: who sent it; clients take turns.
+            client: who sent the request; clients take turns.
+
+        Returns:
+            The automaton that the request's output must follow, to be read with `settle`; None if
+            the request has no constraint.
 
         Raises:
-            VLLMValidationError: the request cannot be served; so may the future, see `settled`.
-            ConstraintsBusyError: it cannot be served now; so may the future.
+            VLLMValidationError: the request cannot be served.
+            ConstraintsBusyError: it cannot be served now.
         """
         if params.structured_outputs is None:
             return None
         try:
-            if self.model.reasons:
+            if self.settings.begins_with_reasoning:
                 raise ConstraintError(
                     "structured outputs behind reasoning are not supported with diffusion models; "
                     "serve without --reasoning-parser, or with "
                     "--structured-outputs-config.enable_in_reasoning"
                 )
-            constraint = constraint_of(params.structured_outputs, self.model.no_space)
-            compiler = self._ready()
-            refuse_beside(params, compiler.vocabulary.ends)
+            constraint = constraint_of(params.structured_outputs, self.settings.forbids_whitespace)
+            compiler = self._ready_compiler()
+            refuse_incompatible_parameters(params, compiler.vocabulary.ends)
             return compiler.submit(constraint, client)
         except ConstraintError as error:
             raise _refusal(error) from error
@@ -200,18 +206,19 @@ class StructuredOutput:
             raise ConstraintsBusyError(error) from error
 
     @staticmethod
-    def settled(future: Future[TokenAutomaton], budget: int | None) -> TokenAutomaton:
-        """What was compiled; waits for it.
+    def settle(future: Future[TokenAutomaton], max_tokens: int | None) -> TokenAutomaton:
+        """The compiled automaton; waits for it.
 
         Args:
             future: from `submit`.
-            budget: tokens that may be put out, or None for as many as it takes.
+            max_tokens: number of tokens that may be put out, or None for as many as it takes.
 
         Raises:
-            VLLMValidationError: there is no automaton, or the budget is too small for it.
+            VLLMValidationError: the constraint is refused, or `max_tokens` is too small for it.
             ConstraintsBusyError: it was not compiled because of others.
         """
-        # Not raised itself: others get the same one, and each time it would grow by a traceback.
+        # The future's own error is not raised: other requests get the same one, and each time it
+        # would grow by a traceback.
         problem = future.exception()
         if isinstance(problem, ConstraintError):
             raise _refusal(problem)
@@ -219,8 +226,8 @@ class StructuredOutput:
             raise ConstraintsBusyError(problem)
         automaton = future.result()
         try:
-            if budget is not None:
-                automaton.require(budget)
+            if max_tokens is not None:
+                automaton.require(max_tokens)
         except ConstraintError as error:
             raise _refusal(error) from error
         return automaton

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
-from vllm_dllm.settings.parsing import (
-    MAX_STEPS_FIELD,
-    DllmSettings,
-    RequestOptions,
-    parse_request_options,
-)
+from vllm_dllm.settings.checkpoint import MAX_STEPS_FIELD
+from vllm_dllm.settings.parsing import parse_request_options
 from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, shown
+from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.server import DllmSettings
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
 # Settings of the server beside the algorithm's, as `explained` lists them.

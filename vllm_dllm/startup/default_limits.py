@@ -1,4 +1,4 @@
-"""Defaults for what the user did not say: requests at a time, and how long they have at the end."""
+"""Our defaults for limits that the user did not set: requests, tokens, seconds at shutdown."""
 
 from __future__ import annotations
 
@@ -6,42 +6,64 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_dllm.settings.parsing import LENGTH
+from vllm_dllm.settings.request import LENGTH
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 logger = init_logger("vllm.dllm")
 
-# ``--shutdown-timeout``: running requests may take so many seconds to end.
+# ``--shutdown-timeout``: how many seconds running requests may take to end.
 DRAIN_SECONDS = 120
-# Share of the device's memory that the canvases of all running requests may take.
+# The share of the device's memory that the canvases of all running requests may take.
 CANVAS_SHARE = 0.05
-# Tensors of a position's hidden size that are alive together in a forward pass, by rule of thumb:
-# residual, norms, queries, keys, values, the MLP's and the experts' inputs and outputs.
+# How many tensors of the hidden size are alive at the same time for one position in a forward pass,
+# by rule of thumb: residual, norms, queries, keys, values, the inputs and outputs of the MLP and of
+# the experts.
 FORWARD_COPIES = 16
 
 
 class NotGiven(int):
-    """A number that stands where the user gave none: vLLM's own default, told from an equal one."""
+    """The default of vLLM, as a number that can be told from an equal one that the user gave."""
 
 
 def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
-    """What one more running request of a self-conditioned model adds to a step's memory.
+    """Bytes that one more running request of a self-conditioned model adds to a step's memory.
 
-    Its stored soft embedding, the same in float32 while it is computed, and its share of the
-    forward pass. Logits do not count: they exist a tile at a time, for all requests together.
+    They hold the request's soft embedding, the same in float32 while it is computed, and the
+    request's part of the forward pass. Logits are not counted: one tile of them exists at a time,
+    for all requests together.
+
+    Args:
+        length: of the canvas, in tokens.
+        hidden: the model's hidden size.
+        itemsize: bytes of an element of the model's dtype.
     """
     return length * hidden * (itemsize + 4 + FORWARD_COPIES * itemsize)
 
 
 def default_seats(total_memory: int, per_request: int, stock: int) -> int:
-    """Requests at a time: vLLM's own default, or fewer where memory says so; at least 1."""
+    """How many requests may run at a time if the user did not say.
+
+    Args:
+        total_memory: bytes of the device's memory.
+        per_request: bytes that one request adds to a step, see `canvas_bytes`.
+        stock: vLLM's own default.
+
+    Returns:
+        The lower of vLLM's default and of what `CANVAS_SHARE` of the memory holds; at least 1.
+    """
     return max(1, min(stock, int(total_memory * CANVAS_SHARE) // per_request))
 
 
 def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
-    """`max_num_seqs` for a self-conditioned model whose user gave none; logged."""
+    """Choose ``max_num_seqs`` for a self-conditioned model whose user gave none, and log it.
+
+    Args:
+        model_config: of the model.
+        length: of the canvas, in tokens.
+        stock: vLLM's own default.
+    """
     from vllm.platforms import current_platform
 
     total = current_platform.get_device_total_memory()
@@ -68,6 +90,9 @@ def set_defaults(args: Any, model_config: ModelConfig, given: tuple[bool, bool])
         args: vLLM's ``EngineArgs``, with its defaults filled in.
         model_config: one of our models.
         given: whether the user gave ``max_num_seqs``, and ``max_num_batched_tokens``.
+
+    Raises:
+        SettingsError: the canvas length is out of range.
     """
     chosen = (args.diffusion_config or {}).get("canvas_length")
     length = chosen or model_config.hf_config.canvas_length

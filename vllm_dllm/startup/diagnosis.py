@@ -1,4 +1,4 @@
-"""What the command ``vllm-dllm`` says of an installation and of a model."""
+"""What the command ``vllm-dllm`` says about an installation and about a model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from importlib import metadata
 from typing import Any
 
-from vllm_dllm.vllm_patches.compat import is_ours
+from vllm_dllm.vllm_patches.registration import is_ours
 
 PLUGIN_NAME = "dllm"
 
 
 def kernel_summary() -> str:
-    """Which of our Triton kernels can be chosen here, or why none can."""
+    """Which kinds of our kernels can be chosen here, in words."""
     from vllm.triton_utils import HAS_TRITON
 
     if not HAS_TRITON:
@@ -32,7 +32,14 @@ def entry_point_problem() -> str | None:
 
 
 def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(setting, value, where it comes from) of a server for this model with vLLM's `options`.
+    """The decoding settings that a server for a model would have.
+
+    Args:
+        model: name or path of the model.
+        options: of vLLM's engine, by name.
+
+    Returns:
+        For each setting its name, its value and where the value comes from.
 
     Raises:
         ValueError: the model is not ours, or a setting is refused.
@@ -41,7 +48,7 @@ def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
 
     from vllm_dllm.families.served import length_source
 
-    # Room for one canvas: what is asked for here is not what memory holds.
+    # One request at a time: whether memory would hold more is not the question here.
     args = EngineArgs(model=model, max_num_seqs=1, **options)
     config = args.create_engine_config()
     if not is_ours(config.model_config):
@@ -50,7 +57,7 @@ def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def platform_summary() -> tuple[str, str | None]:
-    """VLLM's platform in words, and why it cannot serve, or None."""
+    """The platform that vLLM runs on, in words, and why it cannot serve (or None)."""
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 

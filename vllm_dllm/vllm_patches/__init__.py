@@ -1,1 +1,39 @@
-"""Every function of vLLM that is wrapped, and the one place that knows vLLM's versions."""
+"""Every function of vLLM that is wrapped, and all that depends on vLLM's versions.
+
+Each module is about one thing that vLLM does otherwise for our models, and each wrapper passes
+every other model on to the original. `wrapping` has the one helper that wraps.
+
+This package is imported in every process of vLLM, early. So importing its modules imports nothing
+of vLLM (`shutdown` is the exception, and is imported late), and large modules of vLLM that not
+every process needs are looked up in `sys.modules`, not imported.
+"""
+
+from __future__ import annotations
+
+
+def apply_all() -> None:
+    """Register our models and wrap what they need; a second call changes nothing.
+
+    Raises:
+        Exception: whatever keeps the package from working with this vLLM.
+    """
+    from vllm_dllm.vllm_patches import (
+        async_scheduling,
+        cpu_platform,
+        damaged_files,
+        default_limits,
+        engine_death,
+        registration,
+        request_entry,
+        sampling_parameters,
+    )
+
+    # First, because the others import vLLM's configuration.
+    cpu_platform.apply(registration.is_diffusion)
+    registration.register_models()
+    sampling_parameters.apply()
+    request_entry.apply()
+    default_limits.apply()
+    async_scheduling.apply()
+    damaged_files.apply()
+    engine_death.apply()

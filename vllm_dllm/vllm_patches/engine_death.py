@@ -1,39 +1,90 @@
-"""Why an engine died, told by it to its front end, and said in the last line of the log."""
+"""Why an engine died: it tells its front ends, and the log's last line says it.
+
+vLLM's engine tells its front ends no more than that it died, and the reason is somewhere in the
+log, among what all other processes write when they end.
+"""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import multiprocessing
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable
-from multiprocessing import resource_tracker
+from types import ModuleType
 from typing import Any
 
-from vllm.logger import init_logger
-from vllm.v1.engine import EngineCoreOutputs, UtilityOutput
+from vllm_dllm.vllm_patches.last_words import describe_end, fail_with_last_line
+from vllm_dllm.vllm_patches.wrapping import wrap
 
-logger = init_logger("vllm.dllm")
-
-# An answer to no call, among those of vLLM's engine: why it is about to die.
-DEATH = -7_315_104
-# A message of an exception may be a page long, a line of a log should not.
+# The call id of a message with the reason. vLLM's engine sends the results of calls in such
+# messages, under the ids of the calls; no call has this one.
+CAUSE_OF_DEATH = -7_315_104
+# The message of an exception may be pages long; a line of the log should not.
 MOST_CHARACTERS = 500
-# For other processes to write their own last lines.
-OTHERS_SECONDS = 3.0
 
-_heard: list[str] = []
+_causes: list[str] = []
 
 
-def tell(core: Any) -> None:
-    """Tell the front ends which exception ends this engine. In the engine's process.
+def apply() -> None:
+    """Let an engine of ours tell why it dies, and its front ends hear it.
+
+    vLLM's engine is looked up, not imported: it is large, and not every process needs it. An
+    engine's process has imported it when it loads plugins. A front end's process may not have
+    imported it then, so this is called again when the front end is made.
+    """
+    core = sys.modules.get("vllm.v1.engine.core")
+    if core is None:
+        return
+    wrap(core.EngineCoreProc, "_send_engine_dead", _send_cause_first)
+    client = sys.modules.get("vllm.v1.engine.core_client")
+    if client is not None:
+        wrap(client, "_process_utility_output", _hear_cause)
+
+
+def apply_to_parent_of_api_servers(parent: ModuleType) -> None:
+    """Let the parent of several API servers say why an engine died, too.
+
+    Args:
+        parent: vLLM's module that waits for the API servers.
+    """
+    wrap(parent, "wait_for_completion_or_failure", _say_which_process_died)
+
+
+def cause_of_death(processes: Iterable[multiprocessing.Process]) -> str:
+    """Why a server's engine died, in one line; `processes` are those of its engines."""
+    if _causes:
+        return f"the engine died: {_causes[0]}"
+    for process in processes:
+        if process.exitcode:
+            return f"the engine died: {describe_end(process)}"
+    return "the front end could not go on; see its error above"
+
+
+def engine_ended_well(processes: Iterable[multiprocessing.Process]) -> bool:
+    """Whether an engine was asked to end before its front end was.
+
+    That is so where a signal was sent to all processes of a server.
+    """
+    exit_codes = [process.exitcode for process in processes]
+    return bool(exit_codes) and all(code == 0 for code in exit_codes)
+
+
+def _send_cause_first(original: Callable[..., None]) -> Callable[..., None]:
+    def send_engine_dead(self: Any) -> None:
+        if hasattr(self.vllm_config.model_config, "dllm"):
+            _send_cause(self)
+        original(self)
+
+    return send_engine_dead
+
+
+def _send_cause(core: Any) -> None:
+    """Tell the front ends which exception ends this engine. Runs in the engine's process.
 
     Args:
         core: vLLM's ``EngineCoreProc``, in the handler of that exception.
     """
+    from vllm.v1.engine import EngineCoreOutputs, UtilityOutput
+
     error = sys.exc_info()[1]
     if error is None:
         return
@@ -42,91 +93,31 @@ def tell(core: Any) -> None:
     for worker in getattr(getattr(core, "model_executor", None), "workers", None) or ():
         process = getattr(worker, "proc", None)
         if process is not None and (process.exitcode or 0) < 0:
-            cause = f"{_end_of(process)} ({cause})"
+            cause = f"{describe_end(process)} ({cause})"
             break
-    message = EngineCoreOutputs(utility_output=UtilityOutput(DEATH, failure_message=cause))
-    core.output_queue.put_nowait((0, message))
+    output = UtilityOutput(CAUSE_OF_DEATH, failure_message=cause)
+    core.output_queue.put_nowait((0, EngineCoreOutputs(utility_output=output)))
 
 
-def telling(original: Callable[..., None]) -> Callable[..., None]:
-    """``EngineCoreProc._send_engine_dead``, with the cause where the model is ours."""
-
-    def send(self: Any) -> None:
-        if hasattr(self.vllm_config.model_config, "dllm"):
-            tell(self)
-        original(self)
-
-    return send
-
-
-def listen(original: Callable[..., None]) -> Callable[..., None]:
-    """The front end's side of `tell`."""
-
-    def process(output: Any, *rest: Any) -> None:
-        if output.call_id == DEATH:
-            _heard.append(output.failure_message)
+def _hear_cause(original: Callable[..., None]) -> Callable[..., None]:
+    def process_utility_output(output: Any, *args: Any) -> None:
+        if output.call_id == CAUSE_OF_DEATH:
+            _causes.append(output.failure_message)
         else:
-            original(output, *rest)
+            original(output, *args)
 
-    return process
-
-
-def cause_of_death(processes: Iterable[multiprocessing.Process]) -> str:
-    """In a line; `processes` are the engines'."""
-    if _heard:
-        return f"the engine died: {_heard[0]}"
-    for process in processes:
-        if process.exitcode:
-            return f"the engine died: {_end_of(process)}"
-    return "the front end could not go on; see its error above"
+    return process_utility_output
 
 
-def _end_of(process: multiprocessing.Process) -> str:
-    code, who = process.exitcode, f"process {process.name} (pid {process.pid})"
-    if code is None or code >= 0:
-        return f"{who} ended with exit status {code}; its own error is above"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    return f"{who} was killed by signal {-code} ({name})"
-
-
-def speak_last(cause: str) -> None:
-    """End this process with exit status 1, with the cause in the last line of the log.
-
-    What ends at the interpreter's exit writes lines too: leaked semaphores, reference counts of
-    bindings. So the line is written behind them.
-    """
-    if multiprocessing.parent_process() is None:
-        atexit.register(_last_words, cause)
-    else:  # such a process runs no exit functions, and its parent has the last word
-        logger.critical("dllm: %s", cause)
-
-
-def name_the_dead(original: Callable[..., None]) -> Callable[..., None]:
-    """``wait_for_completion_or_failure``, in the parent of several API servers."""
-
-    def wait(api_server_manager: Any, engine_manager: Any = None, *rest: Any, **named: Any) -> None:
+def _say_which_process_died(original: Callable[..., None]) -> Callable[..., None]:
+    def wait_for_completion_or_failure(
+        api_server_manager: Any, engine_manager: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         try:
-            original(api_server_manager, engine_manager, *rest, **named)
+            original(api_server_manager, engine_manager, *args, **kwargs)
         except Exception as error:
             dead = [p for p in getattr(engine_manager, "processes", ()) if p.exitcode]
-            speak_last(cause_of_death(dead) if dead else str(error))
+            fail_with_last_line(cause_of_death(dead) if dead else str(error))
             raise
 
-    return wait
-
-
-def _last_words(cause: str) -> None:
-    atexit.unregister(_last_words)
-    with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()  # those of others, which end processes and remove files
-    with contextlib.suppress(Exception):
-        # Its process ends, and says what was leaked, when all who might leak have ended.
-        tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
-        waiting = threading.Thread(target=tracker._stop, daemon=True)
-        waiting.start()
-        waiting.join(OTHERS_SECONDS)
-    logger.critical("dllm: %s; the server ends with exit status 1", cause)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(1)  # the interpreter's own end would write more lines
+    return wait_for_completion_or_failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ class AlgorithmSlots:
         for name, spec in algorithm.state.items():
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
             self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
-        rule = type(algorithm)
+        rule: Any = type(algorithm)
         self.adjusts = rule.adjust is not BaseAlgorithm.adjust
         self.asks = rule.ask is not BaseAlgorithm.ask
         self.schedules = rule.temperature is not MaskedAlgorithm.temperature
@@ -108,7 +109,13 @@ class AlgorithmStates:
     def batches(
         self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas
     ) -> list[AlgorithmBatch]:
-        """The canvases ``[n, L]`` of ``slots`` (int64 ``[n]``, `on_host` for numpy) by algorithm."""
+        """A batch's canvases by algorithm.
+
+        Args:
+            slots: int64 ``[n]``.
+            on_host: the same for numpy.
+            canvas: ``[n, L]``.
+        """
         which = self._which[on_host]
         known = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm

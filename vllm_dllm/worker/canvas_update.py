@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import settled as tokens_on_path
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
+from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
 from vllm_dllm.worker.algorithm_state import AlgorithmBatch
@@ -60,11 +60,11 @@ class CanvasUpdate:
             plan = replace(plan, request=replace(request, window=self._window(plan)))
         return plan
 
-    def _window(self, plan: StepPlan) -> Window:
+    def _window(self, plan: StepPlan) -> CanvasWindow:
         """What constraints see of the canvases: tokens that stay, and room for others."""
         now, before = plan.standing, plan.before
         revises = _edited(plan) & ~self._skips_denoise(now)
-        return Window(
+        return CanvasWindow(
             state=self.slots.constraints.state.index_select(0, plan.request.slots),
             first=now.tail,
             budget=now.remaining,
@@ -93,7 +93,7 @@ class CanvasUpdate:
             canvas, done = _merged(plan, updates)
         if readings.path is not None and self.slots.kind.mask_token is not None:
             fixed = canvas.fixed | skips[:, None]
-            tokens = tokens_on_path(canvas.tokens, canvas.masked, readings.path, fixed)
+            tokens = tokens_kept_to_path(canvas.tokens, canvas.masked, readings.path, fixed)
             canvas = replace(canvas, tokens=tokens)
         if sync:
             canvas, done = _where(skips, plan.before, canvas), done | skips
@@ -198,15 +198,14 @@ def _temperature(batches: Sequence[AlgorithmBatch], now: Standing) -> torch.Tens
     """Float32 ``[n]``, at which the logits of this step are sampled."""
     if not any(batch.of.schedules for batch in batches):
         return now.temperature
-    parts: list[torch.Tensor | None] = []
+    parts = []
     for batch in batches:
         progress = _rows(now.step, batch), _rows(now.schedule_steps, batch)
         of_request = _rows(now.temperature, batch)
         parts.append(batch.of.algorithm.temperature(of_request, progress, batch.parameters))
-    if parts[0] is not None and len(parts) == 1:
+    if len(parts) == 1:
         return parts[0]
-    spread = _in_batch_order(parts, batches, len(now.temperature))
-    return now.temperature if spread is None else spread
+    return _in_batch_order(parts, batches, len(now.temperature))
 
 
 def _adjustments(

@@ -16,10 +16,10 @@ import torch
 
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
-from vllm_dllm.constraints.decoding.best_path import DeviceAutomaton, Window
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
 from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.constraints.decoding.constrained_step import (
-    Chosen,
+    ConstrainedPath,
     best_tokens,
     drawn_tokens,
 )
@@ -51,8 +51,8 @@ class Follower:
         )
 
     def choose(
-        self, logits: torch.Tensor, window: Window, keys: torch.Tensor | None = None
-    ) -> Chosen:
+        self, logits: torch.Tensor, window: CanvasWindow, keys: torch.Tensor | None = None
+    ) -> ConstrainedPath:
         """A path through each canvas: the best, or with `keys` one drawn.
 
         Args:
@@ -136,7 +136,7 @@ class Constraints:
             index = index.to(self.device, non_blocking=True)
             yield self.followers[found // 2], bool(found % 2), index
 
-    def advance(self, slots: torch.Tensor, path: Chosen, out: torch.Tensor) -> None:
+    def advance(self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor) -> None:
         """Note how far the requests of ``slots`` (int64 ``[n]``) have come.
 
         `out` int64 ``[n]`` is the prefix of each canvas that has been put out by now; where it is

@@ -1,9 +1,10 @@
 """One pass for two: the commit of a block, and the first denoise step of the block behind it.
 
-A canvas that is finished leaves at once (`CommitPolicy.fused`), and the worker stays at its start. For
-vLLM's scheduler the request then has L tokens that were never computed, as a prompt would, and the
-next canvas as drafts behind them: it grants 2 L tokens for one step. The first L write the block's
-keys and values, the other L are the new canvas, and the block-causal mask keeps the two apart.
+A canvas that is finished leaves at once (`CommitPolicy.fused`), and the worker stays at its start.
+For vLLM's scheduler the request then has L tokens that were never computed, as a prompt would, and
+the next canvas as drafts behind them: it grants 2 L tokens for one step. The first L write the
+block's keys and values, the other L are the new canvas, and the block-causal mask keeps the two
+apart.
 
 That takes a scheduler that knows a step's outcome before it plans the next one, so it is for
 synchronous scheduling; with a step in flight a block is committed in a pass of its own.
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vllm_dllm.settings.parsing import DllmSettings
 from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.server import DllmSettings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

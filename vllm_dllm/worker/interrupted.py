@@ -9,8 +9,6 @@ is preempted and at no other time.
 
 from __future__ import annotations
 
-import functools
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,24 +98,3 @@ class InterruptedCanvas:
         slots.start[slot].fill_(start)
         slots.ready[slot].fill_(min(output_end - start, slots.length))
         slots.after_prefill[slot].fill_(int(Phase.COMMIT))
-
-
-def tell_of_preemptions() -> None:
-    """Let vLLM's runner tell a model state of ours which requests it preempts.
-
-    The runner calls ``remove_request`` for those and for finished ones alike. It is wrapped here,
-    by the model state that it has made, because importing it any earlier is not safe.
-    """
-    runner = sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner
-    original = runner.finish_requests
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def finish_requests(self: Any, scheduler_output: Any) -> None:
-        preempt = getattr(self.model_state, "preempt_requests", None)
-        if preempt is not None:
-            preempt(scheduler_output.preempted_req_ids or (), scheduler_output.finished_req_ids)
-        original(self, scheduler_output)
-
-    runner.finish_requests = finish_requests

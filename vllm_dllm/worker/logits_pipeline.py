@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.worker.logit_biases import LogitBiases
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import ReadRequest
@@ -32,7 +32,7 @@ class LogitsPipeline:
         logits: torch.Tensor,
         request: ReadRequest,
         keys: torch.Tensor | None,
-        path: Chosen | None,
+        path: ConstrainedPath | None,
     ) -> RowChoice:
         """The tokens of ``n`` canvases.
 
@@ -59,7 +59,7 @@ class LogitsPipeline:
             self.reports.capture(request.on_host, chosen.reported)
         return chosen
 
-    def _constrain(self, chosen: RowChoice, request: ReadRequest, path: Chosen) -> None:
+    def _constrain(self, chosen: RowChoice, request: ReadRequest, path: ConstrainedPath) -> None:
         """Put the tokens of paths in place of those that were chosen."""
         constraints, on_host, window = self.slots.constraints, request.on_host, request.window
         assert window is not None

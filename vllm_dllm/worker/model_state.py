@@ -15,17 +15,16 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
-from vllm_dllm.attention.metadata import AttentionRule, Batch
-from vllm_dllm.attention.support import Masking, take_routes
+from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
+from vllm_dllm.attention.support import ModelMasks, settle_support
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
-from vllm_dllm.frontend.admission import GREEDY_EPSILON
-from vllm_dllm.frontend.structured_output import unpacked
 from vllm_dllm.ops.compiled import compiling_ahead
-from vllm_dllm.vllm_patches.ending import outlive_signals
+from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, ResolvedRequest
+from vllm_dllm.vllm_patches.runner import outlive_signals, tell_of_preemptions
 from vllm_dllm.worker.fused_commit import read_again
-from vllm_dllm.worker.interrupted import InterruptedCanvas, tell_of_preemptions
+from vllm_dllm.worker.interrupted import InterruptedCanvas
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.pages import Pages
 from vllm_dllm.worker.readout.choice import ReadoutSettings, compiles
@@ -57,7 +56,7 @@ class DiffusionModelState(ModelState):
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
         window = self.served.settings.window
-        own = take_routes(vllm_config, Masking(kind.aligned, window, kind.length))
+        own = settle_support(vllm_config, ModelMasks(kind.aligned, window, kind.length))
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
         self.embeddings = self.family.embeddings(self)
         self.reports = LogprobReports(self.slots, self.model_config.logprobs_mode)
@@ -119,9 +118,7 @@ class DiffusionModelState(ModelState):
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
-        served = self.served
-        packed, extra_args = unpacked(params.extra_args)
-        options = served.options(extra_args)
+        resolved = ResolvedRequest.received(params.extra_args)
         asked = len(new_req_data.prompt_token_ids)
         new = len(prompt) == asked
         # The scheduler ends a request at the same token.
@@ -133,15 +130,17 @@ class DiffusionModelState(ModelState):
         limits = RequestLimits(
             limit - (len(prompt) - asked),
             ends,
-            read_only=bool(options.read_only),
-            stream_prefix=bool(options.stream_prefix),
+            read_only=resolved.read_only,
+            stream_prefix=resolved.stream_prefix,
         )
-        self.slots.configure(req_index, served.choose(options), params.temperature, limits)
-        if new and options.seed_canvas is not None:
-            self.slots.seed_canvas(req_index, options.seed_canvas, options.pinned or ())
+        choice = resolved.choice(self.served.corruption)
+        self.slots.configure(req_index, choice, params.temperature, limits)
+        if new and resolved.seed_canvas is not None:
+            self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         if self.sees_logits:
+            packed = params.extra_args.get(AUTOMATON)
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
-        rows = RowOptions.of(params, asked, bool(options.constrained))
+        rows = RowOptions.of(params, asked, resolved.constrained)
         self.slots.set_row_options(req_index, rows)
         self.reports.forget(req_index)
         interrupted = self.interrupted.pop(new_req_data.req_id, None)
@@ -236,7 +235,7 @@ class DiffusionModelState(ModelState):
             "positions": input_batch.positions,
             "for_cudagraph_capture": for_capture,
         }
-        batch = Batch(input_batch, full, block_tables, common)
+        batch = AttentionBatch(input_batch, full, block_tables, common)
         # A captured graph must hold for any length; else the host knows a bound.
-        common["max_seq_len"] = self.max_model_len if for_capture else batch.furthest
+        common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)

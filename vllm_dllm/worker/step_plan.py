@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.decoding import Canvas
 from vllm_dllm.worker.algorithm_state import AlgorithmBatch
 from vllm_dllm.worker.readout.contract import ReadRequest
@@ -81,5 +81,5 @@ class StepOutcome:
     kv_pending: torch.Tensor
     goes_on: torch.Tensor
     out: torch.Tensor
-    path: Chosen | None
+    path: ConstrainedPath | None
     next_canvas: torch.Tensor | None

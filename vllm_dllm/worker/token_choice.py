@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import Chosen, sureness
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath, path_probability
 from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
     RowStatistics,
@@ -29,17 +29,16 @@ Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class RowChoice(Protocol):
-    """What was chosen in the rows of some canvases.
+    """What was chosen in the rows of some canvases."""
 
-    Attributes:
-        statistics: ``[rows]``, overwritten in place where canvases are constrained.
-    """
-
-    statistics: RowStatistics
+    @property
+    def statistics(self) -> RowStatistics:
+        """Statistics ``[rows]``, with the tokens of paths where canvases are constrained."""
+        ...
 
     def follow(
-        self, follower: Follower, window: Window, draws: bool, index: torch.Tensor
-    ) -> Chosen:
+        self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
+    ) -> ConstrainedPath:
         """Put the tokens of paths, and how sure they are, in place of the chosen ones.
 
         Args:
@@ -99,8 +98,8 @@ class MaskedRows:
     length: int
 
     def follow(
-        self, follower: Follower, window: Window, draws: bool, index: torch.Tensor
-    ) -> Chosen:
+        self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
+    ) -> ConstrainedPath:
         """See `RowChoice`. A path's best token is as sure as its probability says.
 
         A drawn one is as sure as `with_samples` says; positions behind the end are sure.
@@ -121,7 +120,7 @@ class MaskedRows:
         else:
             logits = rows(self.logits)
             chosen = follower.choose(logits, window)
-            sure = sureness(chosen, logits.float().logsumexp(-1))
+            sure = path_probability(chosen, logits.float().logsumexp(-1))
         found.token.view(shape).index_copy_(0, index, chosen.token)
         found.probability.view(shape).index_copy_(0, index, sure)
         if isinstance(found, EntropyStatistics):
@@ -186,8 +185,8 @@ class NoiseRows:
     plain: bool
 
     def follow(
-        self, follower: Follower, window: Window, draws: bool, index: torch.Tensor
-    ) -> Chosen:
+        self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
+    ) -> ConstrainedPath:
         """See `RowChoice`: the best path's tokens, and a drawn path's samples.
 
         Entropies stay the model's: what may be accepted is for the algorithm to say. Positions

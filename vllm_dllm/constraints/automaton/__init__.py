@@ -1,1 +1,1 @@
-"""From a regular language to an automaton over the tokens of a vocabulary."""
+"""From a regular language over characters to an automaton over the tokens of a vocabulary."""

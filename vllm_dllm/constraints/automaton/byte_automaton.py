@@ -1,10 +1,10 @@
-"""From a language to a deterministic automaton that reads bytes.
+"""From a regular language to a deterministic automaton over bytes.
 
-`outlines_core` builds it, as an index over a vocabulary of the 256 bytes. Its index is made for
-whole matches, and two properties of it would be errors here: an edge from an accepting to a
-non-accepting state is lost (of ``a(bc)?`` nothing is left behind the a), and of ``a|ab`` only the
-first option is followed. Both happen only behind a match. So a byte that no text contains is
-appended to the expression: a match then ends with it, and a state accepts where it can be read.
+`outlines_core` builds it, as an index over a vocabulary of the 256 bytes. Two properties of that
+index would be errors here: it loses edges from accepting to non-accepting states (of ``a(bc)?``,
+nothing remains after the ``a``), and of ``a|ab`` it follows only the first option. Both happen only
+after a match. So a sentinel byte that no text contains is appended to the expression: every match
+then ends with the sentinel, and a state is accepting if it can read the sentinel.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from outlines_core import Index, Vocabulary
 
 from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps, reachable
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
-from vllm_dllm.constraints.grammar.language import Node, written
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.grammar.language import Node, as_expression
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 SENTINEL = 0  # no language contains U+0000
-# Each round joins what alternatives have in common one byte further from their end.
+# Each round merges the common endings of alternatives up to one byte further from the end.
 MOST_ROUNDS = 64
 
 
@@ -31,31 +31,22 @@ class ByteAutomaton:
     """A deterministic automaton over bytes; it starts in state 0.
 
     Attributes:
-        next: int32 ``[states, 256]``, the state behind a byte, or `DEAD`. From every state a text
-            can be finished.
-        accepting: bool ``[states]``, a text may end here.
+        next: int32 ``[states, 256]``, the state after a byte, or `DEAD`. Every state can reach an
+            accepting one.
+        accepting: bool ``[states]``, whether a text may end there.
     """
 
     next: np.ndarray
     accepting: np.ndarray
 
-    def accepts(self, text: bytes) -> bool:
-        """Whether the text belongs to the language; the plain walk, for tests and examples."""
-        state = 0
-        for byte in text:
-            state = int(self.next[state, byte])
-            if state == DEAD:
-                return False
-        return bool(self.accepting[state])
 
-
-def byte_automaton(language: Node, limits: Limits) -> ByteAutomaton:
-    """A small automaton of a language.
+def byte_automaton(language: Node, limits: CompileLimits) -> ByteAutomaton:
+    """The automaton of a language, with equal states merged.
 
     Raises:
         ConstraintError: the language is empty, or too large for `limits`.
     """
-    expression = written(language, limits)
+    expression = as_expression(language, limits)
     try:
         index = Index(rf"(?:{expression})\x{SENTINEL:02x}", _bytes())
     except (ValueError, OverflowError) as error:
@@ -63,9 +54,9 @@ def byte_automaton(language: Node, limits: Limits) -> ByteAutomaton:
     table = _table(index.get_transitions(), index.get_initial_state(), limits.byte_states)
     accepting = table[:, SENTINEL] != DEAD
     table[:, SENTINEL] = DEAD
-    # Many bytes act alike everywhere; one of each kind is enough for all that follows.
+    # Many bytes lead to the same state from every state; one of each kind is enough from here on.
     first, column_of_byte = equal_rows(np.ascontiguousarray(table.T))
-    columns, accepting = _smaller(*_alive(table[:, first], accepting))
+    columns, accepting = _merge_equal_states(*_without_dead_states(table[:, first], accepting))
     return ByteAutomaton(columns[:, column_of_byte], accepting)
 
 
@@ -75,7 +66,7 @@ def _bytes() -> Vocabulary:
 
 
 def _table(transitions: dict[int, dict[int, int]], start: int, most: int) -> np.ndarray:
-    """Rows of the states, the start first; ids of states become numbers of rows."""
+    """The transition table, with the start state in row 0."""
     if len(transitions) > most:
         raise ConstraintError(
             f"the constraint is too large: {len(transitions)} states over bytes, at most {most} "
@@ -87,19 +78,19 @@ def _table(transitions: dict[int, dict[int, int]], start: int, most: int) -> np.
         np.fromiter(chain.from_iterable(part), dtype=np.int64, count=sum(counts))
         for part in (transitions.values(), (edges.values() for edges in transitions.values()))
     )
-    # The start becomes the first.
+    # Sort the rows so that the start comes first.
     order = np.argsort(np.where(ids == start, -1, ids))
     row_of = np.argsort(order)
     by_id = np.argsort(ids)
     source = row_of[np.repeat(np.arange(len(ids)), counts)]
     target = row_of[by_id[np.searchsorted(ids[by_id], target)]]
     table: np.ndarray = np.full((len(ids), 257), DEAD, dtype=np.int32)
-    table[source, byte] = target  # a match' edge on 256, the end for outlines_core, is dropped
+    table[source, byte] = target  # column 256, the end token of outlines_core, is dropped
     return np.ascontiguousarray(table[:, :256])
 
 
-def _alive(table: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without states from which no text can be finished, or that no text leads to."""
+def _without_dead_states(table: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Remove states that cannot be reached, or from which no accepting state can be reached."""
     source, byte = np.nonzero(table != DEAD)
     target = table[source, byte]
     start: np.ndarray = np.arange(len(table)) == 0
@@ -112,11 +103,11 @@ def _alive(table: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.where(kept == DEAD, DEAD, number[kept]), accepting[alive]
 
 
-def _smaller(table: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """With equal states joined, and then those that have become equal by that.
+def _merge_equal_states(table: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merge states with equal rows, again and again, because merging makes further rows equal.
 
-    From the end on, that joins what alternatives have in common. The least automaton may be
-    smaller where states go in circles, but finding it takes as many rounds as a text is long.
+    This merges the common endings of alternatives. It is not a full minimization, which could also
+    merge states in cycles but takes as many rounds as the longest text has bytes.
     """
     for _ in range(MOST_ROUNDS):
         first, number = equal_rows(np.column_stack([table, accepting]))

@@ -1,4 +1,4 @@
-"""A constraint as a request carries it, and all the way to its automaton."""
+"""A constraint as a request carries it, and its compilation to an automaton over tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.grammar.json_layout import Layout
+from vllm_dllm.constraints.grammar.json_layout import JsonLayout
 from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 KINDS = ("choice", "json_schema", "regex", "structural_tag")
-WHY_NOT = {
+UNSUPPORTED_KINDS = {
     "json_object": "any JSON nests without end, which no automaton can follow; give a json_schema",
     "grammar": "a context-free grammar nests without end, which no automaton can follow; give a "
     "regex or a json_schema",
@@ -27,13 +27,13 @@ JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a request asks for. Two that are equal have the same automaton.
+    """What a request asks for. Equal constraints have the same automaton.
 
     Attributes:
         kind: one of `KINDS`.
-        text: the regular expression; or JSON: a schema, a structural tag or a list of strings.
-        whitespace: for schemas, a regular expression of the white space behind brackets, colons
-            and commas; None for one optional space.
+        text: a regular expression, or JSON: a schema, a structural tag or a list of strings.
+        whitespace: for schemas, a regular expression of the white space after opening brackets,
+            colons and commas and before closing brackets. None stands for one optional space.
     """
 
     kind: str
@@ -42,16 +42,22 @@ class Constraint:
 
     @classmethod
     def of(
-        cls, kind: str, value: Any, whitespace: str | None = None, limits: Limits | None = None
+        cls,
+        kind: str,
+        value: Any,
+        whitespace: str | None = None,
+        limits: CompileLimits | None = None,
     ) -> Constraint:
-        """From what a request holds: a schema, a tag or a list of choices as JSON or as its text.
+        """From what a request holds: text, or a schema, tag or list of choices as a JSON value.
 
         Raises:
-            ConstraintError: no such kind, larger than ``limits.text``, or no JSON.
+            ConstraintError: an unknown kind, more than ``limits.characters``, or not JSON.
         """
-        limits = limits or Limits()
-        if kind in WHY_NOT:
-            raise ConstraintError(f"{kind} is not supported with diffusion models: {WHY_NOT[kind]}")
+        limits = limits or CompileLimits()
+        if kind in UNSUPPORTED_KINDS:
+            raise ConstraintError(
+                f"{kind} is not supported with diffusion models: {UNSUPPORTED_KINDS[kind]}"
+            )
         if kind not in KINDS:
             raise ConstraintError(f"no such constraint: {kind}; supported: {', '.join(KINDS)}")
         if whitespace is not None and kind != "json_schema":
@@ -63,18 +69,18 @@ class Constraint:
                 raise ConstraintError(f"{kind}: not JSON ({error})") from error
         made = cls(kind, value, whitespace)
         size = len(value) + len(whitespace or "")
-        if size > limits.text:
+        if size > limits.characters:
             raise ConstraintError(
-                f"{kind} is {size} characters long, at most {limits.text} are served"
+                f"{kind} is {size} characters long, at most {limits.characters} are served"
             )
         return made
 
 
-def language(constraint: Constraint, limits: Limits) -> Node:
-    """The texts that a constraint allows.
+def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
+    """The language of a constraint: the texts that it allows.
 
     Raises:
-        ConstraintError: says why they cannot be served.
+        ConstraintError: says why the constraint cannot be served.
     """
     if constraint.kind == "regex":
         return regex(constraint.text)
@@ -92,20 +98,24 @@ def language(constraint: Constraint, limits: Limits) -> Node:
         return json_schema(value, limits)
     gap = regex(constraint.whitespace)
     _check_blank(gap)
-    return json_schema(value, limits, Layout(gap))
+    return json_schema(value, limits, JsonLayout(gap))
 
 
-def compiled(constraint: Constraint, vocabulary: Vocabulary, limits: Limits) -> TokenAutomaton:
-    """The automaton of a constraint, here and now: see `compiler` for a process of its own.
+def compile_constraint(
+    constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
+) -> TokenAutomaton:
+    """The automaton of a constraint, compiled in this process; see `CompilerPool` for others.
 
     Raises:
         ConstraintError: says why it cannot be served.
     """
-    return token_automaton(byte_automaton(language(constraint, limits), limits), vocabulary, limits)
+    return token_automaton(
+        byte_automaton(constraint_language(constraint, limits), limits), vocabulary, limits
+    )
 
 
 def _check_blank(gap: Node) -> None:
-    """Refuse white space that JSON does not have."""
+    """Refuse characters that are not white space in JSON."""
     if isinstance(gap, Chars):
         blank = tuple((code, code) for code in sorted(JSON_SPACE))
         held = sum(last - first + 1 for first, last in gap.ranges)

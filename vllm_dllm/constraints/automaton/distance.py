@@ -1,27 +1,28 @@
-"""How far it is to the end: the fewest steps from each state of an automaton to a goal."""
+"""Shortest distances in the graph of an automaton."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# No state.
+# In a table of transitions: no state.
 DEAD = -1
+# The distance of a state that leads to no goal.
 NEVER = np.iinfo(np.int32).max
 
 
 def fewest_steps(source: np.ndarray, target: np.ndarray, goal: np.ndarray) -> np.ndarray:
-    """The fewest edges from each state to a goal.
+    """The fewest edges from each state to any goal.
 
     Args:
-        source: int ``[edges]``, states that edges leave.
-        target: int ``[edges]``, states that they lead to.
+        source: int ``[edges]``, the state that each edge leaves.
+        target: int ``[edges]``, the state that it leads to.
         goal: bool ``[states]``.
 
     Returns:
         int32 ``[states]``; 0 for goals, `NEVER` for states that lead to none.
     """
     states = len(goal)
-    # Edges by target, so that those into a state lie together.
+    # Sort the edges by target, so that the edges into a state are adjacent.
     order = np.argsort(target, kind="stable")
     into = source[order]
     first = np.asarray(np.searchsorted(target[order], np.arange(states + 1)))
@@ -38,5 +39,5 @@ def fewest_steps(source: np.ndarray, target: np.ndarray, goal: np.ndarray) -> np
 
 
 def reachable(source: np.ndarray, target: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Bool ``[states]``: states that edges lead to from a start (bool ``[states]``), and it."""
+    """Which states can be reached from the `start` states, which count too; bool ``[states]``."""
     return fewest_steps(target, source, start) != NEVER

@@ -1,4 +1,4 @@
-"""Which rows of a table are the same: found by hashes, believed when compared."""
+"""Which rows of a table are equal: found by hashing, and verified by comparison."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import numpy as np
 
 
 def equal_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of equal rows, in the order of their first ones.
+    """Groups of equal rows, in the order of their first rows.
 
     Args:
         rows: integers ``[rows, width]``.
 
     Returns:
-        int64 ``[groups]``, the first row of each, and int64 ``[rows]``, each row's group.
+        The first row of each group, int64 ``[groups]``, and the group of each row, int64
+        ``[rows]``.
     """
     weights = np.random.default_rng(0).integers(1, 1 << 62, size=rows.shape[1], dtype=np.int64)
     keys = rows.astype(np.int64) @ weights

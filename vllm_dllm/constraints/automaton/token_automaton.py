@@ -1,8 +1,8 @@
-"""The automaton that canvases are held to: it reads classes of tokens.
+"""The automaton that canvases must follow: it reads classes of tokens.
 
-States are those between tokens. Class by class a table says where a token leads; beside it the same
-as edges, for dynamic programming: a pair of states, and the set of classes that lead from one to
-the other. Equal sets are kept once.
+Its states are those between tokens. A table says where a token of each class leads. The same
+transitions are also stored as edges for dynamic programming: a pair of states, and a label that
+stands for the set of classes that lead from one to the other. Equal sets share one label.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps, 
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.automaton.token_functions import token_functions
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 NO_CLASS = -1
-# Each position of a canvas has a weight for each; more would be slow to decode with.
+# Every position of a canvas has one weight for each class, so more classes would decode slowly.
 MOST_CLASSES = 1 << 14
 
 
 @dataclass(frozen=True)
 class TokenAutomaton:
-    """A constraint for one tokenizer. It starts in state 0; all arrays are int32.
+    """A constraint compiled for one tokenizer. It starts in state 0. All arrays are int32.
 
-    The last state is the end: from there the last class, the tokens that end a text, leads back to
-    it, and nothing else leads anywhere. Each state can reach the end.
+    The last state is the end of the text, and the last class holds the tokens that end a text. In
+    the end state only that class is allowed, and it leads back to the end state. Every state can
+    reach the end.
 
     Attributes:
-        next: ``[states, classes]``, the state behind a token of a class, or `DEAD`.
+        next: ``[states, classes]``, the state after a token of a class, or `DEAD`.
         class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed.
-        distance: ``[states]``, the fewest tokens to the end; the one that ends the text counts, so
-            it is 1 where a text may end and 0 at the end.
+        distance: ``[states]``, the fewest tokens to the end state. The token that ends the text
+            counts, so it is 1 where a text may end, and 0 in the end state.
         edge_source, edge_target, edge_label: ``[edges]``, ascending by source.
-        members: the classes of all labels, one label behind the other, each ascending.
+        members: the classes of all labels, one label after the other, each ascending.
         label_first: ``[labels + 1]``, where a label's classes begin in `members`.
     """
 
@@ -54,24 +55,24 @@ class TokenAutomaton:
 
     @property
     def states(self) -> int:
-        """Number of states, the end included."""
+        """Number of states, including the end."""
         return self.next.shape[0]
 
     @property
     def classes(self) -> int:
-        """Number of classes, that of the ends included."""
+        """Number of classes, including the one that ends a text."""
         return self.next.shape[1]
 
     @property
     def minimum(self) -> int:
-        """The fewest tokens of an output, the one that ends it included."""
+        """The fewest tokens of an output, including the one that ends it."""
         return int(self.distance[0])
 
     def require(self, budget: int) -> None:
-        """Refuse a budget of tokens within which no output can be finished.
+        """Refuse a token budget that is too small for any output.
 
         Raises:
-            ConstraintError: says how many it takes.
+            ConstraintError: says how many tokens the shortest output takes.
         """
         if budget < self.minimum:
             raise ConstraintError(
@@ -80,14 +81,14 @@ class TokenAutomaton:
             )
 
     def advance(self, state: int, tokens: np.ndarray) -> int:
-        """The state behind some tokens, or `DEAD`; the plain walk, on the host."""
+        """The state after some tokens, int ``[tokens]``, or `DEAD`; computed on the host."""
         for token in np.asarray(tokens).tolist():
             kind = int(self.class_of_token[token]) if state != DEAD else NO_CLASS
             state = DEAD if kind == NO_CLASS else int(self.next[state, kind])
         return state
 
     def to_bytes(self) -> bytes:
-        """All of it, for another process; no code travels along."""
+        """A serialized form for another process, as plain arrays: reading it runs no code."""
         return self._packed
 
     @cached_property
@@ -106,18 +107,18 @@ class TokenAutomaton:
 
 
 def token_automaton(
-    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: Limits
+    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: CompileLimits
 ) -> TokenAutomaton:
-    """What an automaton over bytes is for the tokens of a vocabulary.
+    """From an automaton over bytes to one over the tokens of a vocabulary.
 
     Raises:
-        ConstraintError: too large for `limits`, or no text of it can be written with these tokens.
+        ConstraintError: it exceeds `limits`, or these tokens cannot write any of its texts.
     """
     function_of_token, functions = token_functions(automaton, vocabulary, limits)
     used = np.unique(function_of_token[function_of_token > 0])
     table = _with_end(functions[used].T, automaton.accepting)
-    table, distance = _alive(table)
-    # States are fewer now, so more functions may be equal, and some lead nowhere.
+    table, distance = _without_dead_states(table)
+    # With fewer states, further functions may be equal, and some may lead nowhere.
     first, merged = equal_rows(np.ascontiguousarray(table[:, :-1].T))
     columns = table[:, first]
     leads = (columns != DEAD).any(0)
@@ -138,7 +139,7 @@ def token_automaton(
 
 
 def _with_end(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """With the end as the last state, and the class that leads to it as the last column."""
+    """Add the end as the last state, and the class that leads to it as the last column."""
     end = len(table)
     whole: np.ndarray = np.full((end + 1, table.shape[1] + 1), DEAD, dtype=np.int32)
     whole[:end, :-1] = table
@@ -147,8 +148,8 @@ def _with_end(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _alive(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without states that tokens cannot reach, or cannot finish from; and their distances."""
+def _without_dead_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Remove states that tokens cannot reach or cannot finish from; also returns distances."""
     states = len(table)
     pairs = _pairs(table)
     source: np.ndarray = pairs // states
@@ -166,7 +167,7 @@ def _alive(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs(table: np.ndarray) -> np.ndarray:
-    """Pairs of states that some class leads between, ascending, as ``source * states + target``."""
+    """Pairs of states with any class between them, ascending, as ``source * states + target``."""
     states = len(table)
     found = []
     for first in range(0, states, 512):
@@ -179,7 +180,7 @@ def _pairs(table: np.ndarray) -> np.ndarray:
 
 
 def _by_first_token(class_of_token: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Classes numbered by their lowest token, so that ties go there; and which were which."""
+    """Renumber classes by their lowest token, so that ties go to it; also returns the old ones."""
     first: np.ndarray = np.full(count, len(class_of_token), dtype=np.int64)
     known = np.flatnonzero(class_of_token != NO_CLASS)
     np.minimum.at(first, class_of_token[known], known)
@@ -190,8 +191,8 @@ def _by_first_token(class_of_token: np.ndarray, count: int) -> tuple[np.ndarray,
     return number[class_of_token], order
 
 
-def _edges(table: np.ndarray, limits: Limits) -> tuple[np.ndarray, ...]:
-    """`TokenAutomaton`'s edges and labels of a table."""
+def _edges(table: np.ndarray, limits: CompileLimits) -> tuple[np.ndarray, ...]:
+    """The edge and label arrays of a `TokenAutomaton`, from its table."""
     source, kind = np.nonzero(table != DEAD)
     target = table[source, kind].astype(np.int64)
     order = np.argsort(source * len(table) + target, kind="stable")

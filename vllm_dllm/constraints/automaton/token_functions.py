@@ -1,9 +1,9 @@
-"""From bytes to tokens: which tokens act alike on every state, and where they lead.
+"""From bytes to tokens: which tokens act alike in every state, and where they lead.
 
-A token is a function from states to states, the composition of its bytes' functions. All tokens
-are followed together, a byte a round; equal functions are recognised at once (by their whole
-contents, so two tokens of a class do act alike), and each is continued with each byte only once.
-A vocabulary of 150,000 tokens has a few hundred functions.
+Each token is a function from states to states, the composition of the functions of its bytes. All
+tokens are followed together, one byte per round. Equal functions are recognized by their whole
+contents, so tokens with the same function do act alike, and each function is composed with each
+byte only once. A vocabulary of 150,000 tokens has a few hundred different functions.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 UNKNOWN = -1
-# Functions that are composed at once, times states.
+# Table entries that are composed at once: functions times states.
 TILE = 1 << 22
 
 
 def token_functions(
-    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: Limits
+    automaton: ByteAutomaton, vocabulary: Vocabulary, limits: CompileLimits
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each token leads from each state.
+    """The state that each token leads to from each state.
 
     Returns:
-        int32 ``[ids]``, a function for each token id, and int32 ``[functions, states]``, the state
-        that it leads to or `DEAD`. Function 0 leads nowhere; tokens without bytes have it, too.
+        int32 ``[ids]``, the function of each token id, and int32 ``[functions, states]``, the state
+        that a function leads to, or `DEAD`. Function 0 leads nowhere; tokens without bytes have it.
 
     Raises:
         ConstraintError: more than ``limits.cells`` entries.
@@ -36,16 +36,16 @@ def token_functions(
     first, column_of_byte = equal_rows(np.ascontiguousarray(automaton.next.T))
     functions = _Functions(automaton.next[:, first], limits)
     lengths = np.diff(vocabulary.offsets)
-    # The longest first: those that go on are then the first so many.
+    # Sorted by length, longest first: the tokens with further bytes are then always a prefix.
     order = np.argsort(-lengths, kind="stable")
     begin = vocabulary.offsets[:-1][order]
-    # So many are longer than 0, 1, 2 ... bytes.
+    # How many tokens are longer than 0, 1, 2 ... bytes.
     rounds = np.arange(lengths.max(initial=0))
     going = np.asarray(np.searchsorted(-lengths[order], -rounds, side="left"))
     current: np.ndarray = np.full(len(lengths), functions.identity)
     for at, count in enumerate(going.tolist()):
         byte = vocabulary.data[begin[:count] + at]
-        current[:count] = functions.behind(current[:count], column_of_byte[byte])
+        current[:count] = functions.followed_by(current[:count], column_of_byte[byte])
     current[lengths[order] == 0] = 0
     found: np.ndarray = np.empty(len(lengths), dtype=np.int32)
     found[order] = current
@@ -53,11 +53,11 @@ def token_functions(
 
 
 class _Functions:
-    """Functions from states to states, each once. Within, the state behind the last is dead."""
+    """Distinct functions from states to states. Internally the dead state is `states`."""
 
     identity = 1
 
-    def __init__(self, columns: np.ndarray, limits: Limits) -> None:
+    def __init__(self, columns: np.ndarray, limits: CompileLimits) -> None:
         states, width = columns.shape
         self.limits = limits
         self.type = np.int16 if states < 1 << 15 else np.int32
@@ -72,8 +72,8 @@ class _Functions:
         self.known: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
         self.known[0] = 0
 
-    def behind(self, function: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """The functions, int ``[n]``, each with a byte (its column, int ``[n]``) behind it."""
+    def followed_by(self, function: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """Each function, int ``[n]``, followed by a byte, given by its column, int ``[n]``."""
         found = self.known[function, column]
         missing = found == UNKNOWN
         if missing.any():
@@ -107,6 +107,6 @@ class _Functions:
         self.known[function, column] = numbers
 
     def table(self) -> np.ndarray:
-        """All functions, int32 ``[functions, states]``."""
+        """All functions, int32 ``[functions, states]``, with `DEAD` for the dead state."""
         whole = np.stack(self.rows)[:, :-1].astype(np.int32)
         return np.where(whole == self.moves.shape[1] - 1, DEAD, whole)

@@ -1,18 +1,17 @@
-"""What the tokens of a tokenizer write, in bytes.
+"""The bytes that each token of a tokenizer stands for.
 
-Read from a ``tokenizer.json`` of Hugging Face's `tokenizers`: byte-level vocabularies (GPT-2's
-alphabet) and vocabularies of text with byte fallback (SentencePiece's). Other decoders are refused:
-a wrong byte would be a wrong answer.
+They are read from a ``tokenizer.json`` of Hugging Face's `tokenizers`: byte-level vocabularies (in
+GPT-2's alphabet) and vocabularies of text with byte fallback (SentencePiece's). Other decoders are
+refused, because a single wrong byte would produce wrong outputs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,12 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token id; tokens without bytes are never part of a constrained text.
+    """The bytes of each token id. Tokens without bytes never occur in a constrained text.
 
     Attributes:
-        data: uint8 ``[bytes]``, of all tokens one behind the other.
-        offsets: int64 ``[ids + 1]``, where each begins.
-        ends: ids that end a text, ascending; they have no bytes.
+        data: uint8 ``[bytes]``, the bytes of all tokens, one after the other.
+        offsets: int64 ``[ids + 1]``, where the bytes of each token begin in `data`.
+        ends: ids that end a text, ascending. They have no bytes.
     """
 
     data: np.ndarray
@@ -41,7 +40,7 @@ class Vocabulary:
         """From the bytes of each id.
 
         Raises:
-            ConstraintError: no token ends a text, or an end is no id.
+            ConstraintError: there are no ends, or an end is not an id.
         """
         known = tuple(sorted(set(ends)))
         if not known:
@@ -60,13 +59,13 @@ class Vocabulary:
         """From a ``tokenizer.json``.
 
         Args:
-            document: the file's text, or what it says.
-            size: ids of the model's head, at least those of the tokenizer; what the tokenizer
-                does not know has no bytes.
+            document: the text of the file, or its parsed content.
+            size: number of ids of the model's head. Ids that the tokenizer does not know have no
+                bytes.
             ends: ids that end a text.
 
         Raises:
-            ConstraintError: a decoder that is not known here, or no usable end.
+            ConstraintError: an unsupported decoder, or no usable end.
         """
         content = json.loads(document) if isinstance(document, str) else document
         write = _writer(content.get("decoder"))
@@ -79,29 +78,8 @@ class Vocabulary:
                 tokens[added["id"]] = b"" if added["special"] else write(added["content"])
         return cls.of(tokens, ends)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """The same for vocabularies that write the same."""
-        digest = hashlib.sha256(self.data.tobytes())
-        digest.update(self.offsets.tobytes())
-        digest.update(repr(self.ends).encode())
-        return digest.hexdigest()
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    def token(self, number: int) -> bytes:
-        """The bytes of an id."""
-        return self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
-
-    def text(self, tokens: Iterable[int]) -> bytes:
-        """What tokens write, up to the first end."""
-        pieces = []
-        for number in tokens:
-            if number in self.ends:
-                break
-            pieces.append(self.token(number))
-        return b"".join(pieces)
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
@@ -112,10 +90,10 @@ def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _writer(decoder: Mapping[str, Any] | None) -> Any:
-    """From a token as the vocabulary spells it to its bytes.
+    """A function from a token as the vocabulary spells it to its bytes.
 
     Raises:
-        ConstraintError: the decoder does something that is not known here.
+        ConstraintError: the decoder is not supported.
     """
     parts = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
@@ -144,7 +122,7 @@ def _writer(decoder: Mapping[str, Any] | None) -> Any:
 
 
 def _byte_level(token: str) -> bytes:
-    """Of a token in GPT-2's alphabet; one that is not in it stands for its own text."""
+    """The bytes of a token in GPT-2's alphabet; a token not in that alphabet is plain text."""
     alphabet = _alphabet()
     try:
         return bytes(alphabet[char] for char in token)
@@ -154,7 +132,7 @@ def _byte_level(token: str) -> bytes:
 
 @cache
 def _alphabet() -> dict[str, int]:
-    """GPT-2's: printable bytes of Latin-1 stand for themselves, the others come behind U+00FF."""
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     found = {chr(byte): byte for byte in printable}

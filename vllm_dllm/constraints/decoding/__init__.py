@@ -1,1 +1,1 @@
-"""The best path, or a drawn one, through a canvas that an automaton constrains."""
+"""Decoding under an automaton: the best path through a canvas, or a sampled one."""

@@ -1,7 +1,8 @@
 """One decoding step under a constraint: from logits to tokens that lie on one path.
 
-What an engine calls for the canvases of a batch that share an automaton. Whatever a decoding
-algorithm then decides, it must decide for these tokens, see `settled`.
+An engine calls this for the canvases of a batch that share an automaton. Whichever positions a
+decoding algorithm then decides, it must decide them for these tokens; `tokens_kept_to_path` makes
+sure of that.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from dataclasses import dataclass, fields
 import torch
 
 from vllm_dllm.constraints.decoding.best_path import (
+    CanvasWindow,
+    ClassPaths,
     DeviceAutomaton,
-    Paths,
-    Window,
     best_paths,
     drawn_paths,
 )
 from vllm_dllm.constraints.decoding.class_weights import (
     TokenChunks,
-    class_best,
-    class_sum,
+    class_logsumexp,
+    class_maxima,
     draw_in_class,
 )
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Tokens on a path of each canvas.
+@dataclass
+class ConstrainedPath:
+    """The tokens of one path through each canvas. Written in place by `put`.
 
     Attributes:
-        token: int64 ``[n, L]``. Inside the window a path's; forced tokens are themselves. Behind
-            it a token that ends the text; before it what was forced there, or that token.
-        logit: float32 ``[n, L]``, the logit of `token` as it came in; 0 outside of the window.
-        inside: bool ``[n, L]``, the window.
-        states: int64 ``[n, L + 1]``, the automaton's state before each position, and behind the
+        token: int64 ``[n, L]``. Inside the window, the tokens of the path, forced ones included.
+            After the window, a token that ends the text. Before the window, the token that is
+            forced there, or else the one that ends the text.
+        logit: float32 ``[n, L]``, the logit of `token` as it was given; 0 outside the window.
+        inside: bool ``[n, L]``, which positions are in the window.
+        states: int64 ``[n, L + 1]``, the automaton's state before each position, and after the
             last.
-        feasible: bool ``[n]``; where false there is no path, and `token` means nothing.
+        feasible: bool ``[n]``. Where false there is no path, and `token` is meaningless.
     """
 
     token: torch.Tensor
@@ -46,41 +48,41 @@ class Chosen:
     feasible: torch.Tensor
 
     @classmethod
-    def nothing(cls, window: Window) -> Chosen:
-        """Of canvases, before a path is found for any: nothing is inside."""
+    def empty(cls, window: CanvasWindow) -> ConstrainedPath:
+        """For canvases whose paths are not known yet: no position is inside."""
         inside = torch.zeros_like(window.forced, dtype=torch.bool)
         states = window.state[:, None].repeat(1, inside.shape[1] + 1)
         logit = torch.zeros_like(window.forced, dtype=torch.float32)
         feasible = torch.ones_like(window.state, dtype=torch.bool)
         return cls(window.forced.clone(), logit, inside, states, feasible)
 
-    def part(self, some: slice) -> Chosen:
-        """Views of some canvases, through which they can be written."""
-        return Chosen(*(getattr(self, f.name)[some] for f in fields(self)))
+    def part(self, some: slice) -> ConstrainedPath:
+        """Views of a slice of the canvases; writing to them writes to this object."""
+        return ConstrainedPath(*(getattr(self, f.name)[some] for f in fields(self)))
 
-    def put(self, index: torch.Tensor, found: Chosen) -> None:
-        """Write what was found for the canvases at ``index``, int64 ``[m]``."""
+    def put(self, index: torch.Tensor, path: ConstrainedPath) -> None:
+        """Write the path of the canvases at `index`, int64 ``[m]``, in place."""
         for f in fields(self):
-            getattr(self, f.name).index_copy_(0, index, getattr(found, f.name))
+            getattr(self, f.name).index_copy_(0, index, getattr(path, f.name))
 
 
 def best_tokens(
-    automaton: DeviceAutomaton, chunks: TokenChunks, logits: torch.Tensor, window: Window
-) -> Chosen:
-    """The tokens of the best paths.
+    automaton: DeviceAutomaton, chunks: TokenChunks, logits: torch.Tensor, window: CanvasWindow
+) -> ConstrainedPath:
+    """The tokens of the best path through each canvas.
 
     Args:
         automaton: the constraint of all these canvases.
-        chunks: the same automaton's ``class_of_token``.
-        logits: ``[n, L, ids]``; their normalisation does not matter.
+        chunks: of the same automaton's ``class_of_token``.
+        logits: ``[n, L, ids]``; they need not be normalized.
         window: of ``n`` canvases.
     """
     n, length, ids = logits.shape
-    weight, token = class_best(logits.reshape(-1, ids), chunks)
+    weight, token = class_maxima(logits.reshape(-1, ids), chunks)
     weight = weight.view(n, length, -1)
     paths = best_paths(automaton, weight, window)
     at = paths.classes.clamp_max(automaton.classes - 1)[..., None]
-    return _chosen(
+    return _with_tokens(
         automaton, logits, window, paths, token.view(n, length, -1).gather(2, at)[..., 0]
     )
 
@@ -89,69 +91,74 @@ def drawn_tokens(
     automaton: DeviceAutomaton,
     chunks: TokenChunks,
     scaled: torch.Tensor,
-    window: Window,
+    window: CanvasWindow,
     keys: torch.Tensor,
-) -> Chosen:
-    """Tokens drawn from all that satisfy the constraint, each as likely as the logits make it.
+) -> ConstrainedPath:
+    """The tokens of a path drawn from all that satisfy the constraint.
+
+    The probability of a path is proportional to the exponential of the sum of its tokens' logits.
 
     Args:
         automaton: the constraint of all these canvases.
-        chunks: the same automaton's ``class_of_token``.
-        scaled: ``[n, L, ids]``, logits over the temperature.
+        chunks: of the same automaton's ``class_of_token``.
+        scaled: ``[n, L, ids]``, logits divided by the temperature.
         window: of ``n`` canvases.
-        keys: int64 ``[n, L]``, what each position draws with.
+        keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
     n, length, ids = scaled.shape
     rows = scaled.reshape(-1, ids)
-    weight, by_chunk = class_sum(rows, chunks)
+    weight, by_chunk = class_logsumexp(rows, chunks)
     paths = drawn_paths(automaton, weight.view(n, length, -1), window, keys)
     token = draw_in_class(rows, chunks, by_chunk, paths.classes.flatten(), keys.flatten())
-    return _chosen(automaton, scaled, window, paths, token.view(n, length))
+    return _with_tokens(automaton, scaled, window, paths, token.view(n, length))
 
 
-def _chosen(
+def _with_tokens(
     automaton: DeviceAutomaton,
     logits: torch.Tensor,
-    window: Window,
-    paths: Paths,
+    window: CanvasWindow,
+    paths: ClassPaths,
     token: torch.Tensor,
-) -> Chosen:
+) -> ConstrainedPath:
     inside = window.inside()
     token = torch.where(inside, token, automaton.end_token)
-    # Only the window's own tokens are known to be fixed; those before it are the prompt's.
+    # After the window, `forced` is ignored; before it, it holds the tokens of the prompt.
     position = torch.arange(token.shape[1], device=token.device)
     kept = (window.forced >= 0) & (position < window.end[:, None])
     token = torch.where(kept, window.forced, token)
     logit = logits.gather(2, token[..., None])[..., 0].float()
-    return Chosen(token, torch.where(inside, logit, 0.0), inside, paths.states, paths.feasible)
+    return ConstrainedPath(
+        token, torch.where(inside, logit, 0.0), inside, paths.states, paths.feasible
+    )
 
 
-def sureness(chosen: Chosen, total: torch.Tensor) -> torch.Tensor:
-    """The model's probability of the path's tokens, float32 ``[n, L]``; 1 outside of the window.
+def path_probability(path: ConstrainedPath, total: torch.Tensor) -> torch.Tensor:
+    """The model's probability of each token of a path, float32 ``[n, L]``; 1 outside the window.
 
     Args:
-        chosen: from `best_tokens` or `drawn_tokens`.
-        total: float32 ``[n, L]``, the log-sum-exp of the logits that were given there.
+        path: from `best_tokens` or `drawn_tokens`.
+        total: float32 ``[n, L]``, the log-sum-exp of the logits that were given to that function.
     """
-    return torch.where(chosen.inside, (chosen.logit - total).exp(), 1.0)
+    return torch.where(path.inside, (path.logit - total).exp(), 1.0)
 
 
-def settled(
-    token: torch.Tensor, masked: torch.Tensor, chosen: Chosen, fixed: torch.Tensor
+def tokens_kept_to_path(
+    token: torch.Tensor, masked: torch.Tensor, path: ConstrainedPath, fixed: torch.Tensor
 ) -> torch.Tensor:
-    """What an algorithm's canvas must be: whatever it decided, with the path's tokens.
+    """The canvas after a step of an algorithm, with the path's token at every decided position.
 
-    An algorithm may decide for a token of its own, or keep a visible one that the path has left.
-    Then tokens of two paths would stand side by side, and might have no completion.
+    An algorithm may decide a position for another token than the path's, or keep an earlier token
+    that is not on this step's path. The canvas would then hold tokens of two paths, and there might
+    be no way to complete it.
 
     Args:
         token: int64 ``[n, L]``, the canvas after the algorithm's step.
-        masked: bool ``[n, L]``, positions that it left open.
-        chosen: this step's path.
+        masked: bool ``[n, L]``, positions that are still undecided.
+        path: this step's path.
         fixed: bool ``[n, L]``, positions that never change.
 
     Returns:
         int64 ``[n, L]``.
     """
-    follows = chosen.inside & ~masked & ~fixed & chosen.feasible[:, None]
-    return torch.where(follows, chosen.token, token)
+    follows = path.inside & ~masked & ~fixed & path.feasible[:, None]
+    return torch.where(follows, path.token, token)

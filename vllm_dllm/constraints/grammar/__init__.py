@@ -1,1 +1,1 @@
-"""Schemas, expressions and structural tags as regular languages."""
+"""JSON schemas, regular expressions and structural tags, all read as regular languages."""

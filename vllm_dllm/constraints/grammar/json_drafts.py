@@ -1,7 +1,7 @@
 """Drafts of JSON Schema: which one a schema is written in, and what it means in the latest one.
 
-Schemas are read as draft 2020-12 says. Where an older draft says something else about the keywords
-that are served, a schema is rewritten, or refused by name.
+Schemas are read as draft 2020-12. Where an older draft differs in a keyword that is supported, the
+schema is rewritten, or refused with a message that names the keyword.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vllm_dllm.constraints.limits import ConstraintError
 
 
 class Draft(IntEnum):
-    """A draft, in the order of their appearance."""
+    """The drafts, in the order of their publication."""
 
     DRAFT_04 = 4
     DRAFT_06 = 6
@@ -24,36 +24,36 @@ class Draft(IntEnum):
 
     @property
     def title(self) -> str:
-        """As people write it."""
+        """The usual spelling of its name."""
         return self.name.lower().replace("_", "-")
 
 
 LATEST = Draft.DRAFT_2020_12
-KNOWN = {
+DRAFT_OF_URL = {
     "json-schema.org/draft-04/schema": Draft.DRAFT_04,
     "json-schema.org/draft-06/schema": Draft.DRAFT_06,
     "json-schema.org/draft-07/schema": Draft.DRAFT_07,
     "json-schema.org/draft/2019-09/schema": Draft.DRAFT_2019_09,
     "json-schema.org/draft/2020-12/schema": LATEST,
     "json-schema.org/schema": LATEST,
-    # OpenAPI's adds annotations only.
+    # OpenAPI's dialect only adds annotations.
     "spec.openapis.org/oas/3.1/dialect/base": LATEST,
 }
 
 
 def draft_named(name: Any) -> Draft | None:
-    """The draft that a ``$schema`` names, or None where it is not known."""
+    """The draft that a ``$schema`` names, or None if it is unknown."""
     if not isinstance(name, str):
         return None
     place = name.removeprefix("http://").removeprefix("https://")
-    return KNOWN.get(place.removesuffix("#"))
+    return DRAFT_OF_URL.get(place.removesuffix("#"))
 
 
 def as_latest(schema: Mapping[str, Any], draft: Draft) -> Mapping[str, Any]:
-    """The same keywords as draft 2020-12 would have them; the schema itself where nothing differs.
+    """The schema as draft 2020-12 would write it; the same object if nothing differs.
 
     Raises:
-        ConstraintError: a keyword that this draft does not have in this form.
+        ConstraintError: a keyword does not have this form in that draft.
     """
     if draft < LATEST and "prefixItems" in schema and "items" in schema:
         raise ConstraintError(

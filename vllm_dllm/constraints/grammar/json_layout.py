@@ -1,4 +1,4 @@
-"""Schemas of objects and arrays: what stands between their brackets."""
+"""Schemas of objects and arrays, and the white space that they are laid out with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.constraints.grammar.json_values import ANY_CHARACTER, QUOTE, exactly, whole
+from vllm_dllm.constraints.grammar.json_values import (
+    ANY_CHARACTER,
+    QUOTE,
+    json_literal,
+    whole_number,
+)
 from vllm_dllm.constraints.grammar.language import (
     EMPTY_TEXT,
     NOTHING,
@@ -23,16 +28,16 @@ WHY_NOT_ANY = (
     "any JSON is allowed here, which no automaton can follow (it nests without end); say which "
     "type, and for objects and arrays what is in them"
 )
-# (schema, the step that leads to it) to the texts of its values.
-Inside = Callable[[Any, str], Node]
+# From a schema and the step that leads to it to the language of its values.
+ReadInside = Callable[[Any, str], Node]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How JSON is laid out, and the containers that have a layout.
+class JsonLayout:
+    """Where JSON may have white space, and the objects and arrays that are written so.
 
     Attributes:
-        gap: white space behind an opening bracket, a colon and a comma, and before a closing
+        gap: white space after an opening bracket, a colon and a comma, and before a closing
             bracket.
     """
 
@@ -40,14 +45,14 @@ class Layout:
 
     @property
     def comma(self) -> Node:
-        """Between two items."""
+        """What separates two items."""
         return sequence(literal(","), self.gap)
 
-    def array(self, schema: Mapping[str, Any], at: str, inside: Inside) -> Node:
-        """An array; `at` is the schema's place, for messages.
+    def array(self, schema: Mapping[str, Any], at: str, inside: ReadInside) -> Node:
+        """The language of an array; `at` is the place of its schema, for messages.
 
         Raises:
-            ConstraintError: uniqueItems, or a keyword with a value that it cannot have.
+            ConstraintError: uniqueItems, or an invalid value of a keyword.
         """
         least, most = _counts("Items", schema, at)
         if schema.get("uniqueItems") not in (None, False):
@@ -75,12 +80,13 @@ class Layout:
         one_more = repeat(sequence(self.comma, rest), max(least - len(first), 0), more)
         return self._bracketed("[", sequence(*parts, one_more), "]")
 
-    def object(self, schema: Mapping[str, Any], at: str, inside: Inside) -> Node:
-        """An object of named properties, or else of any names with values of one schema.
+    def object(self, schema: Mapping[str, Any], at: str, inside: ReadInside) -> Node:
+        """The language of an object with named properties, or of any names and one value schema.
 
         Raises:
-            ConstraintError: neither of the two, a name that is required but not described, counts
-                that the names do not settle, or a keyword with a value that it cannot have.
+            ConstraintError: it is neither of the two, a required name has no schema, its number of
+                properties is limited in a way that is not supported, or a keyword has an invalid
+                value.
         """
         properties, required = schema.get("properties"), schema.get("required", [])
         if properties is not None and not isinstance(properties, Mapping):
@@ -111,8 +117,8 @@ class Layout:
             raise ConstraintError(f"{at}: {WHY_NOT_ANY}")
         return NOTHING if least else self._bracketed("{", EMPTY_TEXT, "}")
 
-    def _map(self, schema: Any, counts: tuple[int, int | None], inside: Inside) -> Node:
-        """An object of any names."""
+    def _map(self, schema: Any, counts: tuple[int, int | None], inside: ReadInside) -> Node:
+        """An object with any names, whose values all have one schema."""
         held = inside(schema, "additionalProperties")
         name = sequence(QUOTE, repeat(ANY_CHARACTER, 0, None), QUOTE, literal(":"), self.gap)
         least, most = counts
@@ -124,22 +130,23 @@ class Layout:
         )
         return self._bracketed("{", filled if least else optional(filled), "}")
 
-    def _properties(self, schema: Mapping[str, Any], inside: Inside) -> Node:
-        """Named properties in the schema's order; those that are not required may be left out."""
+    def _properties(self, schema: Mapping[str, Any], inside: ReadInside) -> Node:
+        """Named properties in the order of the schema; optional ones may be left out."""
         pairs = []
         for name, held in schema["properties"].items():
             found = inside(held, name)
-            pair = sequence(exactly(name), literal(":"), self.gap, found)
+            pair = sequence(json_literal(name), literal(":"), self.gap, found)
             pairs.append((pair, name in schema.get("required", [])))
-        # From the last one back: the rest where something stands before it, or nothing does.
-        behind: Node = EMPTY_TEXT
-        alone: Node = EMPTY_TEXT
+        # From the last property to the first: the rest of the object after another property, and
+        # the rest of the object if no property precedes it.
+        after_another: Node = EMPTY_TEXT
+        first_ones: Node = EMPTY_TEXT
         for pair, needed in reversed(pairs):
-            alone_too = NOTHING if needed else alone
-            alone = either([sequence(pair, behind), alone_too])
+            without = NOTHING if needed else first_ones
+            first_ones = either([sequence(pair, after_another), without])
             preceded = sequence(self.comma, pair)
-            behind = sequence(preceded if needed else optional(preceded), behind)
-        return alone
+            after_another = sequence(preceded if needed else optional(preceded), after_another)
+        return first_ones
 
     def _bracketed(self, opening: str, inside: Node, closing: str) -> Node:
         if inside is EMPTY_TEXT:
@@ -150,12 +157,12 @@ class Layout:
 def _counts(what: str, schema: Mapping[str, Any], at: str) -> tuple[int, int | None]:
     least, most = (schema.get(f"{end}{what}") for end in ("min", "max"))
     for given in (least, most):
-        if given is not None and (whole(given) is None or given < 0):
+        if given is not None and (whole_number(given) is None or given < 0):
             raise ConstraintError(f"{at}: {short(given)} is no count of {what.lower()}")
-    return whole(least) or 0, whole(most)
+    return whole_number(least) or 0, whole_number(most)
 
 
 def short(value: Any) -> str:
-    """For messages: hostile schemas have long names."""
+    """A value for messages, shortened because hostile schemas have long names."""
     text = value if isinstance(value, str) else repr(value)[:200]
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""Whether a value may fit two of the schemas of a `oneOf`: sure answers only."""
+"""Whether a value may fit two of the schemas of a `oneOf`; in doubt, the answer is yes."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from vllm_dllm.constraints.grammar.json_scalars import TYPES, has_type
 MOST_STEPS = 32
 
 
-def overlap(options: Sequence[Any], references: References, at: str) -> tuple[int, int] | None:
-    """The first two options, counted from 0, that may share a value; None when none do.
+def first_overlap(
+    options: Sequence[Any], references: References, at: str
+) -> tuple[int, int] | None:
+    """The indices of the first two options that may share a value, or None if no two do.
 
-    They surely share none when their types differ, their constants differ, or when both demand
+    Two options share no value if their types differ, if their constants differ, or if both require
     a property whose constants differ (the usual discriminator).
 
     Args:
         options: schemas.
-        references: of the document that they are in.
-        at: their place, for messages.
+        references: of the document that contains them.
+        at: their place in the document, for messages.
 
     Raises:
         ConstraintError: a ``$ref`` leads nowhere.
     """
-    known = _Known(references, at)
-    found = [known.followed(option) for option in options]
+    facts = _SchemaFacts(references, at)
+    found = [facts.followed(option) for option in options]
     for (i, one), (j, other) in combinations(enumerate(found), 2):
-        if not known.apart(one, other):
+        if not facts.apart(one, other):
             return i, j
     return None
 
 
-class _Known:
-    """What is known of schemas in a document."""
+class _SchemaFacts:
+    """What can be said about the schemas of a document."""
 
     def __init__(self, references: References, at: str) -> None:
         self.references, self.at = references, at
 
     def followed(self, schema: Any) -> Any:
-        """Behind references and lists of a single schema."""
+        """The schema that references and an `allOf` of a single schema lead to."""
         for _ in range(MOST_STEPS):
             if not isinstance(schema, Mapping):
                 return schema
@@ -56,7 +58,7 @@ class _Known:
         return {}
 
     def apart(self, one: Any, other: Any) -> bool:
-        """Whether surely no value fits both."""
+        """Whether it is certain that no value fits both."""
         if one is False or other is False:
             return True
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
@@ -79,7 +81,7 @@ class _Known:
         )
 
     def constants_apart(self, one: Any, other: Any, name: str) -> bool:
-        """Whether a property has constants in both, and none in common."""
+        """Whether a property has constants in both schemas, and none in common."""
         found = []
         for properties in (one, other):
             schema = properties.get(name) if isinstance(properties, Mapping) else None
@@ -91,8 +93,8 @@ class _Known:
         return not found[0] & found[1]
 
     def constants(self, schema: Mapping[str, Any]) -> list[Any] | None:
-        """The only values that fit, or None where others may."""
-        # Draft-04 has no const: there it keeps no value from fitting.
+        """All values that may fit, or None if they are not enumerated."""
+        # Draft-04 has no const: there it excludes no value.
         if "const" in schema and self.references.scope(schema).draft > Draft.DRAFT_04:
             return [schema["const"]]
         values = schema.get("enum")
@@ -100,14 +102,14 @@ class _Known:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Types that values of the schema may have; a schema that names none may have any."""
+    """The types that values of a schema may have; all of them if it names none."""
     named = schema.get("type", list(TYPES))
     found = {named} if isinstance(named, str) else set(named)
     return found | {"integer"} if "number" in found else found
 
 
 def _same(value: Any) -> str:
-    """The same text for values that JSON Schema takes for equal: 1 and 1.0 are, 1 and true not."""
+    """The same text for values that JSON Schema considers equal, such as 1 and 1.0, not true."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):

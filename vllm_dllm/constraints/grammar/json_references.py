@@ -1,7 +1,7 @@
-"""What a ``$ref`` leads to: places in the document, or in the part of it that has an ``$id``.
+"""What a ``$ref`` leads to: a place in the document, or in the part of it that has an ``$id``.
 
-A schema with an ``$id`` of its own inside of another one is a document of its own: ``#/$defs/a`` in
-it means its own definitions.
+A schema with its own ``$id`` inside another schema is a document of its own: in it, ``#/$defs/a``
+means its own definitions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from vllm_dllm.constraints.grammar.json_drafts import LATEST, Draft, draft_named
 from vllm_dllm.constraints.grammar.json_layout import short
 from vllm_dllm.constraints.limits import ConstraintError
 
-# Keywords whose names are names of schemas, and keywords whose values are no schemas.
+# Keywords whose value maps names to schemas.
 NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+# Keywords whose value is data rather than a schema.
 DATA = {"const", "enum", "default", "examples"}
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a schema stands.
+    """The surroundings of a schema.
 
     Attributes:
-        root: the document that a ``$ref`` in it speaks of.
-        draft: what its keywords mean.
+        root: the document that a ``$ref`` in it refers to.
+        draft: the draft that its keywords follow.
     """
 
     root: Any
@@ -34,17 +35,17 @@ class Scope:
 
 
 class References:
-    """Of one document, whose parts are told apart by their identity.
+    """The references of one document. Parts of it are identified by their `id()`.
 
     Args:
-        document: JSON; no part of it is in two places.
+        document: JSON, in which no object occurs in two places.
     """
 
     def __init__(self, document: Any) -> None:
         self._outermost = Scope(document)
         self._scopes: dict[int, Scope] = {}
         self._copies: list[Any] = []
-        # (a part, its surroundings, whether it is a table of named schemas)
+        # (a part, its surroundings, whether it maps names to schemas)
         ahead: list[tuple[Any, Scope, bool]] = [(document, self._outermost, False)]
         while ahead:
             part, scope, names = ahead.pop()
@@ -56,13 +57,13 @@ class References:
                 ahead += ((held, scope, False) for held in part)
 
     def scope(self, schema: Mapping[str, Any]) -> Scope:
-        """Where a schema of the document stands."""
+        """The surroundings of a schema of the document."""
         return self._scopes.get(id(schema), self._outermost)
 
     def copied(self, copy: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A changed copy of a schema, which stands where the schema does."""
+        """Register `copy`, a changed copy of a schema, as having the same surroundings."""
         if copy is not schema:
-            self._copies.append(copy)  # or its identity might be another one's later on
+            self._copies.append(copy)  # keeps it alive, so that its id() is not reused
             self._scopes[id(copy)] = self.scope(schema)
         return copy
 
@@ -97,10 +98,11 @@ class References:
 
 
 def _inside(schema: Mapping[str, Any], scope: Scope) -> Scope:
-    """The scope of a schema that stands in another one's."""
+    """The surroundings of a schema that is inside another one's."""
     root, draft = scope.root, draft_named(schema.get("$schema")) or scope.draft
     name = schema.get("id" if draft is Draft.DRAFT_04 else "$id")
-    # Up to draft-07 nothing counts beside $ref, and a fragment names a place, not a document.
+    # Up to draft-07, keywords beside $ref are ignored, and an $id that is a fragment names a place
+    # in the document rather than a new document.
     older = draft <= Draft.DRAFT_07
     if isinstance(name, str) and not (older and ("$ref" in schema or name.startswith("#"))):
         root = schema
@@ -108,7 +110,7 @@ def _inside(schema: Mapping[str, Any], scope: Scope) -> Scope:
 
 
 def _held(part: Mapping[str, Any], names: bool) -> Iterator[tuple[Any, bool]]:
-    """What may hold schemas, and whether it is a table of names."""
+    """The parts that may contain schemas, and whether each maps names to schemas."""
     for name, held in part.items():
         if names:
             yield held, False

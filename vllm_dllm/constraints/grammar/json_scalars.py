@@ -12,7 +12,7 @@ from vllm_dllm.constraints.grammar.json_values import (
     string,
     string_of_format,
     string_of_pattern,
-    whole,
+    whole_number,
 )
 from vllm_dllm.constraints.grammar.language import NOTHING, Node, either, literal
 from vllm_dllm.constraints.limits import ConstraintError
@@ -21,9 +21,9 @@ TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
 def has_type(value: Any, name: str) -> bool:
-    """Whether a JSON value has a type of JSON Schema; 1.0 is an integer, true is none."""
+    """Whether a JSON value has a type of JSON Schema; 1.0 is an integer, and true is no number."""
     if name == "integer":
-        return whole(value) is not None
+        return whole_number(value) is not None
     if name == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
     kinds: dict[str, tuple[type, ...]] = {
@@ -37,11 +37,10 @@ def has_type(value: Any, name: str) -> bool:
 
 
 def scalar(name: str, schema: Mapping[str, Any], at: str) -> Node:
-    """Values of the type `name` that satisfy the keywords of a schema; `at` is for messages.
+    """The values of type `name` that satisfy a schema; `at` is its place, for messages.
 
     Raises:
-        ConstraintError: a keyword with a value that it cannot have, or together with another one
-            that would have to be met as well.
+        ConstraintError: a keyword has an invalid value, or is not supported together with another.
     """
     if name == "null":
         return literal("null")
@@ -76,15 +75,15 @@ def _string(schema: Mapping[str, Any]) -> Node:
     if "format" in schema:
         return string_of_format(schema["format"])
     for name in lengths:
-        if whole(schema[name]) is None or schema[name] < 0:
+        if whole_number(schema[name]) is None or schema[name] < 0:
             raise ConstraintError(f"{name} is a count of characters")
-    return string(whole(schema.get("minLength")) or 0, whole(schema.get("maxLength")))
+    return string(whole_number(schema.get("minLength")) or 0, whole_number(schema.get("maxLength")))
 
 
 def _bound(
     schema: Mapping[str, Any], name: str, exclusive: str, tighter: Any
 ) -> tuple[float | None, bool]:
-    """A bound, and whether it is excluded; the tighter one where both keywords are there."""
+    """A bound, and whether it is excluded; the tighter bound if both keywords are given."""
     given = []
     for keyword in (name, exclusive):
         if keyword not in schema:

@@ -1,10 +1,10 @@
-"""JSON schemas: those whose texts are a regular language, keyword by keyword.
+"""JSON schemas whose texts are a regular language, keyword by keyword.
 
-A keyword either does what JSON Schema says, or is an annotation that says nothing about validity,
-or is refused by name. JSON Schema is draft 2020-12, or the older draft that ``$schema`` names. What
-is offered may be less than what a schema allows, never more: properties come in the order of the
-schema, those that it does not name are left out, and definitions stand inside themselves only to a
-stated depth.
+A keyword either does what JSON Schema says, or is an annotation that does not affect validity, or
+is refused by name. JSON Schema means draft 2020-12, or the older draft that ``$schema`` names. The
+texts that are offered may be fewer than those that a schema allows, but never more: properties come
+in the order of the schema, properties that it does not name are left out, and definitions contain
+themselves only to a limited depth.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_dllm.constraints.grammar.json_drafts import as_latest, draft_named
-from vllm_dllm.constraints.grammar.json_layout import WHY_NOT_ANY, Layout, short
-from vllm_dllm.constraints.grammar.json_one_of import overlap
+from vllm_dllm.constraints.grammar.json_layout import WHY_NOT_ANY, JsonLayout, short
+from vllm_dllm.constraints.grammar.json_one_of import first_overlap
 from vllm_dllm.constraints.grammar.json_references import References
 from vllm_dllm.constraints.grammar.json_scalars import TYPES, has_type, scalar
-from vllm_dllm.constraints.grammar.json_values import exactly
+from vllm_dllm.constraints.grammar.json_values import json_literal
 from vllm_dllm.constraints.grammar.language import NOTHING, Node, either
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-# What says nothing about validity. `discriminator` is OpenAPI's, and only a hint there as well.
+# Keywords that do not affect validity. `discriminator` is OpenAPI's, where it is only a hint too.
 ANNOTATIONS = frozenset(
     (
         *("$schema", "$id", "$comment", "$defs", "definitions", "title", "description"),
         *("default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
     )
 )
-# Keyword -> the type whose values it speaks of.
+# From a keyword to the type whose values it restricts.
 OF_TYPE = {
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), "number"),
@@ -42,14 +42,14 @@ SUPPORTED = tuple(sorted(GENERAL | set(OF_TYPE)))
 MOST_PARTS = 20_000
 
 
-def json_schema(schema: Any, limits: Limits, layout: Layout | None = None) -> Node:
-    """Texts of JSON that satisfy a schema.
+def json_schema(schema: Any, limits: CompileLimits, layout: JsonLayout | None = None) -> Node:
+    """The language of the JSON texts that satisfy a schema.
 
     Raises:
-        ConstraintError: names the place and the keyword that is not supported, or says that the
-            schema is too large.
+        ConstraintError: the schema is too large, or a keyword is not supported; the message then
+            names the keyword and its place.
     """
-    reader = _Reader(schema, limits, layout or Layout())
+    reader = _SchemaReader(schema, limits, layout or JsonLayout())
     found = reader.value(schema, "$", _Place())
     if found.empty:
         raise ConstraintError(
@@ -61,13 +61,13 @@ def json_schema(schema: Any, limits: Limits, layout: Layout | None = None) -> No
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a schema stands.
+    """The position of a schema in the traversal of a document.
 
     Attributes:
-        depth: how deep.
-        inside: inside of which definitions, by their identity, and how often of each.
-        begun: schemas, by their identity, that a value is held to from its first character on. Who
-            comes back to one of them has written nothing.
+        depth: how deeply it is nested.
+        inside: the definitions that it is inside of, by `id()`, and how often it is inside of each.
+        begun: schemas, by `id()`, that apply to the same value as this one. A reference back to one
+            of them would be circular, because no character of the value is read in between.
     """
 
     depth: int = 0
@@ -83,19 +83,21 @@ class _Place:
         return _Place(self.depth, tuple(sorted(counts.items())), self.begun)
 
     def part(self) -> _Place:
-        """Of a value within this one."""
+        """The position of a schema for a part of the value."""
         return _Place(self.depth, self.inside)
 
 
-class _Reader:
-    def __init__(self, root: Any, limits: Limits, layout: Layout) -> None:
+class _SchemaReader:
+    """Reads the schemas of one document."""
+
+    def __init__(self, root: Any, limits: CompileLimits, layout: JsonLayout) -> None:
         self.references, self.limits, self.layout = References(root), limits, layout
         self.parts = 0
         self.cut = False
         self.known: dict[tuple[int, tuple[tuple[int, int], ...]], Node] = {}
 
     def value(self, schema: Any, at: str, place: _Place) -> Node:
-        """Texts of one value."""
+        """The language of the values of a schema; `at` is its place, for messages."""
         self.parts += 1
         if self.parts > MOST_PARTS:
             raise ConstraintError(
@@ -120,7 +122,7 @@ class _Reader:
         return either(self._typed(name, schema, at, place) for name in types(schema, at))
 
     def _latest(self, schema: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-        """A schema whose keywords are known, with the meaning that draft 2020-12 gives them."""
+        """The schema as draft 2020-12 writes it, after a check that all its keywords are known."""
         if "$schema" in schema and draft_named(schema["$schema"]) is None:
             raise ConstraintError(
                 f"{short(at)}: $schema {short(schema['$schema'])} is not supported; JSON Schema's "
@@ -139,7 +141,7 @@ class _Reader:
         return self.references.copied(found, schema)
 
     def _alone(self, name: str, schema: Mapping[str, Any], at: str, beside: set[str]) -> None:
-        """Refuse a keyword that would have to be met together with others."""
+        """Refuse other keywords in the same schema, except those in `beside`."""
         others = set(schema) - ANNOTATIONS - beside - {name}
         if others:
             raise ConstraintError(
@@ -170,7 +172,9 @@ class _Reader:
             raise ConstraintError(f"{short(at)}: enum is a list of values, and not an empty one")
         allowed = types(schema, at) if "type" in schema else TYPES
         return either(
-            exactly(value) for value in values if any(has_type(value, name) for name in allowed)
+            json_literal(value)
+            for value in values
+            if any(has_type(value, name) for name in allowed)
         )
 
     def _all_of(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
@@ -181,11 +185,11 @@ class _Reader:
         return self.value(only, f"{at}.allOf[0]", place)
 
     def _any_of(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
-        """One of the options. What `oneOf` offers must belong to no two of them."""
+        """The union of the options; for `oneOf`, no two of them may share a value."""
         self._alone(name, schema, at, {"type"})
         options = _options(name, schema, at)
         if "type" in schema:
-            # As vLLM's schema of all tools has it: the type outside, the rest inside.
+            # vLLM's schema of all tools is like this: the type outside, the rest inside.
             allowed = types(schema, at)
             options = [
                 self.references.copied({"type": list(allowed), **option}, option)
@@ -199,7 +203,7 @@ class _Reader:
                         f"{short(at)}: {name}[{n}] has a type that the schema around it has not"
                     )
         found = [self.value(o, f"{at}.{name}[{n}]", place) for n, o in enumerate(options)]
-        if name == "oneOf" and (pair := overlap(options, self.references, at)):
+        if name == "oneOf" and (pair := first_overlap(options, self.references, at)):
             raise ConstraintError(
                 f"{short(at)}: oneOf is supported where no value fits two of its schemas; "
                 f"numbers {pair[0]} and {pair[1]} may share some (anyOf may say the same)"
@@ -218,10 +222,10 @@ class _Reader:
 
 
 def types(schema: Mapping[str, Any], at: str) -> tuple[str, ...]:
-    """The types that a schema names, or that its keywords speak of.
+    """The types that a schema names, or that its keywords restrict.
 
     Raises:
-        ConstraintError: an unknown one, or none at all.
+        ConstraintError: a type is unknown, or there is none.
     """
     if "type" not in schema:
         found = {OF_TYPE[name] for name in schema if name in OF_TYPE}

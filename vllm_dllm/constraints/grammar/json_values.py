@@ -1,8 +1,8 @@
 """How single JSON values are written: strings, numbers within bounds, dates.
 
-What is offered is a part of what JSON allows, chosen so that every reader agrees on its value:
-characters stand for themselves unless they must be escaped, numbers have at most 15 significant
-places before and after the point, so that a double keeps them apart from their bounds.
+Only a part of what JSON allows is offered, chosen so that all readers agree on the value:
+characters are escaped only where they must be, and numbers are so short that a double keeps them
+apart from their bounds.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from vllm_dllm.constraints.grammar.language import (
 from vllm_dllm.constraints.grammar.regex import regex, searched
 from vllm_dllm.constraints.limits import ConstraintError
 
-DIGITS = 15  # of a number without bounds: a double keeps as many
-FRACTION = 6  # of a number with bounds
-LARGEST_BOUND = 10**9  # of a number that is no integer: with its fraction still 15 digits
+DIGITS = 15  # of a number without bounds; a double has that many
+FRACTION = 6  # digits after the point of a number with bounds
+LARGEST_BOUND = 10**9  # of a number that need not be an integer: 15 digits with its fraction
 LARGEST_INTEGER_BOUND = 10**30
 SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 ESCAPED: Ranges = union([(0x0, 0x1F), *((ord(c), ord(c)) for c in SHORT_ESCAPES)])
@@ -66,7 +66,7 @@ FORMATS = {
 
 
 def inside_string(ranges: Ranges) -> Node:
-    """One character of `ranges` as it stands in a JSON string."""
+    """One character of `ranges` as it is written in a JSON string."""
     plain = chars(intersection(ranges, complement(ESCAPED)))
     escapes = []
     for first, last in intersection(ranges, ESCAPED):
@@ -77,7 +77,7 @@ def inside_string(ranges: Ranges) -> Node:
 
 
 def _any_character(controls: Node) -> Node:
-    """Any character as it stands in a string; of `controls` these are the last two digits."""
+    """Any character as it is written in a string; `controls` are the last two digits of escapes."""
     plain = chars(complement(ESCAPED))
     short = sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values()))
     return either([plain, short, sequence(literal("\\u00"), controls)])
@@ -85,9 +85,10 @@ def _any_character(controls: Node) -> Node:
 
 ZERO_OR_ONE, ZERO, ONE = chars([(0x30, 0x31)]), literal("0"), literal("1")
 HEX_DIGIT, NOT_ZERO_HEX = (chars([(first, 0x39), (0x61, 0x66)]) for first in (0x30, 0x31))
-# U+0000 may be escaped, since what is written then is not it.
+# An escaped U+0000 is allowed, because its escape contains no U+0000.
 ANY_CHARACTER = _any_character(sequence(ZERO_OR_ONE, HEX_DIGIT))
-# `ANY` does not have U+0000, so it cannot tell whether a set of characters does: it is left out.
+# For sets of characters: since `ANY` lacks U+0000, nothing says whether a set contains it, so it is
+# left out.
 ANY_BUT_NULL = _any_character(either([sequence(ZERO, NOT_ZERO_HEX), sequence(ONE, HEX_DIGIT)]))
 QUOTE = literal('"')
 
@@ -123,11 +124,11 @@ def _leaf(ranges: Ranges) -> Node:
     return ANY_BUT_NULL if ranges == ANY else inside_string(ranges)
 
 
-def exactly(value: Any) -> Node:
-    """One given value, written as `json.dumps` does, with characters for themselves.
+def json_literal(value: Any) -> Node:
+    """Exactly one value, written as by `json.dumps` with ``ensure_ascii=False``.
 
     Raises:
-        ConstraintError: the value is no JSON.
+        ConstraintError: the value is not JSON.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -139,7 +140,7 @@ def exactly(value: Any) -> Node:
 
 
 def integer(least: int | None, most: int | None) -> Node:
-    """An integer from `least` to `most`; one without a bound has at most `DIGITS` digits.
+    """An integer from `least` to `most`; without a bound it has at most `DIGITS` digits.
 
     Raises:
         ConstraintError: a bound is too large.
@@ -160,10 +161,10 @@ def _nines(beyond: int) -> int:
 
 
 def number(least: float | None, most: float | None, above: bool, below: bool) -> Node:
-    """A number from `least` to `most`, or truly `above` / `below` them.
+    """A number from `least` to `most`; `above` and `below` exclude the bounds themselves.
 
-    Without bounds it may have an exponent. With bounds it has a fraction of up to `FRACTION`
-    digits and none.
+    Without bounds it may have an exponent. With bounds it has no exponent and a fraction of up to
+    `FRACTION` digits.
 
     Raises:
         ConstraintError: a bound is too large or not a whole number.
@@ -188,7 +189,7 @@ def number(least: float | None, most: float | None, above: bool, below: bool) ->
 
 
 def _magnitude(low: int, high: int, above: bool, below: bool) -> Node:
-    """A number without sign from `low` to `high`, exclusive where said; both may be negative."""
+    """A number without a sign, from `low` to `high`; `above` and `below` exclude the bounds."""
     if high < 0:
         return NOTHING
     if low < 0:
@@ -207,10 +208,10 @@ def _magnitude(low: int, high: int, above: bool, below: bool) -> Node:
 
 
 def between(low: int, high: int) -> Node:
-    """Digits of an integer, ``0 <= low <= high`` or nothing, without leading zeros."""
+    """The integers from `low` >= 0 to `high`, without leading zeros; none if `low` > `high`."""
     options = []
     while low <= high:
-        # All with as many digits as the lowest.
+        # All numbers with as many digits as the lowest.
         last = min(high, 10 ** len(str(low)) - 1)
         options.append(_same_length(str(low), str(last)))
         low = last + 1
@@ -218,7 +219,7 @@ def between(low: int, high: int) -> Node:
 
 
 def _same_length(low: str, high: str) -> Node:
-    """Numbers of as many digits as both, leading zeros included."""
+    """The numbers from `low` to `high`, which have equally many digits; leading zeros count."""
     if not low:
         return EMPTY_TEXT
     if low[0] == high[0]:
@@ -239,7 +240,7 @@ def _same_length(low: str, high: str) -> Node:
     return either([*options, *([] if behind is None else [behind])])
 
 
-def whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """The integer that a JSON number is (1.0 is 1), or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

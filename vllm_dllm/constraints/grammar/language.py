@@ -1,11 +1,12 @@
-"""Regular languages as small trees, and how `outlines_core` is told of them.
+"""Regular languages as small trees, and as expressions for `outlines_core`.
 
-Users write regular expressions and schemas; both become these trees, and only trees are written
-out, with every character as its code point. So no dialect leaks from one side to the other.
-Trees share parts; sizes are kept with them, because writing a shared part out repeats it.
+Users write regular expressions and schemas. Both become these trees, and only trees are turned into
+expressions, with every character given by its code point. So no detail of a user's dialect reaches
+`outlines_core`. Trees share parts. Each node stores its size, because a shared part is repeated in
+the expression.
 
-A language never contains U+0000, which marks the end of a text for `automaton`, nor surrogates,
-which UTF-8 cannot say.
+A language contains neither U+0000, which `automaton` uses to mark the end of a text, nor
+surrogates, which UTF-8 cannot encode.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 Range = tuple[int, int]
 Ranges = tuple[Range, ...]
 
 LAST = 0x10FFFF
 MOST_COPIED = 256
-# Everything that a text may hold.
+# All characters that a text may contain.
 ANY: Ranges = ((0x1, 0xD7FF), (0xE000, LAST))
 
 
@@ -29,9 +30,10 @@ class Node:
     """A language.
 
     Attributes:
-        positions: byte positions, repetitions counted; an estimate from above for usual sets.
-        length: characters that `written` takes.
-        empty: no text belongs to it (not even the empty one).
+        positions: byte positions with all repetitions counted; for usual character sets an upper
+            bound.
+        length: an upper bound of the length of the expression that `as_expression` returns.
+        empty: whether no text belongs to it, not even the empty text.
     """
 
     positions: int = field(init=False, default=0)
@@ -39,7 +41,7 @@ class Node:
     empty: bool = field(init=False, default=False)
 
     def inside(self) -> tuple[Node, ...]:
-        """The languages that it is made of."""
+        """The languages that it is made of, its children."""
         return ()
 
     def _measured(self, positions: int, length: int, empty: bool = False) -> None:
@@ -50,7 +52,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Chars(Node):
-    """One character of some ``ranges`` (sorted, apart from each other, within `ANY`)."""
+    """One character from `ranges`, which are sorted, disjoint, not adjacent and within `ANY`."""
 
     ranges: Ranges
 
@@ -63,7 +65,7 @@ class Chars(Node):
 
 @dataclass(frozen=True, eq=False)
 class Chain(Node):
-    """Parts one behind the other; none is the empty text."""
+    """The concatenation of its parts; without parts, the empty text."""
 
     parts: tuple[Node, ...]
 
@@ -81,7 +83,7 @@ class Chain(Node):
 
 @dataclass(frozen=True, eq=False)
 class Either(Node):
-    """One of some options; of none there is nothing."""
+    """The union of its options; without options, the empty language."""
 
     options: tuple[Node, ...]
 
@@ -99,7 +101,7 @@ class Either(Node):
 
 @dataclass(frozen=True, eq=False)
 class Repeat(Node):
-    """``least`` to ``most`` times a part (None: any number)."""
+    """`least` to `most` repetitions of a part; None means any number."""
 
     part: Node
     least: int
@@ -123,20 +125,21 @@ NOTHING = Either(())
 
 
 def chars(ranges: Iterable[Range]) -> Node:
-    """One character of any ranges, in any order."""
+    """One character from ranges that may overlap and be in any order."""
     return Chars(intersection(union(ranges), ANY))
 
 
 def literal(text: str) -> Node:
-    """Exactly that text."""
+    """Exactly this text."""
     return Chain(tuple(chars([(ord(char), ord(char))]) for char in text))
 
 
 def sequence(*parts: Node) -> Node:
-    """Parts one behind the other."""
+    """The concatenation of parts."""
     if any(part.empty for part in parts):
         return NOTHING
-    # Flat, so that a long schema is not a deep tree; not all of it, since parts are shared.
+    # Nested chains are flattened, so that a long schema is not a deep tree. Long ones are not,
+    # because they may be shared and would be copied.
     kept: list[Node] = []
     for part in parts:
         if isinstance(part, Chain) and len(part.parts) <= MOST_COPIED:
@@ -147,13 +150,13 @@ def sequence(*parts: Node) -> Node:
 
 
 def either(options: Iterable[Node]) -> Node:
-    """One of those options that are possible."""
+    """The union of options, without those that are empty."""
     kept = tuple(option for option in options if not option.empty)
     return kept[0] if len(kept) == 1 else Either(kept)
 
 
 def repeat(part: Node, least: int, most: int | None) -> Node:
-    """``least`` to ``most`` times; a part that is not possible can still be left out."""
+    """`least` to `most` repetitions; of an empty part, no repetition is still possible."""
     if most is not None and most < least:
         return NOTHING
     if part.empty or most == 0:
@@ -167,7 +170,7 @@ def optional(part: Node) -> Node:
 
 
 def union(ranges: Iterable[Range]) -> Ranges:
-    """Sorted and joined; empty ranges vanish."""
+    """Sort ranges, and merge those that overlap or touch; empty ranges are dropped."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if last < first:
@@ -180,7 +183,7 @@ def union(ranges: Iterable[Range]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other code points of `ANY`; ``ranges`` as from `union`."""
+    """All other code points of `ANY`; `ranges` must be as from `union`."""
     gaps, behind = [], 0
     for first, last in ranges:
         gaps.append((behind, first - 1))
@@ -189,7 +192,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def intersection(one: Ranges, other: Ranges) -> Ranges:
-    """Code points of both; each as from `union`."""
+    """Code points in both; each must be as from `union`."""
     found = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -203,17 +206,17 @@ def intersection(one: Ranges, other: Ranges) -> Ranges:
     return tuple(found)
 
 
-def written(node: Node, limits: Limits) -> str:
+def as_expression(node: Node, limits: CompileLimits) -> str:
     """The language as a regular expression of Rust's ``regex`` crate.
 
     Raises:
-        ConstraintError: there is no text in it, or it is too large.
+        ConstraintError: the language is empty, or exceeds `limits`.
     """
     if node.empty:
         raise ConstraintError("the constraint allows no output at all")
     for name, have, most in (
         ("byte positions", node.positions, limits.positions),
-        ("characters as a regular expression", node.length, limits.pattern),
+        ("characters as a regular expression", node.length, limits.expression_characters),
     ):
         if have > most:
             raise ConstraintError(

@@ -1,8 +1,9 @@
-"""Regular expressions of users: Python's syntax, read by Python's own parser.
+"""Regular expressions of users, in Python's syntax and read by Python's own parser.
 
-`re.fullmatch` decides what a regular expression means, so its parser reads it; what cannot become
-an automaton (looking around, references to groups) is refused by name. A JSON schema's
-``pattern`` is another dialect, ECMA-262: there only texts that both dialects match are offered.
+An expression means what `re.fullmatch` makes of it, so Python's parser reads it. What cannot become
+an automaton, such as lookaround and references to groups, is refused by name. The ``pattern`` of a
+JSON schema is in another dialect, ECMA-262: for it, only texts that both dialects match are
+offered.
 """
 
 from __future__ import annotations
@@ -52,23 +53,23 @@ START = {"AT_BEGINNING", "AT_BEGINNING_STRING"}
 END = {"AT_END", "AT_END_STRING"}
 
 
-class Edge(Enum):
-    """What an end of a part of a pattern is."""
+class PatternEnd(Enum):
+    """What lies at one end of a part of a pattern."""
 
-    INSIDE = 0  # something else of the pattern follows: an anchor there is refused
-    OPEN = 1  # the pattern's own end, and any text may follow
-    HELD = 2  # the pattern's own end, and the text's
+    INSIDE = 0  # another part of the pattern, so an anchor is refused here
+    OPEN = 1  # the end of the pattern, beyond which any text may follow
+    ANCHORED = 2  # the end of the pattern and of the text
 
 
 @dataclass(frozen=True)
 class Dialect:
-    r"""What character classes mean.
+    r"""What character classes mean in a dialect of regular expressions.
 
     Attributes:
         sure: ranges of ``\d``, ``\w`` and ``\s`` that every reader of the dialect agrees on.
-        possible: ranges that some reader takes for it.
-        line_ends: what ``.`` does not match.
-        flags: whether inline flags such as ``(?i)`` belong to it.
+        possible: ranges that at least one reader of the dialect takes for them.
+        line_ends: characters that ``.`` does not match.
+        flags: whether the dialect has inline flags such as ``(?i)``.
     """
 
     sure: dict[str, Ranges]
@@ -78,17 +79,17 @@ class Dialect:
 
 
 def regex(text: str) -> Node:
-    """The texts that ``re.fullmatch(text, ...)`` accepts.
+    """The language of the texts that ``re.fullmatch(text, ...)`` accepts.
 
     Raises:
-        ConstraintError: not a regular expression, or one that no automaton can follow.
+        ConstraintError: it is not a regular expression, or no automaton can follow it.
     """
-    reader = _Reader(_python(), chars, chars(ANY))
-    return reader.read(text, Edge.HELD)
+    reader = _PatternReader(_python(), chars, chars(ANY))
+    return reader.read(text, PatternEnd.ANCHORED)
 
 
-def know_characters() -> None:
-    """Look through Unicode now, so that the first expression need not wait for it."""
+def load_unicode_tables() -> None:
+    """Compute the character classes of Unicode now rather than with the first expression."""
     _schema()
 
 
@@ -97,20 +98,20 @@ def searched(text: str, leaf: Callable[[Ranges], Node], character: Node) -> Node
 
     Args:
         text: the pattern.
-        leaf: how a character of some ranges is written.
-        character: how one is written that the pattern says nothing about.
+        leaf: from ranges to the language of how one of their characters is written.
+        character: the language of how a character outside the match is written.
 
     Raises:
         ConstraintError: as `regex`.
     """
-    return _Reader(_schema(), leaf, character).read(text, Edge.OPEN)
+    return _PatternReader(_schema(), leaf, character).read(text, PatternEnd.OPEN)
 
 
 def choice(options: Iterable[str]) -> Node:
-    """One of some texts.
+    """Exactly one of some texts.
 
     Raises:
-        ConstraintError: there is none, one is no text, or cannot be written in UTF-8.
+        ConstraintError: there are none, or one is not a string or cannot be written in UTF-8.
     """
     texts = list(options)
     if not texts:
@@ -123,18 +124,20 @@ def choice(options: Iterable[str]) -> Node:
     return either(literal(text) for text in dict.fromkeys(texts))
 
 
-class _Reader:
-    """From the parser's tree to a language."""
+class _PatternReader:
+    """Turns the tree of Python's parser into a language."""
 
     def __init__(self, dialect: Dialect, leaf: Callable[[Ranges], Node], character: Node) -> None:
         self.dialect = dialect
         self.leaf = leaf
         self.anything = repeat(character, 0, None)
 
-    def read(self, text: str, edge: Edge) -> Node:
+    def read(self, text: str, edge: PatternEnd) -> Node:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of ambiguous sets; `re` reads them as we do
+                warnings.simplefilter(
+                    "ignore"
+                )  # about ambiguous sets, which `re` reads in the same way
                 tree = parser.parse(text)
         except (re.error, OverflowError) as error:
             raise ConstraintError(f"not a regular expression: {error}") from error
@@ -145,25 +148,25 @@ class _Reader:
             raise ConstraintError("a schema's pattern has no inline flags such as (?i)")
         return self.sequence(list(tree), (edge, edge), flags)
 
-    def sequence(self, items: list[Any], edges: tuple[Edge, Edge], flags: int) -> Node:
+    def sequence(self, items: list[Any], edges: tuple[PatternEnd, PatternEnd], flags: int) -> Node:
         begin, end = edges
-        while items and begin is not Edge.INSIDE and _anchor(items[0]) in START:
-            items, begin = items[1:], Edge.HELD
-        while items and end is not Edge.INSIDE and _anchor(items[-1]) in END:
-            items, end = items[:-1], Edge.HELD
+        while items and begin is not PatternEnd.INSIDE and _anchor(items[0]) in START:
+            items, begin = items[1:], PatternEnd.ANCHORED
+        while items and end is not PatternEnd.INSIDE and _anchor(items[-1]) in END:
+            items, end = items[:-1], PatternEnd.ANCHORED
         if not items:
-            return self.anything if Edge.OPEN in (begin, end) else EMPTY_TEXT
+            return self.anything if PatternEnd.OPEN in (begin, end) else EMPTY_TEXT
         parts = []
         for n, item in enumerate(items):
             at = (
-                begin if n == 0 else Edge.INSIDE,
-                end if n == len(items) - 1 else Edge.INSIDE,
+                begin if n == 0 else PatternEnd.INSIDE,
+                end if n == len(items) - 1 else PatternEnd.INSIDE,
             )
             parts.append(self.item(item, at, flags))
         return sequence(*parts)
 
-    def item(self, item: Any, edges: tuple[Edge, Edge], flags: int) -> Node:
-        """One of a sequence; groups and branches pass the pattern's ends on to what they hold."""
+    def item(self, item: Any, edges: tuple[PatternEnd, PatternEnd], flags: int) -> Node:
+        """An item of a sequence; groups and branches pass the ends on to their content."""
         name, value = str(item[0]), item[1]
         if name == "SUBPATTERN":
             _, added, removed, held = value
@@ -173,13 +176,13 @@ class _Reader:
         if name == "BRANCH":
             return either(self.sequence(list(held), edges, flags) for held in value[1])
         found = self.atom(name, value, flags)
-        before, behind = (self.anything if e is Edge.OPEN else EMPTY_TEXT for e in edges)
+        before, behind = (self.anything if e is PatternEnd.OPEN else EMPTY_TEXT for e in edges)
         return sequence(before, found, behind)
 
     def atom(self, name: str, value: Any, flags: int) -> Node:
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, held = value
-            inside = self.sequence(list(held), (Edge.INSIDE, Edge.INSIDE), flags)
+            inside = self.sequence(list(held), (PatternEnd.INSIDE, PatternEnd.INSIDE), flags)
             return repeat(inside, least, None if most == constants.MAXREPEAT else most)
         if name == "ANY":
             ends = () if flags & re.DOTALL else self.dialect.line_ends
@@ -201,7 +204,7 @@ class _Reader:
         )
 
     def set(self, items: list[Any], flags: int) -> Ranges:
-        """A set in brackets. A negated one leaves out what any reader takes for a member."""
+        """A set in brackets. A negated set leaves out whatever any reader takes for a member."""
         negated = str(items[0][0]) == "NEGATE"
         ranges: list[Range] = []
         for kind, value in items[negated:]:
@@ -217,7 +220,7 @@ class _Reader:
     def category(self, name: str, ascii_only: bool, possible: bool) -> Ranges:
         opposite, name = "NOT_" in name, name.removeprefix("CATEGORY_").removeprefix("NOT_")
         dialect = _ascii() if ascii_only else self.dialect
-        # What is surely no digit is what nobody takes for one.
+        # A character is surely no digit if no reader takes it for one.
         sets = dialect.possible if possible != opposite else dialect.sure
         if name not in sets:
             raise ConstraintError(f"character class {name.lower()} is not supported")
@@ -235,7 +238,7 @@ def _written_anchor(name: str) -> str:
 
 
 def _cased(ranges: Ranges, flags: int) -> Ranges:
-    """With the other cases under ``(?i)``: `re` itself is asked, character by character."""
+    """With ``(?i)``, the ranges and all their other cases, as `re` itself matches them."""
     if not flags & re.IGNORECASE or not ranges:
         return ranges
     inside = "".join(f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges)
@@ -275,7 +278,7 @@ def _ascii() -> Dialect:
 def _schema() -> Dialect:
     """Where ECMA-262 and Python agree; ECMA's digits and words are ASCII, Python's are not."""
     ours, theirs = _python().sure, _ascii().sure
-    # ECMA's white space: Unicode's category Zs, five controls, two line ends and U+FEFF.
+    # White space in ECMA-262: Unicode's category Zs, five controls, two line ends and U+FEFF.
     blank = union([*theirs["SPACE"], *((c, c) for c in (0xA0, 0x1680, 0x202F, 0x205F, 0x3000)),
                    (0x2000, 0x200A), (0x2028, 0x2029)])  # fmt: skip
     sure = {"DIGIT": theirs["DIGIT"], "WORD": theirs["WORD"], "SPACE": blank}

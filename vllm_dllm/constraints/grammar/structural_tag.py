@@ -1,7 +1,7 @@
-"""Structural tags: fixed texts around schemas and expressions, as tool calls are written.
+"""Structural tags: fixed texts around schemas and expressions, as in tool calls.
 
-The notation is that of xgrammar, which vLLM's tool parsers speak. Free text between tags
-(`any_text`, `triggered_tags`) is refused: it need not end.
+The notation is xgrammar's, which vLLM's tool parsers use. Free text between tags (`any_text`,
+`triggered_tags`) is refused, because nothing says where it ends.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from vllm_dllm.constraints.grammar.json_layout import short
 from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
 from vllm_dllm.constraints.grammar.regex import regex
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-# Fields that say nothing where they have this value.
+# Fields that are ignored if they have this value, and refused otherwise.
 DEFAULTS: Mapping[str, Any] = {
     "style": "json",
     "any_order": False,
@@ -24,19 +24,19 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def structural_tag(value: Any, limits: Limits) -> Node:
-    """The texts of a structural tag.
+def structural_tag(value: Any, limits: CompileLimits) -> Node:
+    """The language of a structural tag.
 
     Raises:
-        ConstraintError: a format that is not served, by its name.
+        ConstraintError: names the format that is not supported.
     """
     if not isinstance(value, Mapping) or set(value) - {"type"} != {"format"}:
         raise ConstraintError("structural_tag is an object with a format")
-    return _Reader(limits).format(value["format"], 0)
+    return _TagReader(limits).format(value["format"], 0)
 
 
-class _Reader:
-    def __init__(self, limits: Limits) -> None:
+class _TagReader:
+    def __init__(self, limits: CompileLimits) -> None:
         self.limits = limits
         self.kinds: dict[str, tuple[set[str], Callable[[Mapping[str, Any], int], Node]]] = {
             "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
@@ -55,7 +55,7 @@ class _Reader:
         }
 
     def format(self, value: Any, depth: int) -> Node:
-        """Texts of one format."""
+        """The language of one format."""
         if depth > self.limits.depth:
             raise ConstraintError(f"structural_tag: nested deeper than {self.limits.depth}")
         kind = value.get("type") if isinstance(value, Mapping) else None

@@ -1,1 +1,1 @@
-"""Constraints are compiled in processes of their own, clients in turn."""
+"""Constraints are compiled in separate processes, and clients take turns."""

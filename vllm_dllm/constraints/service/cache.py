@@ -1,4 +1,4 @@
-"""What is known of constraints: their automata, and why there is none."""
+"""A cache of verdicts on constraints: the automaton, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections import OrderedDict
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.limits import ConstraintError
 
-# Automata take a hundred kilobytes to some megabytes each.
+# An automaton takes from a hundred kilobytes to some megabytes.
 MOST_BYTES = 256 << 20
 MOST_REFUSALS = 2048
 
 
-class Kept:
-    """The latest automata and refusals. Not for several threads at once.
+class CompiledConstraints:
+    """The automata and refusals that were used last. Not thread-safe.
 
-    They are kept apart: many constraints that are refused cost nobody the automaton of another.
+    Automata and refusals are evicted separately, so that many refused constraints never evict
+    somebody's automaton.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_refusals: int = MOST_REFUSALS) -> None:
@@ -25,7 +26,7 @@ class Kept:
         self._bytes = 0
 
     def get(self, key: bytes) -> TokenAutomaton | ConstraintError | None:
-        """What was found for a constraint, or None."""
+        """The verdict on a constraint, or None where there is none yet."""
         if key in self._automata:
             self._automata.move_to_end(key)
             return self._automata[key]
@@ -34,20 +35,21 @@ class Kept:
             return ConstraintError(self._refusals[key])
         return None
 
-    def put(self, key: bytes, found: TokenAutomaton | ConstraintError) -> None:
-        """Keep what was found; what has not been asked for longest may have to go."""
-        if isinstance(found, ConstraintError):
-            self._refusals[key] = str(found)
+    def put(self, key: bytes, verdict: TokenAutomaton | ConstraintError) -> None:
+        """Add a verdict; the least recently used ones are evicted to make room."""
+        if isinstance(verdict, ConstraintError):
+            self._refusals[key] = str(verdict)
             while len(self._refusals) > self._most_refusals:
                 self._refusals.popitem(last=False)
             return
         if key not in self._automata:
-            self._bytes += _size(found)
-        self._automata[key] = found
+            self._bytes += _size(verdict)
+        self._automata[key] = verdict
         while self._bytes > self._most_bytes and len(self._automata) > 1:
             self._bytes -= _size(self._automata.popitem(last=False)[1])
 
 
 def _size(automaton: TokenAutomaton) -> int:
+    """Bytes of its arrays and of its serialized form, which is cached too."""
     arrays = sum(array.nbytes for array in vars(automaton).values() if hasattr(array, "nbytes"))
     return arrays + len(automaton.to_bytes())

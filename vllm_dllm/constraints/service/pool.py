@@ -1,10 +1,10 @@
-"""Compiling constraints in processes of their own, each constraint only once, clients in turn.
+"""A pool of processes that compile constraints, each constraint only once and clients in turn.
 
-A hostile constraint may take for ever inside a library that cannot be interrupted; a process can be
-stopped. So constraints are compiled in a few processes that know the vocabulary (`child`). What has
-been found for a constraint, an automaton or a refusal, is there at once for the next who asks. What
-says nothing about the constraint is a `BusyError` and is forgotten: a full queue, a busy machine, a
-process that somebody killed. Nothing here runs on an engine's thread.
+A hostile constraint may keep a library busy that cannot be interrupted, but a process can be
+killed. So constraints are compiled in a few worker processes (`service.worker`) that know the
+vocabulary. The verdict on a constraint, an automaton or a refusal, is cached, and whoever asks for
+the same constraint gets it at once. A `BusyError` is no verdict and is not cached: the queue was
+full, the machine was busy, or somebody killed the process. Nothing here runs on an engine's thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from concurrent.futures import Future
 from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import BusyError, ConstraintError, Limits
-from vllm_dllm.constraints.service.cache import Kept
-from vllm_dllm.constraints.service.process import LateError, LostError, Process
+from vllm_dllm.constraints.limits import BusyError, CompileLimits, ConstraintError
+from vllm_dllm.constraints.service.cache import CompiledConstraints
+from vllm_dllm.constraints.service.process import (
+    AnswerLateError,
+    ProcessLostError,
+    WorkerProcess,
+)
 from vllm_dllm.constraints.service.protocol import (
     COSTLY,
     DONE,
@@ -33,35 +37,35 @@ from vllm_dllm.constraints.service.turns import NOBODY, Client, Job, Ticket, Tur
 
 logger = logging.getLogger("vllm.dllm")
 
-Found = TokenAutomaton | ConstraintError | BusyError
+Outcome = TokenAutomaton | ConstraintError | BusyError
 CLOSED = "constraints are no longer compiled: the server is closing"
-# Clients whose latest constraint was not too slow; so many are remembered.
+# Number of clients that are remembered because their latest constraint was not too slow.
 MOST_QUICK = 1024
 ATTEMPTS = 2
 
 
-class Compiler:
-    """Automata of constraints for one vocabulary. May be called from any thread.
+class CompilerPool:
+    """Compiles constraints for one vocabulary. Thread-safe.
 
-    Each process has a thread that asks it. The last process that is free is only for clients whose
-    latest constraint was not too slow, so nobody occupies all of them for long.
+    Each worker process is driven by a thread of its own. The last free one is reserved for clients
+    whose latest constraint was not too slow, so that no client occupies all of them for long.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, limits: Limits | None = None, processes: int = 2
+        self, vocabulary: Vocabulary, limits: CompileLimits | None = None, processes: int = 2
     ) -> None:
         self.vocabulary = vocabulary
-        self.limits = limits or Limits()
+        self.limits = limits or CompileLimits()
         self._count = processes
         self._greeting = pack_greeting(vocabulary, self.limits)
-        # Guards all below; whoever waits for any of it to change waits here.
+        # Guards everything below. Threads wait on it for any change of it.
         self._state = threading.Condition()
-        self._kept = Kept()
-        self._turns = Turns(self.limits.waiting)
+        self._verdicts = CompiledConstraints()
+        self._turns = Turns(self.limits.most_waiting)
         self._jobs: dict[bytes, Job] = {}
         self._running: Counter[str] = Counter()
         self._quick: OrderedDict[str, None] = OrderedDict()
-        self._processes: list[Process] = []
+        self._processes: list[WorkerProcess] = []
         self._threads: list[threading.Thread] = []
         self._up = self._closed = False
 
@@ -71,20 +75,20 @@ class Compiler:
             self._start_threads()
 
     def submit(self, constraint: Constraint, client: Client = NOBODY) -> Future[TokenAutomaton]:
-        """The automaton, later; at once where it is known.
+        """A future of the automaton; it is done at once where the verdict is cached.
 
-        The future raises `ConstraintError` where there is none, and `BusyError` where the client's
-        turn did not come in time, or nothing was found out for a reason that may pass.
+        The future raises `ConstraintError` if the constraint cannot be served, and `BusyError` if
+        the client's turn did not come in time or there is no verdict for a reason that may pass.
 
         Raises:
-            BusyError: too many wait, or this is closed.
+            BusyError: too many constraints are waiting, or the pool is closed.
         """
         key = hashlib.sha256(pack_constraint(constraint)).digest()
         with self._state:
-            known = self._kept.get(key)
-            if known is not None:
+            verdict = self._verdicts.get(key)
+            if verdict is not None:
                 done: Future[TokenAutomaton] = Future()
-                _tell(done, known)
+                _resolve(done, verdict)
                 return done
             if self._closed:
                 raise BusyError(CLOSED)
@@ -92,63 +96,57 @@ class Compiler:
             for waiting in job.tickets:
                 if waiting.client == client:
                     return waiting.future
-            ticket = Ticket(client, job, time.monotonic() + self.limits.wait)
-            left = None if job.running else self._turns.add(ticket)
+            ticket = Ticket(client, job, time.monotonic() + self.limits.turn_seconds)
+            removed = None if job.running else self._turns.add(ticket)
             job.tickets.append(ticket)
             self._jobs[key] = job
-            if left is not None:
-                self._drop([left])
+            if removed is not None:
+                self._drop([removed])
             self._start_threads()
             self._state.notify_all()
-        if left is not None:
-            _tell(left.future, BusyError("others wait for their constraints: busy, try again"))
+        if removed is not None:
+            _resolve(
+                removed.future, BusyError("others wait for their constraints: busy, try again")
+            )
         return ticket.future
 
-    def compile(self, constraint: Constraint) -> TokenAutomaton:
-        """The automaton, waited for.
-
-        Raises:
-            ConstraintError: it cannot be served.
-            BusyError: see `submit`.
-        """
-        return self.submit(constraint).result()
-
     def close(self) -> None:
-        """Stop the processes."""
+        """Stop the processes. Constraints that are not compiled yet get a `BusyError`."""
         with self._state:
             self._closed = True
             busy, waiting = list(self._processes), self._turns.waiting
             self._drop(waiting)
             self._state.notify_all()
         for ticket in waiting:
-            _tell(ticket.future, BusyError(CLOSED))
+            _resolve(ticket.future, BusyError(CLOSED))
         for process in busy:
             process.kill()
         for thread in self._threads:
             thread.join()
 
-    # ---- with the state's lock held
+    # ---- called with the lock held
 
     def _start_threads(self) -> None:
         if self._threads or self._closed:
             return
-        whats = [self._expire, *[self._serve] * self._count]
+        targets = [self._expire, *[self._serve] * self._count]
         self._threads = [
-            threading.Thread(target=what, name=f"constraints-{n}", daemon=True)
-            for n, what in enumerate(whats)
+            threading.Thread(target=target, name=f"constraints-{n}", daemon=True)
+            for n, target in enumerate(targets)
         ]
         for thread in self._threads:
             thread.start()
 
     def _drop(self, tickets: list[Ticket]) -> None:
-        self._turns.leave(tickets)
+        """Remove tickets, and jobs that nobody waits for any more."""
+        self._turns.remove(tickets)
         for ticket in tickets:
             ticket.job.tickets.remove(ticket)
             if not ticket.job.tickets:
                 self._jobs.pop(ticket.job.key, None)
 
     def _barred(self) -> set[str]:
-        """Who occupies all processes but one, and may not have the last one."""
+        """Clients that occupy all processes but one and may not have the last one."""
         most = self._count - 1
         busy = {name for name, count in self._running.items() if most and count >= most}
         return busy - set(self._quick)
@@ -156,116 +154,119 @@ class Compiler:
     # ---- the threads
 
     def _expire(self) -> None:
-        """Tell tickets whose time is up."""
+        """Resolve tickets whose turn did not come in time, until the pool is closed."""
         while True:
             with self._state:
                 if self._closed:
                     return
                 now = time.monotonic()
-                # A server that has yet to start its processes is not busy.
+                # A server whose processes are still starting is not busy: nobody's time is up.
                 tickets = self._turns.waiting if self._up else []
                 late = [ticket for ticket in tickets if ticket.until <= now]
                 if not late:
-                    ends = [ticket.until - now for ticket in tickets]
-                    self._state.wait(min(ends, default=None))
+                    remaining = [ticket.until - now for ticket in tickets]
+                    self._state.wait(min(remaining, default=None))
                     continue
                 self._drop(late)
             for ticket in late:
-                seconds = self.limits.wait
+                seconds = self.limits.turn_seconds
                 problem = f"its turn to be compiled did not come within {seconds:g} seconds"
-                _tell(ticket.future, BusyError(f"{problem}: busy, try again"))
+                _resolve(ticket.future, BusyError(f"{problem}: busy, try again"))
 
     def _serve(self) -> None:
-        """Compile what is next, until this is closed."""
-        process = self._started()
-        while (ticket := self._next()) is not None:
+        """Compile one constraint after the other, until the pool is closed."""
+        process = self._start_process()
+        while (ticket := self._next_ticket()) is not None:
             try:
-                found, process = self._found(ticket.job, process)
-            except Exception as error:  # whatever it is, nobody shall wait for ever
+                outcome, process = self._compile(ticket.job, process)
+            except Exception as error:  # whatever it is, nobody may wait for ever
                 logger.exception("A constraint was not compiled.")
-                found = BusyError(f"it was not compiled ({type(error).__name__}); try again")
-            self._settle(ticket, found)
-            # The next constraint shall not wait for its start.
-            process = process or self._started()
+                outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
+            self._finish(ticket, outcome)
+            # Start a new process now rather than when the next constraint waits for it.
+            process = process or self._start_process()
         if process is not None:
             process.stop()
 
-    def _next(self) -> Ticket | None:
-        """Whose turn it is, waited for; None once this is closed."""
+    def _next_ticket(self) -> Ticket | None:
+        """Wait for a ticket and return it; None once the pool is closed."""
         with self._state:
             while not self._closed:
                 ticket = self._turns.take(self._barred())
                 if ticket is not None:
                     ticket.job.running = True
-                    self._turns.leave(ticket.job.tickets)
+                    self._turns.remove(ticket.job.tickets)
                     self._running[ticket.client[0]] += 1
                     return ticket
                 self._state.wait()
         return None
 
-    def _found(self, job: Job, process: Process | None) -> tuple[Found, Process | None]:
-        """What is found for a job, and the process if it is still there."""
+    def _compile(
+        self, job: Job, process: WorkerProcess | None
+    ) -> tuple[Outcome, WorkerProcess | None]:
+        """The outcome of a job, and the process if it is still there."""
         problem = "the process that compiles constraints did not start"
         for _ in range(ATTEMPTS):
-            process = process or self._started()
+            process = process or self._start_process()
             if process is None:
                 break
             try:
-                answer = process.ask(pack_constraint(job.constraint), self.limits.wall)
-            except LateError:
-                self._stop(process)
-                problem = f"it was not compiled within {self.limits.wall:g} seconds"
+                answer = process.ask(pack_constraint(job.constraint), self.limits.wall_seconds)
+            except AnswerLateError:
+                self._stop_process(process)
+                problem = f"it was not compiled within {self.limits.wall_seconds:g} seconds"
                 return _OverdueError(f"{problem}: the machine is busy, try again"), None
-            except LostError:
-                self._stop(process)
+            except ProcessLostError:
+                self._stop_process(process)
                 process, answer = None, KILLED
             if answer[:1] != KILLED:
-                return _read(answer), process
+                return _verdict(answer), process
             logger.warning("A process that compiles constraints was killed from outside.")
             problem = "the process that compiled it was killed"
         return BusyError(CLOSED if self._closed else f"{problem}; busy, try again"), process
 
-    def _settle(self, ticket: Ticket, found: Found) -> None:
+    def _finish(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Cache a verdict, and resolve everybody who waits for it."""
         job, name = ticket.job, ticket.client[0]
         with self._state:
             self._running[name] -= 1
             if not self._running[name]:
                 del self._running[name]
             self._quick.pop(name, None)
-            if not isinstance(found, _OverdueError | _CostlyError):
+            if not isinstance(outcome, _OverdueError | _CostlyError):
                 self._quick[name] = None
                 while len(self._quick) > MOST_QUICK:
                     self._quick.popitem(last=False)
-            if not isinstance(found, BusyError):
-                self._kept.put(job.key, found)
+            if not isinstance(outcome, BusyError):
+                self._verdicts.put(job.key, outcome)
             del self._jobs[job.key]
             self._state.notify_all()
         for waiting in job.tickets:
-            _tell(waiting.future, found)
+            _resolve(waiting.future, outcome)
 
-    def _started(self) -> Process | None:
-        """A new process, or None where it does not start or this is closed."""
+    def _start_process(self) -> WorkerProcess | None:
+        """A new process, or None if it does not start or the pool is closed."""
         if self._closed:
             return None
         try:
-            process = Process(self._greeting)
-        except (LostError, OSError) as error:
+            process = WorkerProcess(self._greeting)
+        except (ProcessLostError, OSError) as error:
             logger.warning("%s", error)
             return None
         with self._state:
             if not self._closed:
                 if not self._up:
-                    # Nobody was served before: waiting for a turn begins now.
+                    # Until now nobody could be served: waiting for a turn begins here.
                     self._up = True
                     for ticket in self._turns.waiting:
-                        ticket.until = time.monotonic() + self.limits.wait
+                        ticket.until = time.monotonic() + self.limits.turn_seconds
                 self._processes.append(process)
                 self._state.notify_all()
                 return process
         process.stop()
         return None
 
-    def _stop(self, process: Process) -> None:
+    def _stop_process(self, process: WorkerProcess) -> None:
         with self._state:
             if process in self._processes:
                 self._processes.remove(process)
@@ -273,22 +274,22 @@ class Compiler:
 
 
 class _CostlyError(ConstraintError):
-    """A constraint that takes too much time or memory."""
+    """The constraint takes too much CPU time or memory."""
 
 
 class _OverdueError(BusyError):
-    """A constraint that takes too much wall time."""
+    """The compilation took too much wall time."""
 
 
-def _read(answer: bytes) -> TokenAutomaton | ConstraintError:
+def _verdict(answer: bytes) -> TokenAutomaton | ConstraintError:
     if answer[:1] == DONE:
         return TokenAutomaton.from_bytes(answer[1:])
     kind = _CostlyError if answer[:1] == COSTLY else ConstraintError
     return kind(answer[1:].decode())
 
 
-def _tell(future: Future[TokenAutomaton], found: Found) -> None:
-    if isinstance(found, TokenAutomaton):
-        future.set_result(found)
+def _resolve(future: Future[TokenAutomaton], outcome: Outcome) -> None:
+    if isinstance(outcome, TokenAutomaton):
+        future.set_result(outcome)
     else:
-        future.set_exception(found)
+        future.set_exception(outcome)

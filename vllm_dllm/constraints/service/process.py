@@ -1,4 +1,4 @@
-"""A process that compiles constraints, as the process that asks it sees it."""
+"""A process that compiles constraints, as seen by the process that asks it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from pathlib import Path
 
 from vllm_dllm.constraints.service.protocol import HEADER, frame
 
-ROOT = Path(__file__).resolve().parents[2]
+# The directory that holds the package `vllm_dllm`, which the process must be able to import.
+IMPORT_PATH = Path(__file__).resolve().parents[3]
+WORKER_MODULE = "vllm_dllm.constraints.service.worker"
 START_SECONDS = 60.0
 
 
-class LostError(Exception):
+class ProcessLostError(Exception):
     """The process is gone."""
 
 
-class LateError(Exception):
+class AnswerLateError(Exception):
     """The process has not answered in time."""
 
 
-class Process:
-    """See `child`; one question at a time. It ends when the process that asks does.
+class WorkerProcess:
+    """A running `service.worker`. It answers one message at a time and ends when its parent does.
 
-    It has a session of its own. Linux divides CPU time between sessions first ("autogroups"), so
-    what is compiled gets its share however many processes are busy in the server's session; and
-    what a terminal sends to the server's processes does not reach it.
+    It runs in a session of its own, for two reasons. Linux divides CPU time between sessions first
+    ("autogroups"), so a compilation gets its share however many processes are busy in the server's
+    session. And signals that a terminal sends to the server's processes do not reach it.
 
     Raises:
-        LostError: it does not start.
+        ProcessLostError: it does not start.
     """
 
     def __init__(self, greeting: bytes) -> None:
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(IMPORT_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm_dllm.constraints.service.worker"],
+            [sys.executable, "-m", WORKER_MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -50,16 +52,16 @@ class Process:
         )
         try:
             self.ask(greeting, START_SECONDS)
-        except (LostError, LateError) as error:
+        except (ProcessLostError, AnswerLateError) as error:
             self.stop()
-            raise LostError("the process that compiles constraints did not start") from error
+            raise ProcessLostError("the process that compiles constraints did not start") from error
 
     def ask(self, payload: bytes, seconds: float) -> bytes:
-        """The answer to a message.
+        """Send a message and return the answer.
 
         Raises:
-            LateError: there is none within so many seconds of wall time.
-            LostError: the process is gone.
+            AnswerLateError: there is no answer within that many seconds of wall time.
+            ProcessLostError: the process is gone.
         """
         stdin, stdout = self.process.stdin, self.process.stdout
         if stdin is None or stdout is None:
@@ -71,20 +73,20 @@ class Process:
             (size,) = HEADER.unpack(_read(stdout.fileno(), HEADER.size, until))
             return _read(stdout.fileno(), size, until)
         except (OSError, ValueError) as error:
-            raise LostError("the process that compiles constraints is gone") from error
+            raise ProcessLostError("the process that compiles constraints is gone") from error
 
     def kill(self) -> None:
-        """End it and its worker, whatever they do; whoever waits for an answer hears of it."""
+        """Kill it and its fork at once. A call of `ask` that is waiting raises an error."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """As `kill`, and tidy up; only for the thread that asks."""
+        """Kill it, close its pipes and wait for it. Only for the thread that calls `ask`."""
         self.kill()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                # What could not be written is of no use any more.
+                # Flushing what was not sent fails; nobody needs it any more.
                 with contextlib.suppress(OSError):
                     stream.close()
         self.process.wait()
@@ -96,10 +98,10 @@ def _read(descriptor: int, size: int, until: float) -> bytes:
     pieces, missing = [], size
     while missing:
         if not waiting.poll(max(until - time.monotonic(), 0) * 1000):
-            raise LateError
+            raise AnswerLateError
         piece = os.read(descriptor, min(missing, 1 << 20))
         if not piece:
-            raise LostError
+            raise ProcessLostError
         pieces.append(piece)
         missing -= len(piece)
     return b"".join(pieces)

@@ -1,4 +1,9 @@
-"""Messages between the process that compiles constraints and the one that asks it to."""
+"""Messages between a process that compiles constraints and the process that asks it to.
+
+Each message is its length, 8 bytes little endian, and then that many bytes. The first message
+carries the vocabulary and the limits; each one after that carries a constraint. The first byte of
+an answer says what kind of answer it is.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,14 @@ import numpy as np
 
 from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import Limits
+from vllm_dllm.constraints.limits import CompileLimits
 
 HEADER = struct.Struct("<Q")
-# How an answer begins: an automaton; why there is none; why it costs too much; nothing, because the
-# process at work was killed by somebody else.
-DONE, REFUSED, COSTLY, KILLED = b"+", b"-", b"$", b"!"
+# How an answer begins.
+DONE = b"+"  # an automaton follows
+REFUSED = b"-"  # the reason follows why there is no automaton
+COSTLY = b"$"  # the reason follows why the constraint costs too much
+KILLED = b"!"  # nothing follows: somebody else killed the process that was compiling
 
 
 def frame(payload: bytes) -> bytes:
@@ -35,24 +42,24 @@ def receive(stream: BinaryIO) -> bytes | None:
     return payload if len(payload) == size else None
 
 
-def pack_greeting(vocabulary: Vocabulary, limits: Limits) -> bytes:
-    """What a process must know before it compiles anything."""
+def pack_greeting(vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+    """The first message to a worker: what it must know before it compiles anything."""
     buffer = io.BytesIO()
     ends = np.array(vocabulary.ends, dtype=np.int64)
     np.savez(buffer, data=vocabulary.data, offsets=vocabulary.offsets, ends=ends)
-    return _joined(asdict(limits), buffer.getvalue())
+    return _with_json_head(asdict(limits), buffer.getvalue())
 
 
-def unpack_greeting(payload: bytes) -> tuple[Vocabulary, Limits]:
+def unpack_greeting(payload: bytes) -> tuple[Vocabulary, CompileLimits]:
     """The inverse of `pack_greeting`."""
-    limits, rest = _parted(payload)
+    limits, rest = _split_json_head(payload)
     with np.load(io.BytesIO(rest), allow_pickle=False) as stored:
         ends = tuple(stored["ends"].tolist())
-        return Vocabulary(stored["data"], stored["offsets"], ends), Limits(**limits)
+        return Vocabulary(stored["data"], stored["offsets"], ends), CompileLimits(**limits)
 
 
 def pack_constraint(constraint: Constraint) -> bytes:
-    """A constraint to compile."""
+    """A message that carries a constraint; equal constraints give equal bytes."""
     return json.dumps(asdict(constraint)).encode()
 
 
@@ -61,11 +68,11 @@ def unpack_constraint(payload: bytes) -> Constraint:
     return Constraint(**json.loads(payload))
 
 
-def _joined(head: dict[str, Any], rest: bytes) -> bytes:
+def _with_json_head(head: dict[str, Any], rest: bytes) -> bytes:
     return frame(json.dumps(head).encode()) + rest
 
 
-def _parted(payload: bytes) -> tuple[dict[str, Any], bytes]:
+def _split_json_head(payload: bytes) -> tuple[dict[str, Any], bytes]:
     (size,) = HEADER.unpack_from(payload)
-    behind = HEADER.size + size
-    return json.loads(payload[HEADER.size : behind]), payload[behind:]
+    end = HEADER.size + size
+    return json.loads(payload[HEADER.size : end]), payload[end:]

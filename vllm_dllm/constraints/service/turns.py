@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from vllm_dllm.constraints.automaton.compilation import Constraint
     from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 
-# Who asks. The second name is of no account beyond the first: those with the same first name take
-# turns with one another in the turn of that name, so it is no use to invent second names.
+# Who asks: a first and a second name. Turns are shared out between first names. Those with the same
+# first name share that name's turns, so inventing second names gains nothing.
 Client = tuple[str, str]
 NOBODY: Client = ("", "")
-# Clients whose last turn is remembered.
+# Number of clients whose last turn is remembered.
 REMEMBERED = 1024
 
 
 @dataclass(eq=False)
 class Job:
-    """A constraint that is compiled once, for all who wait for it.
+    """A constraint that is compiled once for everybody who waits for it.
 
     Attributes:
-        key: what the constraint is kept under.
-        constraint: what is compiled.
-        running: it is being compiled.
+        key: what its verdict is cached under.
+        constraint: what to compile.
+        running: whether it is being compiled now.
         tickets: who waits for it.
     """
 
@@ -41,13 +41,13 @@ class Job:
 
 @dataclass(eq=False)
 class Ticket:
-    """One client who waits for one constraint.
+    """One client that waits for one constraint.
 
     Attributes:
         client: who waits.
         job: the constraint.
-        until: when the client gives up waiting for its turn, by `time.monotonic`.
-        future: what the client is told.
+        until: when the client stops waiting for its turn, on the clock of `time.monotonic`.
+        future: receives the automaton, or the error.
     """
 
     client: Client
@@ -57,44 +57,44 @@ class Ticket:
 
 
 class Turns:
-    """Tickets that wait, at most ``most``. Not for several threads at once."""
+    """A queue of at most `most` tickets, from which clients are served in turn. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.waiting: list[Ticket] = []
-        self._last: OrderedDict[Client | str, int] = OrderedDict()
+        self._last_turn: OrderedDict[Client | str, int] = OrderedDict()
         self._turn = 0
 
     def add(self, ticket: Ticket) -> Ticket | None:
-        """Let a ticket wait; where there is no room, in place of one whose client has many.
+        """Add a ticket. In a full queue it replaces the newest one of whoever has the most.
 
         Returns:
-            The ticket that had to leave, if one had to.
+            The ticket that was removed to make room, if any.
 
         Raises:
-            BusyError: there is no room, and nobody has more waiting than the newcomer.
+            BusyError: the queue is full, and nobody has more tickets waiting than this client.
         """
-        left = None
+        removed = None
         if len(self.waiting) >= self.most:
             counts = Counter(one.client[0] for one in self.waiting)
-            most, count = counts.most_common(1)[0] if counts else ("", 0)
+            name, count = counts.most_common(1)[0] if counts else ("", 0)
             if counts[ticket.client[0]] + 1 >= count:
                 raise BusyError("too many constraints wait to be compiled: busy, try again")
-            left = next(one for one in reversed(self.waiting) if one.client[0] == most)
-            self.waiting.remove(left)
+            removed = next(one for one in reversed(self.waiting) if one.client[0] == name)
+            self.waiting.remove(removed)
         self.waiting.append(ticket)
-        return left
+        return removed
 
     def take(self, barred: Collection[str] = ()) -> Ticket | None:
-        """The ticket whose turn it is: of the client who has waited longest for a turn.
+        """Remove and return the ticket of the client whose last turn is longest ago.
 
         Args:
-            barred: first names of clients whose turn it is not.
+            barred: first names of clients that must wait for now.
         """
         free = [one for one in self.waiting if one.client[0] not in barred]
         if not free:
             return None
-        last = self._last
+        last = self._last_turn
         taken = min(free, key=lambda t: (last.get(t.client[0], -1), last.get(t.client, -1)))
         self.waiting.remove(taken)
         self._turn += 1
@@ -105,6 +105,6 @@ class Turns:
             last.popitem(last=False)
         return taken
 
-    def leave(self, tickets: Collection[Ticket]) -> None:
-        """Let tickets wait no longer."""
+    def remove(self, tickets: Collection[Ticket]) -> None:
+        """Remove those of the tickets that are still waiting."""
         self.waiting = [one for one in self.waiting if one not in tickets]

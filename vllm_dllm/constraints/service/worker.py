@@ -1,8 +1,10 @@
-"""The process that compiles constraints: greeted once, then a constraint in, an automaton out.
+"""The process that compiles constraints: ``python -m vllm_dllm.constraints.service.worker``.
 
-Each constraint is compiled by a worker, a fork of this process, which may use so much CPU time and
-memory and no more. This process counts the worker's CPU time and stops it. So a constraint that is
-too slow costs no new start, and its verdict does not depend on what else the machine does.
+It reads a greeting and then one constraint after the other from standard input, and answers each
+on standard output (see `protocol`). Each constraint is compiled in a fork of this process whose CPU
+time and memory are limited. This process measures the fork's CPU time and kills it when it has used
+up its limit. So a constraint that is too slow does not cost a new start of the worker, and the
+verdict on it does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import signal
 import sys
 from typing import BinaryIO, NoReturn
 
-from vllm_dllm.constraints.automaton.compilation import compiled
+from vllm_dllm.constraints.automaton.compilation import compile_constraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.grammar.regex import know_characters
-from vllm_dllm.constraints.limits import ConstraintError, Limits
+from vllm_dllm.constraints.grammar.regex import load_unicode_tables
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 from vllm_dllm.constraints.service.protocol import (
     COSTLY,
     DONE,
@@ -30,56 +32,64 @@ from vllm_dllm.constraints.service.protocol import (
     unpack_greeting,
 )
 
-# How a process ends that somebody stops; every other signal is the constraint's own doing.
-FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+# Signals by which somebody else stops a fork; any other one is caused by the constraint itself.
+SIGNALS_FROM_OUTSIDE = {
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+}
 TICKS = os.sysconf("SC_CLK_TCK")
-# Wall time between two looks at a worker that has almost used up its CPU time.
-SHORTEST_LOOK = 0.02
+# Seconds between two looks at the CPU time of a fork that has almost used up its limit.
+SHORTEST_WAIT = 0.02
 
 
 def main() -> None:
-    """Serve standard input until it ends."""
+    """Answer messages from standard input until it ends."""
     source = sys.stdin.buffer
-    # Whatever else prints must not get between the messages.
+    # Anything that a library prints goes to standard error, and never between the messages.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     greeting = receive(source)
     if greeting is None:
         return
     vocabulary, limits = unpack_greeting(greeting)
-    know_characters()
+    load_unicode_tables()
     _send(sink, DONE)
     while (request := receive(source)) is not None:
-        _send(sink, worked(request, vocabulary, limits))
+        _send(sink, answer_from_fork(request, vocabulary, limits))
 
 
-def worked(request: bytes, vocabulary: Vocabulary, limits: Limits) -> bytes:
-    """The answer to a request, from a worker of its own."""
+def answer_from_fork(request: bytes, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+    """The answer to a request, which is compiled in a fork of this process."""
     reader, writer = os.pipe()
-    worker = os.fork()
-    if worker == 0:
-        _work(writer, request, vocabulary, limits)
+    fork = os.fork()
+    if fork == 0:
+        _run_in_fork(writer, request, vocabulary, limits)
     os.close(writer)
     try:
-        answer = _gathered(reader, worker, limits.seconds)
+        answer = _read_until_exit(reader, fork, limits.cpu_seconds)
     finally:
         os.close(reader)
-        _, status = os.waitpid(worker, 0)
+        _, status = os.waitpid(fork, 0)
     if answer is None:
-        reason = f"the constraint takes more than {limits.seconds:g} seconds of CPU time to compile"
+        reason = (
+            f"the constraint takes more than {limits.cpu_seconds:g} seconds of CPU time to compile"
+        )
         return COSTLY + f"{reason}; make it smaller".encode()
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         return answer
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in FROM_OUTSIDE:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in SIGNALS_FROM_OUTSIDE:
         return KILLED
-    # The libraries in C abort where Python raises `MemoryError`.
+    # Libraries written in C abort where Python would raise `MemoryError`.
     return COSTLY + _too_large(limits).encode()
 
 
-def answer(request: bytes, vocabulary: Vocabulary, limits: Limits) -> bytes:
-    """The automaton of a request, or why there is none."""
+def compile_request(request: bytes, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+    """The answer to a request, compiled in this process: the automaton, or why there is none."""
     try:
-        return DONE + compiled(unpack_constraint(request), vocabulary, limits).to_bytes()
+        return DONE + compile_constraint(unpack_constraint(request), vocabulary, limits).to_bytes()
     except ConstraintError as error:
         reason = str(error)
     except RecursionError:
@@ -87,69 +97,72 @@ def answer(request: bytes, vocabulary: Vocabulary, limits: Limits) -> bytes:
     except MemoryError:
         return COSTLY + _too_large(limits).encode()
     except BaseException as error:
-        # A schema that nobody has thought of costs its sender an answer. (What a library in Rust
-        # raises is no `Exception`.)
+        # A schema that breaks a library in an unforeseen way is refused and does nothing worse.
+        # (A panic of a library written in Rust is not an `Exception`.)
         reason = f"the constraint cannot be read ({type(error).__name__})"
     return REFUSED + reason.encode(errors="replace")
 
 
-def _too_large(limits: Limits) -> str:
-    megabytes = limits.memory >> 20
+def _too_large(limits: CompileLimits) -> str:
+    megabytes = limits.memory_bytes >> 20
     return f"the constraint takes more than {megabytes} MiB to compile; make it smaller"
 
 
-def _work(writer: int, request: bytes, vocabulary: Vocabulary, limits: Limits) -> NoReturn:
-    """What a worker does; it never goes on with what its parent does."""
+def _run_in_fork(
+    writer: int, request: bytes, vocabulary: Vocabulary, limits: CompileLimits
+) -> NoReturn:
+    """Compile, write the answer and exit; control never returns to the parent's code."""
     status = 1
     try:
-        # The messages are its parent's. Without these a parent that is killed is seen to be gone.
+        # Close the parent's pipes: the messages are not for this fork, and as long as it holds them
+        # open, nobody would notice that its parent was killed.
         os.closerange(0, 2)
         os.closerange(3, writer)
         os.closerange(writer + 1, 256)
-        # If the machine runs out of memory, this is what it can do without.
+        # If the machine runs out of memory, this is the first process that it should kill.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
-        # Should its parent be gone, nobody counts: then the kernel ends it.
-        signal.setitimer(signal.ITIMER_PROF, 2 * limits.seconds)
-        _bound_memory(limits.memory)
-        found = memoryview(answer(request, vocabulary, limits))
-        while found:
-            found = found[os.write(writer, found) :]
+        # If its parent is gone, nobody measures its CPU time any more: then the kernel ends it.
+        signal.setitimer(signal.ITIMER_PROF, 2 * limits.cpu_seconds)
+        _limit_memory(limits.memory_bytes)
+        unsent = memoryview(compile_request(request, vocabulary, limits))
+        while unsent:
+            unsent = unsent[os.write(writer, unsent) :]
         status = 0
     finally:
         os._exit(status)
 
 
-def _gathered(reader: int, worker: int, seconds: float) -> bytes | None:
-    """What a worker writes until it ends; None if it was stopped because of its CPU time."""
+def _read_until_exit(reader: int, fork: int, seconds: float) -> bytes | None:
+    """All that a fork writes; None if it was killed because it used up its CPU time."""
     waiting = select.poll()
     waiting.register(reader, select.POLLIN)
     pieces: list[bytes] = []
-    while (left := seconds - cpu_seconds(worker)) > 0:
-        # It cannot use more CPU time than passes.
-        if not waiting.poll(1000 * max(left, SHORTEST_LOOK)):
+    while (left := seconds - cpu_seconds(fork)) > 0:
+        # It cannot have used up its CPU time before that much wall time has passed.
+        if not waiting.poll(1000 * max(left, SHORTEST_WAIT)):
             continue
         piece = os.read(reader, 1 << 20)
         if not piece:
             return b"".join(pieces)
         pieces.append(piece)
-    os.kill(worker, signal.SIGKILL)
+    os.kill(fork, signal.SIGKILL)
     return None
 
 
 def cpu_seconds(process: int) -> float:
-    """The CPU time that a process has used, all its threads together; 0 where it is gone."""
+    """CPU time that a process has used in all its threads; 0 if it is gone."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            # Behind the name, which may hold anything.
+            # The fields after the name, which may contain anything.
             values = file.read().rpartition(b")")[2].split()
     except OSError:
         return 0.0
     return (int(values[11]) + int(values[12])) / TICKS
 
 
-def _bound_memory(more: int) -> None:
-    """Let this process have ``more`` bytes beside what it has."""
+def _limit_memory(more: int) -> None:
+    """Limit this process to `more` bytes of address space on top of what it has now."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + more

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.parsing import parse_checkpoint
+from vllm_dllm.settings.checkpoint import parse_checkpoint
 from vllm_dllm.settings.resolution import parameter_names
 
 if TYPE_CHECKING:
@@ -57,13 +57,11 @@ class BlockCausalFamily(Family):
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
         """See `Family.attention`."""
+        from vllm_dllm.families.block_causal import attention
+
         if own_backend:
-            from vllm_dllm.attention.backend import block_causal_rules
-
-            return block_causal_rules(slots)
-        from vllm_dllm.attention.metadata import BlockCausal
-
-        return BlockCausal(served.length, slots.device)
+            return attention.block_causal_rules(slots)
+        return attention.BlockCausal(served.length, slots.device)
 
     def readout(
         self,

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 
-from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import served_of, settings_of
-from vllm_dllm.settings.parsing import DEFAULT_BLOCK_LENGTH, LENGTH
 from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import warn_of_unread_names
 from vllm_dllm.worker.fused_commit import fuses
@@ -53,7 +54,7 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
 
     refuse_unsupported(vllm_config)
     warn_of_unread_names(vllm_config, unread)
-    check_choice(vllm_config, Masking(True, "symmetric", length))
+    check_backend_choice(vllm_config, ModelMasks(True, "symmetric", length))
     check_budget(vllm_config, length)
     align_context(vllm_config, length)
     align_pages(vllm_config, length)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.parsing import native_gemma, parse_sampler
+from vllm_dllm.settings.checkpoint import parse_sampler
+from vllm_dllm.settings.server import native_gemma
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,14 +56,13 @@ class DiffusionGemma(Family):
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
         """See `Family.attention`."""
+        from vllm_dllm.families.diffusion_gemma import attention
+        from vllm_dllm.ops.attention.masks import WindowRule
+
         if own_backend:
-            from vllm_dllm.attention.backend import causal_unless_denoised_rules
-            from vllm_dllm.ops.attention.masks import Window
-
-            return causal_unless_denoised_rules(slots, Window[served.settings.window.upper()])
-        from vllm_dllm.attention.metadata import CausalUnlessDenoised
-
-        return CausalUnlessDenoised(slots)
+            window = WindowRule[served.settings.window.upper()]
+            return attention.causal_unless_denoised_rules(slots, window)
+        return attention.CausalUnlessDenoised(slots)
 
     def readout(
         self,

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
-from vllm_dllm.attention.support import Masking, check_choice
+from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.checkpoints.config_fields import unknown_gemma_fields
 from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import generation_config, served_of, settings_of
-from vllm_dllm.settings.parsing import STEPS, DllmSettings, parse_sampler
+from vllm_dllm.settings.checkpoint import parse_sampler
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import stated_fields, warn_of_unread_names
 from vllm_dllm.startup.quantization import check_quantization
@@ -77,7 +78,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     check_kernels(served)
     fuses(vllm_config, served.settings, family.commits_in_place)  # refuses it
     prefer_compiled_norms(vllm_config)
-    check_choice(vllm_config, Masking(False, settings.window, served.length))
+    check_backend_choice(vllm_config, ModelMasks(False, settings.window, served.length))
     check_budget(vllm_config, served.length)
     vllm_config.scheduler_config.scheduler_cls = SCHEDULER
     vllm_config.model_config.dllm = served

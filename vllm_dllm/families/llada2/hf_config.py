@@ -13,8 +13,9 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from vllm_dllm.checkpoints.config_fields import LLADA2_INERT, LLADA2_ONLY, check_only
-from vllm_dllm.settings.parsing import DEFAULT_BLOCK_LENGTH, LENGTH
 from vllm_dllm.settings.ranges import Range, SettingsError, shown
+from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 
 _COUNT = Range(least=1, most=1 << 16, whole=True)
 _SIZE = Range(least=1, most=1 << 24, whole=True)

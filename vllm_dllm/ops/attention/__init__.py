@@ -1,1 +1,1 @@
-"""Paged attention with a mask rule for each request: reference, masks, Triton kernel."""
+"""Paged attention with a mask rule for each request: masks, Triton kernels, and a reference."""

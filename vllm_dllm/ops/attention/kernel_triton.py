@@ -1,11 +1,12 @@
-"""Paged attention with a rule for each request: the Triton kernels of `attention_triton`.
+"""Paged attention with a mask rule for each request: the Triton kernels that `launch_triton` runs.
 
-Every mask of `masks` lets a query see one interval of keys, and both its edges grow with the
-query. So a tile of queries meets three runs of key tiles: some that only part of its queries see
-(masked), some that all see (no mask arithmetic), some masked again; all others are never read.
-Softmax is the online one (Milakov and Gimelshein, 2018), in powers of two.
+Every mask of `masks` lets a query see one interval of keys, and both edges of the interval grow
+with the query. A tile of queries therefore meets three runs of key tiles: tiles that only some of
+its queries see (masked), tiles that all of them see (no mask arithmetic), and masked tiles again.
+All other tiles are never read. The softmax is computed online (Milakov and Gimelshein, 2018), in
+powers of two.
 """
-# Kernels are typed by what they are launched with.
+# Arguments of a kernel have the types of what it is launched with, which mypy cannot express.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False
 # mypy: disallow-incomplete-defs=False
 
@@ -14,14 +15,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm_dllm.ops.attention.masks import WindowRule
+
 LOG2_E = tl.constexpr(1.4426950408889634)
+_NONE = tl.constexpr(int(WindowRule.NONE))
+_SYMMETRIC = tl.constexpr(int(WindowRule.SYMMETRIC))
 
 
 @triton.jit
 def _find_request(query_start, tile, requests, BLOCK_Q: tl.constexpr):
-    """The last request whose tiles begin at or before ``tile``.
+    """The request that query tile ``tile`` belongs to: the last that begins at or before it.
 
-    Request r has room for its tiles from ``start[r] // BLOCK_Q + r`` on.
+    The tiles of request r are numbered from ``query_start[r] // BLOCK_Q + r`` on.
     """
     low = 0
     high = requests
@@ -35,14 +40,14 @@ def _find_request(query_start, tile, requests, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _edges(q, start, end, block, window, width, WINDOWED: tl.constexpr):
-    """The keys ``first <= k < last`` of queries ``q``: `masks.interval`."""
+def _visible_keys(q, start, end, block, window, width, WINDOWED: tl.constexpr):
+    """The keys ``first <= k < last`` that queries ``q`` see, as `masks.interval` computes them."""
     first = q * 0
     last = tl.minimum((q // block + 1) * block, end)
     if WINDOWED:
-        left = tl.where(window == 1, q - width + 1, start - width + 1)
-        first = tl.where(window == 0, first, tl.maximum(left, 0))
-        last = tl.where(window == 1, tl.minimum(last, q + width), last)
+        left = tl.where(window == _SYMMETRIC, q - width + 1, start - width + 1)
+        first = tl.where(window == _NONE, first, tl.maximum(left, 0))
+        last = tl.where(window == _SYMMETRIC, tl.minimum(last, q + width), last)
     return first, last
 
 
@@ -53,11 +58,12 @@ def _key_tiles(
 ):  # fmt: skip
     """A split's key tiles for queries from ``low`` to ``high``, both included.
 
-    Tiles begin..whole_begin are masked, ..whole_end are seen by all queries, ..stop are masked:
-    edges grow with the query, so those of the first and the last query bound all others.
+    Tiles ``begin..whole_begin`` are masked, ``whole_begin..whole_end`` are seen by all queries, and
+    ``whole_end..stop`` are masked again. Edges grow with the query, so those of the first and the
+    last query bound all others.
     """
-    outer_first, inner_last = _edges(low, start, end, block, window, width, WINDOWED)
-    inner_first, outer_last = _edges(high, start, end, block, window, width, WINDOWED)
+    outer_first, inner_last = _visible_keys(low, start, end, block, window, width, WINDOWED)
+    inner_first, outer_last = _visible_keys(high, start, end, block, window, width, WINDOWED)
     tile_first = outer_first // KEYS
     tile_end = tl.maximum(tl.cdiv(outer_last, KEYS), tile_first)
     per_split = tl.cdiv(tile_end - tile_first, splits)
@@ -73,7 +79,7 @@ def _page_offsets(
     table_row, tile, end, page_stride, slot_stride,
     PAGE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Where a tile's keys lie, int64 ``[KEYS]``."""
+    """Offsets of a tile's keys in the pages, int64 ``[KEYS]``."""
     k = tile * KEYS + tl.arange(0, KEYS)
     if PAGE % KEYS == 0:
         # A tile lies inside one page.
@@ -88,7 +94,7 @@ def _page_offsets(
 
 
 @triton.jit
-def _meet_tile(
+def _fold_key_tile(
     acc, best, total, queries, keys, values, table_row, tile, first, last, end, factor, soft_cap,
     page_stride, slot_stride,
     HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
@@ -98,7 +104,7 @@ def _meet_tile(
     k = tile * KEYS + tl.arange(0, KEYS)
     d = tl.arange(0, HEAD_PADDED)
     at = _page_offsets(table_row, tile, end, page_stride, slot_stride, PAGE, KEYS, MASKED)
-    # What lies behind a sequence's end was never written, and 0 * NaN is NaN.
+    # Slots behind a sequence's end may hold NaN, and 0 * NaN is NaN.
     key_mask = (d < HEAD)[:, None] & (k < end)[None, :]
     value_mask = (k < end)[:, None] & (d < HEAD)[None, :]
     if MASKED:
@@ -122,7 +128,7 @@ def _meet_tile(
     grown = tl.maximum(best, tl.max(scores, 1))
     origin = grown
     if MASKED:
-        # A row that has seen nothing yet has no largest score to be relative to.
+        # A row that has seen no key yet has no largest score to subtract.
         origin = tl.where(grown == -float("inf"), 0.0, grown)
     weights = tl.exp2(scores - origin[:, None])
     shrink = tl.exp2(best - origin)
@@ -133,8 +139,8 @@ def _meet_tile(
 
 
 @triton.jit
-def _finish(acc, best, total, head, sinks, value_scale, mask):
-    """Weighted values to averages: `acc` ``[n, d]``, the others ``[n]``."""
+def _normalise(acc, best, total, head, sinks, value_scale, mask):
+    """Divide sums of weighted values by sums of weights: `acc` ``[n, d]``, the others ``[n]``."""
     if sinks is not None:
         sink = tl.load(sinks + head, mask=mask, other=0.0).to(tl.float32) * LOG2_E
         grown = tl.maximum(best, sink)
@@ -160,11 +166,11 @@ def attention_kernel(
 ):  # fmt: skip
     """A tile of queries of one request and KV head, and one split of its keys.
 
-    Longer than a function should be: addresses are made once here and used to the end, and any part
-    of it would take most of them as arguments. What stands for itself is in functions of its own.
+    Grid (query tiles, KV heads, splits). The function is long because the addresses made at its top
+    are used to its end, and any part split off would take most of them as arguments.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
-    # The last tiles of a causal query see the most keys; started last, they would be waited for.
+    # The last tiles of a causal query see the most keys, so they are started first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -193,7 +199,7 @@ def attention_kernel(
     at_query = batch_token * query_token_stride + head * query_head_stride
     q = tl.load(query + at_query[:, None] + d[None, :], mask=row_mask, other=0.0)
 
-    first, last = _edges(start + token, start, end, block, window, width, WINDOWED)
+    first, last = _visible_keys(start + token, start, end, block, window, width, WINDOWED)
     low, high = start + offset, start + tl.minimum(offset + BLOCK_Q, tokens) - 1
     begin, whole_begin, whole_end, stop = _key_tiles(
         low, high, start, end, block, window, width, split, splits, KEYS, WINDOWED
@@ -215,7 +221,7 @@ def attention_kernel(
             n = whole_begin + i
             if masked:
                 n = tl.where(i < left, begin + i, whole_end + i - left)
-            acc, best, total = _meet_tile(
+            acc, best, total = _fold_key_tile(
                 acc, best, total, q, keys, values, table_row, n, first, last, end, factor,
                 soft_cap, page_stride, slot_stride, HEAD, HEAD_PADDED, PAGE, KEYS, CAPPED, masked,
             )  # fmt: skip
@@ -226,7 +232,7 @@ def attention_kernel(
         tl.store(partial_best + at_part, best, mask=real)
         tl.store(partial_total + at_part, total, mask=real)
     else:
-        acc = _finish(acc, best, total, head, sinks, value_scale, real)
+        acc = _normalise(acc, best, total, head, sinks, value_scale, real)
         at_out = batch_token * out_token_stride + head * out_head_stride
         tl.store(out + at_out[:, None] + d[None, :], acc.to(out.dtype.element_ty), mask=row_mask)
 
@@ -237,7 +243,10 @@ def merge_kernel(
     out_token_stride, out_head_stride,
     HEADS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One token's head: the splits' results, each by its share of the weights."""
+    """Merge the splits' results of one head of one token, each weighted by its share of the sum.
+
+    Grid (tokens, heads).
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if token >= tl.load(query_start + requests):
@@ -252,9 +261,9 @@ def merge_kernel(
     share = tl.exp2(best - origin)
     mask = (d < HEAD)[None, :] & (total > 0.0)[:, None]
     acc = tl.load(partial_acc + at_part[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
-    # `_finish` takes rows; this program has one.
+    # `_normalise` takes rows; this program has one.
     one = tl.zeros([1], tl.int32)
-    acc = _finish(
+    acc = _normalise(
         tl.sum(acc * share[:, None], 0)[None, :],
         origin + one,
         tl.sum(total * share, 0) + one,

@@ -1,8 +1,8 @@
-"""Paged attention with a rule for each request: how the kernels are launched.
+"""Paged attention with a mask rule for each request: how the kernels are launched.
 
-A query tile holds the whole group of heads that shares a KV head. Where the batch alone gives too
-few programs for the device, the keys are split over several and their results merged (split-K;
-"Flash-Decoding", Dao et al., 2023).
+A query tile holds the whole group of heads that shares a KV head. Where the batch alone gives the
+device too few programs, the keys of a query tile are split over several programs, and a second
+kernel merges their results (split-K; "Flash-Decoding", Dao et al., 2023).
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.kernel_triton import attention_kernel, merge_kernel
-from vllm_dllm.ops.attention.reference import Layer, PagedKV, Queries
 from vllm_dllm.ops.device import multiprocessors
 
 MAX_SPLITS = 32
-# A split shorter than this many keys costs more in merging than it saves.
-MIN_SPLIT = 256
+# A split with fewer keys than this costs more in merging than it saves.
+MIN_KEYS_PER_SPLIT = 256
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is cut.
+    """How the work is divided among programs.
 
     Attributes:
-        rows: query rows of a program: tokens times the heads that share a KV head; at least 16
-            and at least that number of heads, rounded up to a power of two.
-        keys: keys of a tile, a power of two from 16 on.
-        warps, stages: of the launch.
-        splits: programs that share a tile's keys, a power of two; 0 chooses.
+        rows: query rows of a program: tokens times the heads that share a KV head. A power of two,
+            at least 16 and at least that number of heads.
+        keys: keys of a tile, a power of two, at least 16.
+        warps: warps of a program.
+        stages: stages of its software pipeline.
+        splits: programs that share the keys of a query tile, a power of two; 0 chooses by shape.
     """
 
     rows: int
@@ -43,29 +44,29 @@ class Tiles:
 def paged_attention(
     query: torch.Tensor,
     kv: PagedKV,
-    queries: Queries,
-    layer: Layer,
+    queries: QueryBatch,
+    layer: AttentionLayer,
     out: torch.Tensor,
     tiles: Tiles | None = None,
 ) -> None:
     """Attention of a batch, written to ``out``.
 
-    Nothing is copied to the host and every launch depends on shapes and on `queries.longest` and
-    `queries.furthest` only, so it may be captured into a CUDA graph.
+    Nothing is copied to the host, and every launch depends only on shapes, `queries.max_query_len`
+    and `queries.max_seq_len`, so the call may be captured into a CUDA graph.
 
     Args:
-        query: ``[tokens, heads, head size]``, float32, bfloat16 or float16; last dimension
-            contiguous. At most 2^31 - 1 tokens; offsets are 64 bits wide.
+        query: ``[tokens, heads, head size]``, float32, bfloat16 or float16, contiguous in the last
+            dimension. At most 2^31 - 1 tokens; offsets into the tensor are 64 bits wide.
         kv: keys and values, those of this step's tokens included.
         queries: the requests and their rules.
         layer: the layer's constants.
-        out: as `query`. A query that sees no key gives zeros; tokens that belong to no query are
-            left as they are.
-        tiles: other than `default_tiles`.
+        out: of the shape and dtype of `query`. A query that sees no key gives zeros; tokens that
+            belong to no query are left as they are.
+        tiles: how to divide the work, or None for `default_tiles`.
 
     Raises:
-        ValueError: a head size above 512, heads that are no multiple of the KV heads, or values
-            with other strides than the keys'.
+        ValueError: the head size is above 512, the heads are no multiple of the KV heads, or keys
+            and values have different strides.
     """
     tokens, heads, head_size = query.shape
     kv_heads = kv.keys.shape[2]
@@ -77,34 +78,41 @@ def paged_attention(
     if tokens == 0 or len(queries.seq_lens) == 0:
         return
     group = heads // kv_heads
-    cut = tiles or default_tiles(head_size, query.element_size(), group, queries.longest)
-    plan = _Plan.make(query, kv_heads, queries, layer, cut)
-    partial = _partial(query, plan.splits)
-    attention_kernel[(plan.tiles, kv_heads, plan.splits)](
+    tiles = tiles or default_tiles(head_size, query.element_size(), group, queries.max_query_len)
+    plan = _LaunchPlan.make(query, kv_heads, queries, layer, tiles)
+    partial = _split_results(query, plan.splits)
+    attention_kernel[(plan.query_tiles, kv_heads, plan.splits)](
         out, *partial, query, kv.keys, kv.values, kv.key_scale, kv.value_scale, layer.sinks,
-        queries.table, queries.start, queries.seq_lens, queries.rule.block, queries.rule.window,
-        layer.scale, layer.soft_cap, layer.width,
+        queries.page_table, queries.query_start, queries.seq_lens, *queries.rule,
+        layer.scale, layer.soft_cap, layer.window_width,
         plan.requests, plan.tiles_per_request, plan.splits,
-        *out.stride()[:2], *query.stride()[:2], *kv.keys.stride()[:3], queries.table.stride(0),
+        *out.stride()[:2], *query.stride()[:2], *kv.keys.stride()[:3], queries.page_table.stride(0),
         HEADS=heads, GROUP=group, HEAD=head_size, HEAD_PADDED=_padded(head_size),
-        PAGE=kv.keys.shape[1], ROWS=plan.rows, KEYS=cut.keys, SEARCH=plan.search,
-        SPLIT=plan.splits > 1, WINDOWED=layer.width > 0, CAPPED=layer.soft_cap > 0,
-        num_warps=cut.warps, num_stages=cut.stages,
+        PAGE=kv.keys.shape[1], ROWS=plan.rows, KEYS=tiles.keys, SEARCH=plan.search,
+        SPLIT=plan.splits > 1, WINDOWED=layer.window_width > 0, CAPPED=layer.soft_cap > 0,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if plan.splits > 1:
         merge_kernel[(tokens, heads)](
-            out, *partial, kv.value_scale, layer.sinks, queries.start, plan.requests,
+            out, *partial, kv.value_scale, layer.sinks, queries.query_start, plan.requests,
             *out.stride()[:2],
             HEADS=heads, HEAD=head_size, HEAD_PADDED=_padded(head_size), SPLITS=plan.splits,
             num_warps=4,
         )  # fmt: skip
 
 
-def default_tiles(head_size: int, element_size: int, group: int, longest: int) -> Tiles:
-    """Tiles by shape, made for 227 KiB of shared memory and 64 Ki registers (sm_90)."""
-    rows = min(128, max(16, triton.next_power_of_2(group * longest)))
+def default_tiles(head_size: int, element_size: int, group: int, max_query_len: int) -> Tiles:
+    """Tiles for a shape, chosen for 227 KiB of shared memory and 64 Ki registers (sm_90).
+
+    Args:
+        head_size: elements of a head.
+        element_size: bytes of an element of the queries.
+        group: heads that share a KV head.
+        max_query_len: tokens of the longest query.
+    """
+    rows = min(128, max(16, triton.next_power_of_2(group * max_query_len)))
     if element_size > 2:
-        # No tensor cores and twice the bytes: this is for exactness, not for speed.
+        # Float32 uses no tensor cores and twice the bytes; it is for exactness, not for speed.
         return Tiles(min(rows, 64), 32 if head_size > 64 else 64, 4, 1 if head_size > 128 else 2)
     if head_size > 256:
         return Tiles(min(rows, 64), 32, 8, 2)
@@ -113,68 +121,86 @@ def default_tiles(head_size: int, element_size: int, group: int, longest: int) -
     return Tiles(rows, 64, 8 if rows > 64 else 4, 3)
 
 
-def _splits(room: int, queries: Queries, layer: Layer) -> int:
-    """As many as run at once, each with keys enough to be worth the merge.
+def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> int:
+    """Programs that share the keys of a query tile, a power of two.
+
+    As many as the device can run at once, as long as each has keys enough to be worth the merge.
 
     Args:
-        room: programs that the device runs at once, eight warps to a processor, over programs
-            without a split.
+        free_programs: programs that the device runs at once (eight warps to a multiprocessor)
+            divided by the programs without a split.
         queries: for the lengths.
         layer: for the window.
     """
-    furthest = queries.furthest
-    if layer.width:
-        furthest = min(furthest, 2 * layer.width + queries.longest)
-    wanted = min(room, furthest // MIN_SPLIT, MAX_SPLITS)
+    longest = queries.max_seq_len
+    if layer.window_width:
+        longest = min(longest, 2 * layer.window_width + queries.max_query_len)
+    wanted = min(free_programs, longest // MIN_KEYS_PER_SPLIT, MAX_SPLITS)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LaunchPlan:
     """The launch of a batch.
 
     Attributes:
-        requests: of the batch.
-        rows: of a query tile: tokens times the heads that share a KV head.
-        tiles_per_request: that the longest query needs.
-        tiles: of all requests.
-        search: a tile's request is not known by division, since lengths differ much: all
-            requests' tiles lie one behind the other, and it is searched for.
-        splits: programs that share a tile's keys.
+        requests: requests of the batch.
+        rows: rows of a query tile: tokens times the heads that share a KV head.
+        tiles_per_request: query tiles that the longest query needs.
+        query_tiles: query tiles of all requests.
+        search: whether a program finds its request by a binary search over the query lengths.
+            That is so where lengths differ much: each request then gets only the tiles that it
+            needs. Otherwise each gets `tiles_per_request`, and a division finds the request.
+        splits: programs that share the keys of a query tile.
     """
 
     requests: int
     rows: int
     tiles_per_request: int
-    tiles: int
+    query_tiles: int
     search: bool
     splits: int
 
     @classmethod
     def make(
-        cls, query: torch.Tensor, kv_heads: int, queries: Queries, layer: Layer, cut: Tiles
-    ) -> _Plan:
+        cls,
+        query: torch.Tensor,
+        kv_heads: int,
+        queries: QueryBatch,
+        layer: AttentionLayer,
+        tiles: Tiles,
+    ) -> _LaunchPlan:
         """For queries ``[tokens, heads, head size]``."""
         tokens, heads, _ = query.shape
         requests, group = len(queries.seq_lens), heads // kv_heads
-        rows = max(cut.rows, 16, triton.next_power_of_2(group))
-        in_tile = rows // group
-        each = triton.cdiv(queries.longest, in_tile)
-        tiles = min(requests * each, tokens // in_tile + requests)
-        room = multiprocessors(query.device) * (8 // cut.warps) // (tiles * kv_heads)
-        splits = cut.splits or _splits(room, queries, layer)
-        return cls(requests, rows, each, tiles, tiles < requests * each, splits)
+        rows = max(tiles.rows, 16, triton.next_power_of_2(group))
+        tokens_per_tile = rows // group
+        tiles_per_request = triton.cdiv(queries.max_query_len, tokens_per_tile)
+        # With the search, each request takes at most one tile beyond its full ones.
+        query_tiles = min(requests * tiles_per_request, tokens // tokens_per_tile + requests)
+        at_once = multiprocessors(query.device) * (8 // tiles.warps)
+        splits = tiles.splits or _splits(at_once // (query_tiles * kv_heads), queries, layer)
+        return cls(
+            requests=requests,
+            rows=rows,
+            tiles_per_request=tiles_per_request,
+            query_tiles=query_tiles,
+            search=query_tiles < requests * tiles_per_request,
+            splits=splits,
+        )
 
 
 def _padded(head_size: int) -> int:
+    """The head size rounded up to what a matrix instruction takes."""
     return max(16, triton.next_power_of_2(head_size))
 
 
-def _partial(query: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, ...]:
-    """What split programs hand to the merge; Nones without a split.
+def _split_results(query: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, ...]:
+    """Room for what the programs of each split hand to the merge; three Nones without a split.
 
-    Float32 ``[tokens, heads, splits, head size]``, weighted values; and ``[tokens, heads,
-    splits]`` twice, the largest score and the sum of weights.
+    Returns:
+        Float32 ``[tokens, heads, splits, head size]`` for sums of weighted values, and twice
+        ``[tokens, heads, splits]``, for the largest score and for the sum of weights.
     """
     if splits == 1:
         return None, None, None

@@ -3,12 +3,12 @@
     python -m vllm_dllm.ops.attention.masks block_causal
 
 A predicate takes positions in the request's sequence, ``q`` of the query and ``k`` of the key,
-and the request's `Span`; it says nothing of batches, pages or tiles. Ints and tensors that
-broadcast both do. Keys exist only in ``0 <= k < span.end``.
+and the request's `QuerySpan`; it knows nothing of batches, pages or tiles. Positions are ints, or
+tensors that broadcast. Keys exist only in ``0 <= k < span.end``.
 
-A kernel is not given predicates but a `Rule`: a block length and a window for each request, from
-which every query's keys follow as one interval (`interval`). That a rule means its mask is what
-`tests/ops/test_masks.py` proves.
+A kernel cannot take predicates. It takes a `MaskRule` instead: a block length and a window rule
+for each request, from which the keys of every query follow as one interval (`interval`).
+`tests/ops/test_masks.py` proves that each rule means the same as its mask's predicate.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-# A block that no sequence fills: whatever its position, a query sees to the sequence's end.
+# A block longer than any sequence: every query in it sees to the sequence's end.
 WHOLE = 1 << 30
 
 
-class Span(NamedTuple):
+class QuerySpan(NamedTuple):
     """A request's query: positions ``start <= q < end`` of a sequence of ``end`` tokens."""
 
     start: Any
@@ -34,24 +34,26 @@ class Span(NamedTuple):
 
 
 # (q, k, span) to bool; ints or int tensors that broadcast.
-Predicate = Callable[[Any, Any, Span], Any]
+Predicate = Callable[[Any, Any, QuerySpan], Any]
 
 
-class Window(IntEnum):
-    """Where the left edge of a sliding window of width W lies."""
+class WindowRule(IntEnum):
+    """Where the left edge of a sliding window of width W lies; see the setting ``dllm.window``."""
 
     NONE = 0
-    SYMMETRIC = 1  # |q - k| < W; with causal blocks only the left half is left
-    REFERENCE = 2  # the last W - 1 tokens before the query's first, for all of the query
+    # |q - k| < W. With causal blocks this is the usual window: the right half is hidden anyway.
+    SYMMETRIC = 1
+    # From the W - 1 tokens before the query's first token on, for every token of the query.
+    REFERENCE = 2
 
 
-class Rule(NamedTuple):
-    """A mask in the numbers that a kernel takes; ints, or int32 tensors ``[requests]``.
+class MaskRule(NamedTuple):
+    """A mask as the numbers that a kernel takes: ints, or int32 tensors ``[requests]``.
 
     Attributes:
         block: a query sees to the end of its block of so many positions: 1 is causal, L
             block-causal, `WHOLE` bidirectional.
-        window: a `Window`; its width belongs to the layer, not to the request.
+        window: a `WindowRule`; the window's width belongs to the layer, not to the request.
     """
 
     block: Any
@@ -60,27 +62,27 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask: its predicate, and the same for a kernel.
+    """A mask: its predicate, and the rule that means the same to a kernel.
 
     Attributes:
         name: as one would write it, e.g. ``block_causal(32)``.
         sees: whether query q sees key k.
         rule: the same for a kernel.
-        width: W of its window, 0 without one.
+        window_width: W of its window, 0 without one.
     """
 
     name: str
     sees: Predicate
-    rule: Rule
-    width: int = 0
+    rule: MaskRule
+    window_width: int = 0
 
-    def dense(self, span: Span, device: torch.device | None = None) -> torch.Tensor:
+    def dense(self, span: QuerySpan, device: torch.device | None = None) -> torch.Tensor:
         """Bool ``[queries, keys]`` of one request."""
         q = torch.arange(span.start, span.end, device=device)[:, None]
         k = torch.arange(span.end, device=device)[None, :]
         return torch.as_tensor(self.sees(q, k, span), device=device).expand(len(q), k.shape[1])
 
-    def draw(self, span: Span) -> str:
+    def draw(self, span: QuerySpan) -> str:
         """Queries downwards, keys to the right, ``|`` before the first token of the query."""
         lines = [f"{self.name}, queries {span.start} to {span.end - 1}"]
         for q, row in enumerate(self.dense(span).tolist(), span.start):
@@ -91,7 +93,7 @@ class Mask:
 
 def causal() -> Mask:
     """A query sees itself and what came before."""
-    return Mask("causal", lambda q, k, span: k <= q, Rule(1, Window.NONE))
+    return Mask("causal", lambda q, k, span: k <= q, MaskRule(1, WindowRule.NONE))
 
 
 def block_causal(length: int) -> Mask:
@@ -99,13 +101,17 @@ def block_causal(length: int) -> Mask:
     return Mask(
         f"block_causal({length})",
         lambda q, k, span: k // length <= q // length,
-        Rule(length, Window.NONE),
+        MaskRule(length, WindowRule.NONE),
     )
 
 
 def bidirectional() -> Mask:
     """A query sees every key."""
-    return Mask("bidirectional", lambda q, k, span: (q >= 0) & (k >= 0), Rule(WHOLE, Window.NONE))
+    return Mask(
+        "bidirectional",
+        lambda q, k, span: (q >= 0) & (k >= 0),
+        MaskRule(WHOLE, WindowRule.NONE),
+    )
 
 
 def window_causal(width: int) -> Mask:
@@ -113,7 +119,7 @@ def window_causal(width: int) -> Mask:
     return Mask(
         f"window_causal({width})",
         lambda q, k, span: (k <= q) & (q - k < width),
-        Rule(1, Window.SYMMETRIC),
+        MaskRule(1, WindowRule.SYMMETRIC),
         width,
     )
 
@@ -123,56 +129,59 @@ def window_symmetric(width: int) -> Mask:
     return Mask(
         f"window_symmetric({width})",
         lambda q, k, span: (q - k < width) & (k - q < width),
-        Rule(WHOLE, Window.SYMMETRIC),
+        MaskRule(WHOLE, WindowRule.SYMMETRIC),
         width,
     )
 
 
 def window_reference(width: int) -> Mask:
-    """A query sees the W - 1 tokens before the canvas, and the canvas: the authors' rule.
+    """A query sees the W - 1 tokens before the canvas, and the whole canvas: the authors' rule.
 
-    This is how DiffusionGemma masks a canvas that is being denoised in transformers.
+    DiffusionGemma masks a canvas that is denoised like this in Hugging Face's transformers.
     """
     return Mask(
         f"window_reference({width})",
         lambda q, k, span: (q >= 0) & (k > span.start - width),
-        Rule(WHOLE, Window.REFERENCE),
+        MaskRule(WHOLE, WindowRule.REFERENCE),
         width,
     )
 
 
-def interval(q: torch.Tensor, span: Span, rule: Rule, width: int) -> tuple[torch.Tensor, ...]:
-    """A rule's keys ``first <= k < end`` for queries ``q``: what the kernel computes.
+def interval(
+    q: torch.Tensor, span: QuerySpan, rule: MaskRule, window_width: int
+) -> tuple[torch.Tensor, ...]:
+    """The keys ``first <= k < end`` that queries ``q`` see by a rule: what the kernel computes.
 
-    Both edges grow with q, so the keys of a run of queries are the interval from the first
-    one's first key to the last one's last, and those between are seen by all.
+    Both edges grow with q. So the keys that any query of a run sees reach from the first query's
+    first key to the last query's last key, and the keys from the last query's first key to the
+    first query's last key are seen by all of them.
 
     Args:
         q: int ``[n]``, positions.
-        span: the request's.
-        rule: its rule.
-        width: W of the layer, 0 for a layer without window.
+        span: of the request.
+        rule: of the request, as ints.
+        window_width: W of the layer, 0 for a layer without window.
 
     Returns:
         ``first`` and ``end``, of q's shape.
     """
     first = torch.zeros_like(q)
     end = ((q // rule.block + 1) * rule.block).clamp(max=span.end)
-    if width and rule.window == Window.SYMMETRIC:
-        first, end = (q - width + 1).clamp(min=0), end.minimum(q + width)
-    elif width and rule.window == Window.REFERENCE:
-        first = torch.full_like(q, max(0, span.start - width + 1))
+    if window_width and rule.window == WindowRule.SYMMETRIC:
+        first, end = (q - window_width + 1).clamp(min=0), end.minimum(q + window_width)
+    elif window_width and rule.window == WindowRule.REFERENCE:
+        first = torch.full_like(q, max(0, span.start - window_width + 1))
     return first, end
 
 
 # What `python -m vllm_dllm.ops.attention.masks NAME` draws.
-PICTURES: dict[str, tuple[Mask, Span]] = {
-    "causal": (causal(), Span(0, 12)),
-    "block_causal": (block_causal(4), Span(0, 14)),
-    "bidirectional": (bidirectional(), Span(8, 16)),
-    "window_causal": (window_causal(5), Span(0, 12)),
-    "window_symmetric": (window_symmetric(5), Span(8, 16)),
-    "window_reference": (window_reference(5), Span(8, 16)),
+PICTURES: dict[str, tuple[Mask, QuerySpan]] = {
+    "causal": (causal(), QuerySpan(0, 12)),
+    "block_causal": (block_causal(4), QuerySpan(0, 14)),
+    "bidirectional": (bidirectional(), QuerySpan(8, 16)),
+    "window_causal": (window_causal(5), QuerySpan(0, 12)),
+    "window_symmetric": (window_symmetric(5), QuerySpan(8, 16)),
+    "window_reference": (window_reference(5), QuerySpan(8, 16)),
 }
 
 

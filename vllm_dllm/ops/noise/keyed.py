@@ -1,10 +1,10 @@
-"""Random numbers as a pure function of (seed, counters, index): the same whatever the batch.
+"""Counter-based random numbers: a pure function of a seed, counters and an index.
 
-Every number comes from a key of its row (a request's seed, step, position) and an index (a
-token id), through integer mixing that is the same on every device. So a draw depends neither
-on the tile that it is computed in, nor on what else is in the batch, nor on how often a
-generator was asked before. Two 32-bit rounds of `lowbias32` (Wellons, "Prospecting for Hash
-Functions", 2018) mix the index; keys come from SplitMix64 (Steele et al., 2014).
+Every number comes from the key of its row (made of a request's seed, step and position) and an
+index (a token id), by integer mixing that is the same on every device. A draw therefore depends
+neither on the tile in which it is computed, nor on the rest of the batch, nor on how many numbers
+were drawn before. Keys are mixed by SplitMix64 (Steele et al., 2014), the index by two 32-bit
+rounds of `lowbias32` (Wellons, "Prospecting for Hash Functions", 2018).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
 class Stream(IntEnum):
-    """What a number is for; streams of one seed are independent."""
+    """What a number is used for. The streams of one seed are independent of each other."""
 
-    CANVAS = 1  # the random canvas that denoising starts from
+    CANVAS = 1  # the random tokens of a canvas that denoising starts from
     CANDIDATE = 2  # the Gumbel noise of sampled tokens
-    RENOISE = 3  # random tokens in place of rejected ones
+    RENOISE = 3  # the random tokens that replace rejected ones
 
 
 def row_keys(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
-    """Keys for rows, mixed from their seed and any number of counters.
+    """Keys of rows, mixed from their seed and any number of counters.
 
     Args:
         seed: int64, any shape.
@@ -40,10 +40,10 @@ def row_keys(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
 
 
 def more_keys(keys: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
-    """Keys from keys and further counters; shapes as in `row_keys`."""
+    """Keys mixed from keys and further counters; shapes as in `row_keys`."""
     for counter in counters:
-        # An odd multiplier spreads neighbouring counters over all bits; mixing does the rest. An
-        # integer's product is taken on the host: making a tensor of it would be a copy.
+        # An odd multiplier spreads neighbouring counters over all bits; mixing does the rest. The
+        # product of an integer is taken on the host, because a tensor would have to be copied.
         spread = counter * _GOLDEN if isinstance(counter, torch.Tensor) else _spread(counter)
         keys = _splitmix(keys ^ spread)
     return keys
@@ -63,7 +63,7 @@ def uniform_bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Of keys and indices whose shapes broadcast."""
+    """`uniform_bits` for keys and indices whose shapes broadcast."""
     low, high = keys.int(), (keys >> 32).int()
     # An odd multiplier spreads neighbouring indices before the key joins them.
     bits = index.int() * _int32(0x9E3779B1) + low
@@ -76,7 +76,7 @@ def uniform(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     Shapes as in `uniform_bits`.
     """
     bits = uniform_bits(keys, index)
-    # As unsigned: float(bits) is in [-2^31, 2^31), so add what the sign took away.
+    # The bits as an unsigned number: float(bits) is in [-2^31, 2^31), so negative ones gain 2^32.
     value = (bits.float() + torch.where(bits < 0, 2.0**32 + 0.5, 0.5)) * 2.0**-32
     return value.clamp_max_(1 - 2.0**-24)
 
@@ -84,8 +84,8 @@ def uniform(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def gumbel(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float32 ``[rows, n]``; shapes as in `uniform_bits`.
 
-    The exponential variable comes from the fine-grained end of the uniform one, so that large
-    Gumbel values, which decide the argmax, are not cut off at 24 bits.
+    The noise is -log(-log(1 - u)) of uniform numbers u, which are fine-grained near 0. So large
+    Gumbel values, which decide the argmax, reach beyond the 16.6 that 24 random bits would allow.
     """
     exponential = torch.log1p_(uniform(keys, index).neg_()).neg_()
     return exponential.log_().neg_()
@@ -96,11 +96,12 @@ def uniform_tokens(keys: torch.Tensor, length: int, vocabulary: int) -> torch.Te
 
     Args:
         keys: int64 ``[rows]``.
-        length: numbers per row.
-        vocabulary: at most 2^31 ids.
+        length: tokens per row.
+        vocabulary: number of ids, at most 2^31.
 
     Returns:
-        int64 ``[rows, length]``. The bias of the multiplication is below ``vocabulary / 2^32``.
+        int64 ``[rows, length]``. Each id's probability has a relative error below
+        ``vocabulary / 2^32``.
     """
     return _tokens(uniform_bits(keys, torch.arange(length, device=keys.device)), vocabulary)
 
@@ -111,12 +112,13 @@ def _tokens(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StepNoise:
-    """All that a denoise step of a model of uniform noise draws.
+    """Everything that a denoise step draws for a model whose canvases start as random tokens.
 
     Attributes:
         keys: int64 ``[rows]``, keys of the candidates' Gumbel noise.
-        renoise: int64 ``[rows]``, tokens in place of rejected ones.
-        fresh: int64 ``[rows]``, tokens of the canvas behind this one, if this one is L wide.
+        renoise: int64 ``[rows]``, the tokens that replace rejected ones.
+        fresh: int64 ``[rows]``, the tokens that the next canvas starts from, provided that this
+            canvas has its full length L.
     """
 
     keys: torch.Tensor
@@ -126,13 +128,14 @@ class StepNoise:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the numbers of a step are drawn from; a row is a position of a canvas.
+    """What the random numbers of a step are a function of. A row is a position of a canvas.
 
     Attributes:
-        seed, start, step: int64, int64 and int32 ``[slots]``: a request's seed, where its canvas
-            begins, and the denoise steps that the canvas has taken.
-        slot: int64 ``[rows]``, whole canvases one behind the other.
-        length: L.
+        seed: int64 ``[slots]``, each request's seed.
+        start: int64 ``[slots]``, where each request's canvas begins in its sequence.
+        step: int32 ``[slots]``, the denoise steps that each canvas has taken.
+        slot: int64 ``[rows]``, each row's slot; the rows are whole canvases, one after another.
+        length: L, positions of a canvas.
     """
 
     seed: torch.Tensor
@@ -162,27 +165,29 @@ class Counters:
 
     @property
     def position(self) -> torch.Tensor:
-        """Of the rows in their canvas, int64 ``[rows]``."""
+        """Each row's position in its canvas, int64 ``[rows]``."""
         return torch.arange(len(self.slot), device=self.slot.device) % self.length
 
     def keys(self) -> torch.Tensor:
-        """Of the rows' canvases in this step, int64 ``[rows]``."""
+        """Keys of each row's canvas in this step, int64 ``[rows]``."""
         return row_keys(self.seed[self.slot], self.start[self.slot], self.step[self.slot].long())
 
 
-def candidate_keys(of: Counters) -> torch.Tensor:
-    """What rows draw their candidates with, int64 ``[rows]``."""
-    return more_keys(of.keys(), of.position, Stream.CANDIDATE)
+def candidate_keys(counters: Counters) -> torch.Tensor:
+    """The keys with which rows draw their candidates, int64 ``[rows]``."""
+    return more_keys(counters.keys(), counters.position, Stream.CANDIDATE)
 
 
-def step_noise(of: Counters, vocabulary: int) -> StepNoise:
-    """All noise of a step, in one function that a compiler can make one loop of."""
-    keys, position = of.keys(), of.position
-    behind = row_keys(of.seed[of.slot], of.start[of.slot] + of.length, Stream.CANVAS)
+def step_noise(counters: Counters, vocabulary: int) -> StepNoise:
+    """All noise of a step, in one function, so that the compiler can make one loop of it."""
+    keys, position = counters.keys(), counters.position
+    slot = counters.slot
+    next_start = counters.start[slot] + counters.length
+    next_canvas = row_keys(counters.seed[slot], next_start, Stream.CANVAS)
     return StepNoise(
         keys=more_keys(keys, position, Stream.CANDIDATE),
         renoise=_tokens(_bits(more_keys(keys, Stream.RENOISE), position), vocabulary),
-        fresh=_tokens(_bits(behind, position), vocabulary),
+        fresh=_tokens(_bits(next_canvas, position), vocabulary),
     )
 
 

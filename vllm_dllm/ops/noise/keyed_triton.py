@@ -1,6 +1,6 @@
-"""The numbers of `noise`, inside Triton kernels: the same bits, Gumbel noise up to rounding.
+"""The random numbers of `keyed` inside Triton kernels: the same bits, Gumbel noise up to rounding.
 
-Device functions only; `noise` says where the mixing comes from.
+Device functions only; `keyed` names the sources of the mixing functions.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def split_keys(keys):  # type: ignore[no-untyped-def]
-    """Both halves, uint32, of int64 keys."""
+    """The low and the high half of int64 keys, each uint32."""
     return (keys & 0xFFFFFFFF).to(tl.uint32), ((keys >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
@@ -27,30 +27,30 @@ def lowbias(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def uniform_bits(low, high, index):  # type: ignore[no-untyped-def]
-    """`noise.uniform_bits` of keys' halves and an index, int32 of a shape that broadcasts."""
-    # A constant of more than 31 bits must not meet a signed number: it would become int64.
+    """`keyed.uniform_bits`, of the keys' halves and an int32 index; shapes broadcast."""
+    # In a product with a signed number, a constant of more than 31 bits would become int64.
     bits = index.to(tl.uint32) * 0x9E3779B1 + low
     return lowbias(lowbias(bits) ^ high)
 
 
 @triton.jit
 def uniform(low, high, index):  # type: ignore[no-untyped-def]
-    """`noise.uniform`: float32 in (0, 1), bit for bit."""
+    """`keyed.uniform`: float32 in (0, 1), bit for bit."""
     bits = uniform_bits(low, high, index).to(tl.int32, bitcast=True)
-    # 2^32 + 0.5 is 2^32 in float32, which is what the reference adds, too.
+    # 2^32 + 0.5 is 2^32 in float32, so `keyed.uniform` adds the same.
     value = (bits.to(tl.float32) + tl.where(bits < 0, 4294967296.0, 0.5)) * 2.3283064365386963e-10
     return tl.minimum(value, 0.99999994)
 
 
 @triton.jit
 def gumbel(low, high, index):  # type: ignore[no-untyped-def]
-    """`noise.gumbel`: standard Gumbel noise, float32.
+    """`keyed.gumbel`: standard Gumbel noise, float32.
 
-    Triton has no log1p. Below 1/8 the exponential variable -log(1 - u) is summed as a series
-    (eight terms leave a relative error of 2^-27), so that small u keep all their bits; above it,
-    1 - u is off by 2^-25 at most, which is less than 5e-7 of the result. With a logarithm that
-    is right to one unit in the last place, the noise is within 1e-6 + 2e-7 * |noise| of the exact
-    function of the same u.
+    Triton has no log1p. For u below 1/8, -log(1 - u) is summed as a series of eight terms, which
+    leaves a relative error of 2^-27, so that small u keep all their bits. For larger u, 1 - u is
+    off by 2^-25 at most, which is less than 5e-7 of the result. If the logarithm is right to one
+    unit in the last place, the noise is within 1e-6 + 2e-7 * |noise| of the exact function of the
+    same u.
     """
     u = uniform(low, high, index)
     series = 1 / 7 + u * (1 / 8)

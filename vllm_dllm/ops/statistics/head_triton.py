@@ -1,12 +1,12 @@
 """Row statistics over tiles of the head, as Triton kernels: logits live in registers only.
 
-A grid of (row tiles, splits of the vocabulary): each program multiplies its hidden states with
-one tile of the head after the other, and folds the tile's logits into a few numbers a row
-(`fold_triton.fold`). A second kernel merges the splits and draws: it computes the 64 logits
-of the drawn group anew, 64 rows of the head for one row of hidden states.
+The grid is (row tiles, splits of the vocabulary). Each program multiplies its hidden states with
+one tile of the head after the other, and folds the tile's logits into a few numbers for each row
+(`fold_triton.fold`). A second kernel merges the splits and draws a token: for that it computes the
+64 logits of the drawn group a second time, from 64 rows of the head for each row of hidden states.
 
-The logits are float32 sums of products, never rounded to the head's dtype. A model's own head
-rounds them to bfloat16 before its soft cap: there logits tie, or swap, that differ here.
+The logits are float32 sums of products and are never rounded to the head's dtype. A model's own
+head rounds them to bfloat16 before its soft cap, so logits that differ here may tie or swap there.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -22,20 +22,22 @@ import triton.language as tl
 
 from vllm_dllm.ops.noise.keyed_triton import split_keys
 from vllm_dllm.ops.statistics.fold_triton import (
-    Pass,
-    as_found,
-    finish,
     fold,
-    leave,
-    merge,
-    one_over,
-    outputs,
-    per_row,
-    pick,
-    read_at_once,
+    inverse_temperature,
+    merge_splits,
+    sample_in_group,
+    store_found,
+    store_split,
 )
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.partials import Found
+from vllm_dllm.ops.statistics.launch_triton import (
+    VocabularyPass,
+    as_partials,
+    merge_width,
+    outputs,
+    row_arguments,
+)
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.sampled import GROUP
 
 _GROUP = tl.constexpr(GROUP)
@@ -43,11 +45,13 @@ _GROUP = tl.constexpr(GROUP)
 
 @dataclass(frozen=True)
 class HeadTile:
-    """How a product with the head is cut.
+    """How the product with the head is divided among programs.
 
     Attributes:
-        rows, ids, depth: of a product's tile; powers of two, at least 16, ids at least `GROUP`.
-        warps, stages: of a program, and of its pipeline.
+        rows, ids, depth: rows, token ids and summed products of a tile; powers of two, at least 16,
+            ids at least `GROUP`.
+        warps: warps of a program.
+        stages: stages of its software pipeline.
         resident: programs that are meant to share a multiprocessor.
         draw_rows: rows of a program that merges and draws.
     """
@@ -62,9 +66,9 @@ class HeadTile:
 
 
 # For an H100 or H200 (132 multiprocessors with 227 KiB of shared memory and 65,536 registers).
-# Up to 32 rows the head's bytes are the cost: many bytes in flight, products of mma.sync. From 64
-# rows on a tile is wgmma's. Twice as many ids would halve the traffic of hidden states from the L2
-# cache, but folding so wide a tile spills registers.
+# Up to 32 rows the time is that of reading the head, so many bytes are kept in flight, and mma.sync
+# multiplies. From 64 rows on, wgmma multiplies. Twice as many ids would halve the traffic of hidden
+# states from the L2 cache, but folding so wide a tile spills registers.
 NARROW = HeadTile(rows=16, ids=128, depth=128, warps=4, stages=3, resident=2)
 SLIM = HeadTile(rows=32, ids=128, depth=128, warps=4, stages=3, resident=2)
 MIDDLE = HeadTile(rows=64, ids=128, depth=64, warps=4, stages=4, resident=2)
@@ -89,19 +93,20 @@ def head_statistics(
     keys: torch.Tensor | None = None,
     forbidden: int | None = None,
     tile: HeadTile | None = None,
-) -> Found:
+) -> SoftmaxPartials:
     """What one pass over this rank's part of the head finds; `soft` is empty.
 
-    `Found.met` brings ranks together and `fold_triton.measured` makes statistics of it. Ids
-    are absolute. The arguments mean what they do for `row_stats_triton.measured_statistics`.
+    `SoftmaxPartials.merge_ranks` merges the ranks' findings, and `launch_triton.measured` makes
+    statistics of them. Ids are those of the whole vocabulary. Arguments mean the same as for
+    `rows_triton.measured_statistics`.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
-        head: the head; its `weight` and `soft_cap` are what is read.
+        head: the head; only its `weight`, `soft_cap` and ids are read.
         temperature: float32 ``[rows]`` or None.
         keys: int64 ``[rows]`` or None.
         forbidden: id that is never chosen, or None.
-        tile: how to cut the work, or None for `tile_for`.
+        tile: how to divide the work, or None for `tile_for`.
 
     Raises:
         ValueError: the head has no weight, or one of another dtype or width than `hidden`.
@@ -111,25 +116,30 @@ def head_statistics(
     rows, device, ids = len(hidden), hidden.device, head.ids
     soft = hidden.new_zeros((rows, 0), dtype=torch.float32)
     if not len(ids):
-        return _nothing(rows, device, soft)
-    one = Pass.plan(rows, len(ids), tile, device)
-    tensors, wanted = per_row(hidden, temperature, keys)
-    barred = -1 if forbidden is None else forbidden
-    common = (*operands(hidden, weight, head), *tensors, *one.partial.tensors)
-    common += (rows, ids.start, len(ids), barred)
-    wanted |= constants(hidden, head, tile)
-    cut = {"ROWS": tile.rows, "IDS": tile.ids}
-    cut |= {"num_warps": tile.warps, "num_stages": tile.stages}
-    head_kernel[one.grid](*common, one.share, **cut, **wanted)
-    numbers, picks = outputs(rows, device)
-    cut = {"ROWS": tile.draw_rows, "SPLITS": read_at_once(one.grid[1]), "num_warps": 4}
+        return _found_nothing(rows, device, soft)
+    whole = VocabularyPass.plan(rows, len(ids), tile, device)
+    tensors, flags = row_arguments(hidden, temperature, keys)
+    common = (*product_arguments(hidden, weight, head), *tensors, *whole.states.tensors)
+    excluded = -1 if forbidden is None else forbidden
+    common += (rows, ids.start, len(ids), excluded)
+    flags |= product_constants(hidden, head, tile)
+    sizes = {"ROWS": tile.rows, "IDS": tile.ids}
+    sizes |= {"num_warps": tile.warps, "num_stages": tile.stages}
+    head_kernel[whole.grid](*common, whole.tiles_per_split, **sizes, **flags)
+    splits = whole.grid[1]
+    numbers, found_ids = outputs(rows, device)
+    sizes = {"ROWS": tile.draw_rows, "SPLITS": merge_width(splits), "num_warps": 4}
     grid = (triton.cdiv(rows, tile.draw_rows),)
-    head_draw_kernel[grid](*common, one.grid[1], numbers, picks, **cut, **wanted)
-    return as_found(numbers, picks, soft)
+    head_draw_kernel[grid](*common, splits, numbers, found_ids, **sizes, **flags)
+    return as_partials(numbers, found_ids, soft)
 
 
 def checked_weight(hidden: torch.Tensor, head: Head) -> torch.Tensor:
-    """The head's weight, once it is clear that the kernels can read it; raises ValueError."""
+    """The head's weight.
+
+    Raises:
+        ValueError: the kernels cannot multiply these hidden states with it.
+    """
     if head.weight is None:
         raise ValueError("this head has no weight, which fused statistics multiply with")
     if head.weight.dtype != hidden.dtype or head.weight.shape[1] != hidden.shape[1]:
@@ -142,42 +152,42 @@ def checked_weight(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     return head.weight
 
 
-def operands(hidden: torch.Tensor, weight: torch.Tensor, head: Head) -> tuple[Any, ...]:
-    """The product's part of a kernel's arguments."""
+def product_arguments(hidden: torch.Tensor, weight: torch.Tensor, head: Head) -> tuple[Any, ...]:
+    """The arguments of `product`, as the kernels take them."""
     cap = 0.0 if head.soft_cap is None else float(head.soft_cap)
     return hidden, hidden.stride(0), weight, weight.stride(0), hidden.shape[1], cap
 
 
-def constants(hidden: torch.Tensor, head: Head, tile: HeadTile) -> dict[str, Any]:
-    """The product's part of a kernel's constants."""
+def product_constants(hidden: torch.Tensor, head: Head, tile: HeadTile) -> dict[str, Any]:
+    """The constants of `product`, as the kernels take them."""
     even = hidden.shape[1] % tile.depth == 0
     return {"CAPPED": head.soft_cap is not None, "EVEN": even, "DEPTH": tile.depth}
 
 
-def _nothing(rows: int, device: torch.device, soft: torch.Tensor) -> Found:
-    """Of a rank that has only padding."""
+def _found_nothing(rows: int, device: torch.device, soft: torch.Tensor) -> SoftmaxPartials:
+    """What a rank finds whose part of the head is padding only."""
     none = torch.full((rows,), -torch.inf, device=device)
     zero, first = none.new_zeros(rows), torch.zeros(rows, dtype=torch.int64, device=device)
-    return Found(none, first, none, none, first, none, zero, zero, soft)
+    return SoftmaxPartials(none, first, none, none, first, none, zero, zero, soft)
 
 
 @triton.jit
 def capped(x, cap):  # type: ignore[no-untyped-def]
     """``cap * tanh(x / cap)``, off by at most ``2e-7 * cap``."""
-    # Triton has no tanh. Where the exponential overflows, the quotient is 0, as it should be.
+    # Triton has no tanh. Where the exponential overflows, the quotient is 0, which is right.
     return cap - (2.0 * cap) / (tl.exp(x * (2.0 / cap)) + 1.0)
 
 
 @triton.jit
 def product(  # type: ignore[no-untyped-def]
-    hidden, hidden_stride, weight, weight_stride, width, cap, row, of_head,
+    hidden, hidden_stride, weight, weight_stride, width, cap, row, head_row,
     CAPPED: tl.constexpr, EVEN: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Logits float32 ``[rows, ids]`` of rows of hidden states and rows of the head."""
+    """Logits, float32 ``[rows, ids]``, of some rows of hidden states and some rows of the head."""
     step = tl.arange(0, DEPTH)
     x_at = hidden + row.to(tl.int64)[:, None] * hidden_stride + step[None, :]
-    w_at = weight + of_head.to(tl.int64)[None, :] * weight_stride + step[:, None]
-    logits = tl.zeros((row.shape[0], of_head.shape[0]), tl.float32)
+    w_at = weight + head_row.to(tl.int64)[None, :] * weight_stride + step[:, None]
+    logits = tl.zeros((row.shape[0], head_row.shape[0]), tl.float32)
     for start in range(0, width, DEPTH):
         if EVEN:
             x, w = tl.load(x_at), tl.load(w_at)
@@ -192,20 +202,21 @@ def product(  # type: ignore[no-untyped-def]
     return logits
 
 
-@triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "share"])
+@triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "tiles_per_split"])
 def head_kernel(  # type: ignore[no-untyped-def]
     hidden, hidden_stride, weight, weight_stride, width, cap, temperature, keys,
-    numbers, picks, of_forbidden, rows, first_id, count, forbidden, share,
+    numbers, ids, forbidden_logit, rows, first_id, count, forbidden, tiles_per_split,
     ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr,
     TEMPERED: tl.constexpr, NOISE: tl.constexpr, CAPPED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Pass over some tiles of the head for some rows; grid (row tiles, splits).
 
-    Row tiles vary fastest, so that programs that run together read the same part of the head.
+    Row tiles vary fastest, so that programs that run at the same time read the same part of the
+    head. The rank's ids are `first_id` and the `count - 1` that follow.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    near = tl.minimum(row, rows - 1)  # rows behind the last are computed, but not written
-    inverse = one_over(temperature, near, TEMPERED)
+    near = tl.minimum(row, rows - 1)  # rows behind the last one are computed, but not stored
+    inverse = inverse_temperature(temperature, near, TEMPERED)
     low, high = near.to(tl.uint32), near.to(tl.uint32)
     if NOISE:
         low, high = split_keys(tl.load(keys + near))
@@ -213,49 +224,49 @@ def head_kernel(  # type: ignore[no-untyped-def]
     drawn = tl.full((ROWS,), float("-inf"), tl.float32)
     total, weighted = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     token, group = tl.full((ROWS,), first_id, tl.int32), tl.full((ROWS,), first_id, tl.int32)
-    start = tl.program_id(1) * share * IDS
-    for begin in range(start, tl.minimum(start + share * IDS, count), IDS):
-        own = begin + tl.arange(0, IDS)  # ids of this rank, from 0
+    start = tl.program_id(1) * tiles_per_split * IDS
+    for begin in range(start, tl.minimum(start + tiles_per_split * IDS, count), IDS):
+        local = begin + tl.arange(0, IDS)  # this rank's ids, counted from 0
         x = product(
             hidden, hidden_stride, weight, weight_stride, width, cap,
-            near, tl.minimum(own, count - 1), CAPPED, EVEN, DEPTH,
+            near, tl.minimum(local, count - 1), CAPPED, EVEN, DEPTH,
         )  # fmt: skip
         first = first_id + begin
         if (forbidden >= first) & (forbidden < first + IDS):
-            is_barred = (own + first_id == forbidden)[None, :]
-            at = of_forbidden + row[:, None] + tl.zeros_like(own)[None, :]
-            tl.store(at, x, mask=is_barred & (row < rows)[:, None])
-        allowed = (own < count) & (own + first_id != forbidden)
+            is_forbidden = (local + first_id == forbidden)[None, :]
+            store_at = forbidden_logit + row[:, None] + tl.zeros_like(local)[None, :]
+            tl.store(store_at, x, mask=is_forbidden & (row < rows)[:, None])
+        allowed = (local < count) & (local + first_id != forbidden)
         x = tl.where(allowed[None, :], x, float("-inf"))
         best, token, total, weighted, drawn, group = fold(
             tl.reshape(x, (ROWS, IDS // _GROUP, _GROUP)), first, inverse, low, high,
             best, token, total, weighted, drawn, group, NOISE,
         )  # fmt: skip
-    leave(numbers, picks, row, rows, best, token, total, weighted, drawn, group)
+    store_split(numbers, ids, row, rows, best, token, total, weighted, drawn, group)
 
 
 @triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "splits"])
 def head_draw_kernel(  # type: ignore[no-untyped-def]
     hidden, hidden_stride, weight, weight_stride, width, cap, temperature, keys,
-    numbers, picks, of_forbidden, rows, first_id, count, forbidden, splits, out, chosen,
+    numbers, ids, forbidden_logit, rows, first_id, count, forbidden, splits, out, out_ids,
     ROWS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
     TEMPERED: tl.constexpr, NOISE: tl.constexpr, CAPPED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of some rows, and draw within the drawn group; grid (row tiles,)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)
-    inverse = one_over(temperature, near, TEMPERED)
-    best, token, origin, total, weighted, drawn, group = merge(
-        numbers, picks, of_forbidden, near, rows, splits, inverse, forbidden, SPLITS
+    inverse = inverse_temperature(temperature, near, TEMPERED)
+    best, token, origin, total, weighted, drawn, group = merge_splits(
+        numbers, ids, forbidden_logit, near, rows, splits, inverse, forbidden, SPLITS
     )
     sample, scaled = token, best * inverse
     if NOISE:
         low, high = split_keys(tl.load(keys + near))
-        own = group[:, None] - first_id + tl.arange(0, _GROUP)[None, :]
+        local = group[:, None] - first_id + tl.arange(0, _GROUP)[None, :]
         step = tl.arange(0, DEPTH)
         x_at = hidden + near.to(tl.int64)[:, None] * hidden_stride + step[None, :]
-        from_head = tl.minimum(own, count - 1).to(tl.int64) * weight_stride
-        w_at = weight + from_head[:, :, None] + step[None, None, :]
+        head_row = tl.minimum(local, count - 1).to(tl.int64)
+        w_at = weight + (head_row * weight_stride)[:, :, None] + step[None, None, :]
         products = tl.zeros((ROWS, _GROUP, DEPTH), tl.float32)
         for start in range(0, width, DEPTH):
             ok = start + step < width
@@ -265,10 +276,10 @@ def head_draw_kernel(  # type: ignore[no-untyped-def]
         logits = tl.sum(products, 2)
         if CAPPED:
             logits = capped(logits, cap)
-        allowed = (own < count) & (own + first_id != forbidden)
+        allowed = (local < count) & (local + first_id != forbidden)
         logits = tl.where(allowed, logits, float("-inf"))
-        sample, scaled = pick(logits, group, inverse, low, high)
-    finish(
-        out, chosen, row, rows, best * inverse, token, origin * inverse, total, weighted, drawn,
+        sample, scaled = sample_in_group(logits, group, inverse, low, high)
+    store_found(
+        out, out_ids, row, rows, best * inverse, token, origin * inverse, total, weighted, drawn,
         sample, scaled,
     )  # fmt: skip

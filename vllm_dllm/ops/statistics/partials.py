@@ -128,8 +128,3 @@ class SoftmaxPartials:
             ),
             entropy=torch.where(greedy, 0.0, self.sum.log() - self.weighted / self.sum),
         )
-
-    met = merge_ranks
-
-
-Found = SoftmaxPartials

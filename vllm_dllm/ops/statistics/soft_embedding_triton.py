@@ -1,11 +1,12 @@
-"""The soft embedding ``softmax(logits / T) @ embedding`` over tiles of the head, and all together.
+"""The soft embedding ``softmax(logits / T) @ embedding`` over tiles of the head, as Triton kernels.
 
-The second pass. For one range of ids after the other, a kernel computes logits anew and writes
-their weights, exp((logit - origin) / T), to a workspace in the embedding's dtype; a second kernel
-multiplies them with the embedding and adds the product to a float32 sum. The origin is the row's
-largest logit, so that weights are at most 1 and lose none of their bits to a small range of
-exponents, as float16 probabilities would. The sum is divided by the row's sum of weights at the
-end. Nothing is added atomically: results are the same from run to run.
+It takes a second pass over the head, after that of `head_triton`. For one range of ids after the
+other, a kernel computes the logits a second time and writes their weights,
+exp((logit - origin) / T), to a workspace in the embedding's dtype; another kernel multiplies the
+weights with the embedding and adds the product to a float32 sum. The origin is the row's largest
+logit. Weights are therefore at most 1 and keep all their bits; float16 probabilities would lose
+some to the small range of float16 exponents. At the end the sum is divided by the row's sum of
+weights. Nothing is added atomically, so results are the same in every run.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -19,27 +20,33 @@ import triton
 import triton.language as tl
 
 from vllm_dllm.ops.device import multiprocessors
-from vllm_dllm.ops.statistics.fold_triton import LOG2_E, empty, measured, tiles_per_split
+from vllm_dllm.ops.statistics.fold_triton import LOG2_E
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import (
     HeadTile,
     checked_weight,
-    constants,
     head_statistics,
-    operands,
     product,
+    product_arguments,
+    product_constants,
     tile_for,
 )
-from vllm_dllm.ops.statistics.partials import Found
+from vllm_dllm.ops.statistics.launch_triton import empty, measured, tiles_per_split
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.sampled import SampledStatistics
 
-# A sum of few rows is split along the ids, each part with a sum of its own.
+# Where rows are few, each range of ids is split into parts, each with a sum of its own.
 MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
 class SumTile:
-    """How the product of weights and embedding is cut; attributes as of `HeadTile`."""
+    """How the product of weights and embedding is divided among programs.
+
+    Attributes:
+        rows, width, depth: rows, columns of the embedding and ids of a tile.
+        warps, stages, resident: as for `HeadTile`.
+    """
 
     rows: int = 128
     width: int = 256
@@ -59,18 +66,18 @@ def fused_statistics(
     keys: torch.Tensor,
     budget: int,
 ) -> tuple[SampledStatistics, torch.Tensor | None]:
-    """What `tiled_stats.tiled_statistics` computes, in two passes of Triton kernels.
+    """What `tiled.tiled_statistics` computes, in two passes of Triton kernels.
 
-    Logits are float32 sums that are not rounded to the head's dtype, see `head_stats_triton`; the
-    weights of the soft embedding are rounded to the embedding's dtype.
+    Logits are float32 sums that are not rounded to the head's dtype, see `head_triton`. The weights
+    of the soft embedding are rounded to the embedding's dtype.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
         head: the head, with its `weight` and `soft_cap`; `logits` is not called.
         temperature: float32 ``[rows]``, at least 0.
-        keys: int64 ``[rows]``, see `noise.row_keys`.
-        budget: bytes that the workspace of the soft embedding may take; at least what 128 ids
-            need is taken. The statistics take some kilobytes a row.
+        keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
+        budget: bytes that the workspace of the soft embedding may take. It takes at least what
+            128 ids need. The statistics take some kilobytes for each row in addition.
 
     Returns:
         As `tiled_statistics`; the statistics are `MeasuredStatistics`.
@@ -80,7 +87,7 @@ def fused_statistics(
     """
     found = head_statistics(hidden, head, temperature, keys)
     if head.shard is not None:
-        found = found.met(head.shard)
+        found = found.merge_ranks(head.shard)
     statistics = measured(found, temperature == 0)
     if head.embedding is None:
         return statistics, None
@@ -92,7 +99,7 @@ def soft_embedding(
     hidden: torch.Tensor,
     head: Head,
     temperature: torch.Tensor,
-    found: Found,
+    found: SoftmaxPartials,
     budget: int,
     tile: HeadTile | None = None,
 ) -> torch.Tensor:
@@ -104,9 +111,10 @@ def soft_embedding(
         hidden: ``[rows, hidden]``.
         head: the head, with `weight`, `soft_cap` and `embedding`.
         temperature: float32 ``[rows]``.
-        found: what the first pass found, over all ranks (`Found.met`), without forbidden ids.
+        found: what the first pass found over all ranks (`SoftmaxPartials.merge_ranks`), with no id
+            forbidden.
         budget: bytes that the workspace may take, see `fused_statistics`.
-        tile: how to cut the first product, or None for `head_stats_triton.tile_for`.
+        tile: how to divide the product with the head, or None for `head_triton.tile_for`.
 
     Returns:
         Float32 ``[rows, hidden]``; 0 where no id of this rank has any weight.
@@ -121,28 +129,29 @@ def soft_embedding(
     weight, embedding = checked_weight(hidden, head), head.embedding
     tile = tile or tile_for(len(hidden), hidden.dtype)
     rows, count = len(hidden), len(head.ids)
-    out = _Out.plan(rows, embedding, budget, max(tile.ids, 128))
+    running = _RunningSum.plan(rows, embedding, budget, max(tile.ids, 128))
     of_rows = temperature.float().contiguous(), found.origin.contiguous(), found.token.contiguous()
-    common = (*operands(hidden, weight, head), *of_rows, out.weights, out.weights.stride(0), rows)
-    cut = {"ROWS": tile.rows, "IDS": tile.ids, **constants(hidden, head, tile)}
-    cut |= {"num_warps": tile.warps, "num_stages": tile.stages}
-    for first in range(0, count, out.ids):
-        some = min(out.ids, count - first)
-        grid = triton.cdiv(rows, tile.rows), triton.cdiv(some, tile.ids)
-        weights_kernel[grid](*common, first, count, head.ids.start, **cut)
-        out.add(embedding, first, some)
+    common = (*product_arguments(hidden, weight, head), *of_rows)
+    common += (running.weights, running.weights.stride(0), rows)
+    sizes = {"ROWS": tile.rows, "IDS": tile.ids, **product_constants(hidden, head, tile)}
+    sizes |= {"num_warps": tile.warps, "num_stages": tile.stages}
+    for first in range(0, count, running.ids):
+        in_range = min(running.ids, count - first)
+        grid = triton.cdiv(rows, tile.rows), triton.cdiv(in_range, tile.ids)
+        weights_kernel[grid](*common, first, count, head.ids.start, **sizes)
+        running.add(embedding, first, in_range)
     total = torch.where(temperature == 0, 1.0, found.sum)
-    return out.sums.sum(0).div_(total[:, None])
+    return running.sums.sum(0).div_(total[:, None])
 
 
 @dataclass(frozen=True)
-class _Out:
-    """The workspace, and the sum that grows from it.
+class _RunningSum:
+    """The workspace of one range of ids, and the sum over all ranges.
 
     Attributes:
-        weights: ``[rows, ids]`` in the embedding's dtype, of one range of ids.
-        sums: float32 ``[parts, rows, hidden]``, each of its part of every range.
-        tile: how the product is cut.
+        weights: ``[rows, ids]`` in the embedding's dtype, the weights of one range of ids.
+        sums: float32 ``[parts, rows, hidden]``; part i sums part i of every range.
+        tile: how the product is divided.
     """
 
     weights: torch.Tensor
@@ -150,18 +159,21 @@ class _Out:
     tile: SumTile
 
     @classmethod
-    def plan(cls, rows: int, embedding: torch.Tensor, budget: int, multiple: int) -> _Out:
-        """As many ids at a time as the budget holds beside the sums' parts."""
+    def plan(cls, rows: int, embedding: torch.Tensor, budget: int, multiple: int) -> _RunningSum:
+        """With as many ids in a range as the budget has room for beside the parts' sums.
+
+        A range is a multiple of `multiple` ids.
+        """
         tile = FLOAT32_SUM if embedding.dtype == torch.float32 else SumTile()
         count, width = embedding.shape
         tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
-        slots = tile.resident * multiprocessors(embedding.device)
-        steps = 64  # as many as a range has, about
-        parts = min(MAX_PARTS, triton.cdiv(steps, tiles_per_split(tiles, steps, slots)))
-        # The parts take up to half of the budget; one of them becomes the result.
-        part = 4 * rows * width
-        parts = max(1, min(parts, 1 + budget // 2 // part))
-        left = budget - (parts - 1) * part
+        at_once = tile.resident * multiprocessors(embedding.device)
+        steps = 64  # about as many as a range has
+        parts = min(MAX_PARTS, triton.cdiv(steps, tiles_per_split(tiles, steps, at_once)))
+        # The sums take up to half of the budget. The first does not count: it becomes the result.
+        bytes_of_sum = 4 * rows * width
+        parts = max(1, min(parts, 1 + budget // 2 // bytes_of_sum))
+        left = budget - (parts - 1) * bytes_of_sum
         ids = left // (rows * embedding.element_size()) // multiple * multiple
         ids = min(max(multiple, ids), triton.cdiv(max(1, count), multiple) * multiple)
         device = embedding.device
@@ -170,13 +182,13 @@ class _Out:
 
     @property
     def ids(self) -> int:
-        """Ids of a range."""
+        """Ids in a range."""
         return self.weights.shape[1]
 
-    def add(self, embedding: torch.Tensor, first: int, some: int) -> None:
-        """Add the weights of a range of ids times their embedding."""
+    def add(self, embedding: torch.Tensor, first: int, in_range: int) -> None:
+        """Add the weights of the `in_range` ids from `first` on times their embedding."""
         tile, (parts, rows, width) = self.tile, self.sums.shape
-        share = triton.cdiv(triton.cdiv(some, tile.depth), parts)  # steps of a part
+        steps_per_part = triton.cdiv(triton.cdiv(in_range, tile.depth), parts)
         grid = triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.width), parts
         sum_kernel[grid](
             self.weights,
@@ -187,8 +199,8 @@ class _Out:
             rows,
             width,
             first,
-            some,
-            share,
+            in_range,
+            steps_per_part,
             ROWS=tile.rows,
             WIDTH=tile.width,
             DEPTH=tile.depth,
@@ -207,40 +219,45 @@ def weights_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A tile of exp(logit / T - origin), of ids from `first` on; grid (row tiles, id tiles).
 
-    Greedy rows have 1 at their token, which is absolute; this rank's first id is `first_id`.
-    Columns behind the last id are written, too, with finite numbers that the sum does not use.
+    Greedy rows have weight 1 at their token and 0 elsewhere. `token` is an id of the whole
+    vocabulary, of which this rank's part begins at `first_id`. Columns behind the last id get
+    finite numbers, which the sum does not use.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)
     column = tl.program_id(1) * IDS + tl.arange(0, IDS)
-    own = first + column
+    local = first + column
     x = product(
         hidden, hidden_stride, weight, weight_stride, width, cap,
-        near, tl.minimum(own, count - 1), CAPPED, EVEN, DEPTH,
+        near, tl.minimum(local, count - 1), CAPPED, EVEN, DEPTH,
     )  # fmt: skip
     t = tl.load(temperature + near)
     inverse = 1.0 / tl.where(t > 0, t, 1.0)
     distance = x * inverse[:, None] - tl.load(origin + near)[:, None]
     value = tl.exp2(distance * LOG2_E)
-    certain = tl.where((own + first_id)[None, :] == tl.load(token + near)[:, None], 1.0, 0.0)
+    certain = tl.where((local + first_id)[None, :] == tl.load(token + near)[:, None], 1.0, 0.0)
     value = tl.where((t > 0)[:, None], value, certain)
     at = weights + row.to(tl.int64)[:, None] * weights_stride + column[None, :]
     tl.store(at, value.to(weights.dtype.element_ty), mask=(row < rows)[:, None])
 
 
-@triton.jit(do_not_specialize=["rows", "first", "some", "share"])
+@triton.jit(do_not_specialize=["rows", "first", "in_range", "steps_per_part"])
 def sum_kernel(  # type: ignore[no-untyped-def]
-    weights, weights_stride, embedding, embedding_stride, sums, rows, width, first, some, share,
+    weights, weights_stride, embedding, embedding_stride, sums, rows, width,
+    first, in_range, steps_per_part,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Add weights times embedding to a tile of one part's sum; grid (rows, width, parts)."""
+    """Add weights times embedding to a tile of one part's sum.
+
+    Grid (row tiles, column tiles, parts).
+    """
     begin_row = tl.program_id(0) * ROWS
     row = begin_row + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1) - begin_row
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     part = tl.program_id(2)
-    begin = part * share * DEPTH
-    end = tl.minimum(begin + share * DEPTH, some)
+    begin = part * steps_per_part * DEPTH
+    end = tl.minimum(begin + steps_per_part * DEPTH, in_range)
     step = tl.arange(0, DEPTH)
     x_at = weights + begin_row.to(tl.int64) * weights_stride + begin
     x_offset = near[:, None] * weights_stride + step[None, :]
@@ -251,11 +268,11 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     sum = tl.load(sums + at, mask=ok, other=0.0)
     for start in range(begin, end, DEPTH):
         x = tl.load(x_at + x_offset)
-        own = (start + step < end)[:, None]  # behind the last id the embedding counts as 0
+        is_id = (start + step < end)[:, None]  # behind the last id the embedding counts as 0
         if EVEN:
-            e = tl.load(e_at + e_offset, mask=own, other=0.0)
+            e = tl.load(e_at + e_offset, mask=is_id, other=0.0)
         else:
-            e = tl.load(e_at + e_offset, mask=own & (column < width)[None, :], other=0.0)
+            e = tl.load(e_at + e_offset, mask=is_id & (column < width)[None, :], other=0.0)
         sum = tl.dot(x, e, sum, input_precision="ieee")
         x_at += DEPTH
         e_at += DEPTH * embedding_stride

@@ -97,10 +97,9 @@ def tiled_statistics(
     own = head.vocabulary if head.shard is None else len(head.ids)
     at_once, ids = tile_shape(len(hidden), own, budget)
     rows = (hidden, temperature, flat)
-    parts = [
-        _of_rows(*some, head, ids, compile)
-        for some in zip(*(tensor.split(at_once) for tensor in rows), strict=True)
-    ]
+    parts = []
+    for some, warmth, drawn in zip(*(tensor.split(at_once) for tensor in rows), strict=True):
+        parts.append(_of_rows(some, warmth, drawn, head, ids, compile))
     statistics = parts[0][0]
     if len(parts) > 1:
         statistics = SampledStatistics.join([found for found, _ in parts])

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import Window
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.worker.slots import SlotState
 
@@ -48,7 +48,7 @@ class ReadRequest:
     adjust: tuple[torch.Tensor, torch.Tensor] | None = None
     ask: torch.Tensor | None = None
     entropy: bool = False
-    window: Window | None = None
+    window: CanvasWindow | None = None
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
@@ -86,7 +86,7 @@ class Readings:
     next_canvas: torch.Tensor | None = None
     soft_embedding: torch.Tensor | None = None
     log_probabilities: torch.Tensor | None = None
-    path: Chosen | None = None
+    path: ConstrainedPath | None = None
 
 
 class Readout(Protocol):

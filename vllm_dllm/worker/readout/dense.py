@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
@@ -84,7 +84,7 @@ class DenseReadout:
 
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         length, count = self.slots.length, len(request.slots)
-        path = None if request.window is None else Chosen.nothing(request.window)
+        path = None if request.window is None else ConstrainedPath.empty(request.window)
         statistics, asked = [], []
         for first in range(0, count, self.canvases):
             end = min(first + self.canvases, count)

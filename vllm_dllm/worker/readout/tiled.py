@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import Chosen
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
@@ -70,7 +70,7 @@ class TiledReadout:
         """Overwrite what the tiled pass found for canvases that need whole rows."""
         state, length = self.slots, self.slots.length
         if request.window is not None:
-            readings.path = Chosen.nothing(request.window)
+            readings.path = ConstrainedPath.empty(request.window)
         soft = readings.soft_embedding
         assert soft is not None
         needs = state.needs_rows[request.on_host] | state.constraints.constrained(request.on_host)

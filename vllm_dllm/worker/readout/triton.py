@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_dllm.ops.statistics.fold_triton import measured
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import head_statistics
+from vllm_dllm.ops.statistics.launch_triton import measured
 from vllm_dllm.ops.statistics.rows import RowStatistics, greedy_part
 from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics

@@ -1,0 +1,27 @@
+"""Pools of processes that compile constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.constraints.helpers import pieces
+from vllm_dllm.constraints.limits import CompileLimits
+from vllm_dllm.constraints.service.pool import CompilerPool
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[CompilerPool]:
+    found = CompilerPool(pieces())
+    found.warm()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def one() -> Iterator[CompilerPool]:
+    """A process that needs a kill to get anywhere: nothing is too slow for it."""
+    found = CompilerPool(pieces(), CompileLimits(cpu_seconds=300, wall_seconds=300), processes=1)
+    yield found
+    found.close()

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: servers, engines, models, references and requests."""

@@ -1,0 +1,171 @@
+"""A real engine inside this process, so that its block pool and slots can be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# Read when vLLM is imported, which the functions below do late.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    HF_HUB_OFFLINE="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class Engine:
+    """An `LLM` and short ways to what tests ask of it."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.core = llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def slots(self) -> Any:
+        return self.runner.model_state.slots
+
+    @property
+    def block_pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[Any]
+    ) -> list[tuple[list[int], str]]:
+        """(token ids, finish reason) of each prompt, all submitted at once."""
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            list(params),
+            use_tqdm=False,
+        )
+        return [(list(o.outputs[0].token_ids), o.outputs[0].finish_reason) for o in outputs]
+
+    def close(self) -> None:
+        """Take the engine down; nothing happens the second time."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        if self.llm is None:
+            return
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = self.core = self.scheduler = self.runner = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+    def step(self) -> None:
+        """One step of the engine core, as its own loop runs it."""
+        _, executed = self.core.step_fn()
+        self.core.post_step(executed)
+
+    def assert_idle(self) -> None:
+        """No request, no KV block and no slot is held."""
+        assert not self.scheduler.requests
+        # One block is vLLM's null block.
+        assert self.block_pool.get_num_free_blocks() == self.block_pool.num_gpu_blocks - 1
+        # The worker hears of finished requests with the next step, if there is one.
+        left = set(self.runner.req_states.req_id_to_index) - self.scheduler.finished_req_ids
+        assert not left
+
+
+def greedy(max_tokens: int, **options: Any) -> Any:
+    """Sampling parameters; names with the ``diffusion_`` prefix become request options."""
+    from vllm import SamplingParams
+
+    extra = {name: options.pop(name) for name in list(options) if name.startswith("diffusion_")}
+    return SamplingParams(temperature=0, max_tokens=max_tokens, extra_args=extra or None, **options)
+
+
+def settings(block: int) -> dict[str, Any]:
+    """What every test engine is started with, unless it says otherwise."""
+    return {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 1 << 26,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "diffusion_config": {"canvas_length": block},
+    }
+
+
+@contextlib.contextmanager
+def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
+    """Start an engine, and take it down so that another can follow in this process."""
+    from vllm import LLM
+
+    running = Engine(LLM(model=str(model), **(settings(block) | options)))
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def our_graphs() -> int:
+    """How many graphs the compiler has made of our functions in this process.
+
+    Its own count also has vLLM's, among them one for an embedding that is spread over ranks.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
+
+    from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
+    from vllm_dllm.ops.statistics import tiled as tiled_stats
+    from vllm_dllm.ops.statistics.rows import pure_row_statistics
+    from vllm_dllm.ops.statistics.sampled import draw
+    from vllm_dllm.ops.statistics.sharded import partials_of_rank
+
+    rows = (candidate_keys, draw, partials_of_rank, pure_row_statistics, step_noise)
+    tiles = (tiled_stats._fold, tiled_stats._only_tile)
+    return sum(len(entries(function.__code__)) for function in (*rows, *tiles))
+
+
+def answers_of_child(
+    module: str,
+    *arguments: Any,
+    env: dict[str, str] | None = None,
+    package: str = "tests.engine",
+) -> list[Any]:
+    """What ``<package>.<module>`` prints, in a process of its own.
+
+    It gets paths as they are, everything else as JSON. Its answers are the lines of its output
+    that are JSON objects or lists.
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", f"{package}.{module}"),
+            *(str(a) if isinstance(a, Path) else json.dumps(a) for a in arguments),
+        ],
+        env=env,
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith(('{"', "[["))]
+
+
+def count_calls(owner: Any, name: str) -> list[Any]:
+    """Wrap a method of a live object; the returned list grows by its first argument per call."""
+    calls: list[Any] = []
+    original = getattr(owner, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0] if args else None)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+    return calls
+
+
+def token_lists(cases: Iterable[Any]) -> list[list[int]]:
+    """The golden outputs of cases."""
+    return [list(case.output) for case in cases]

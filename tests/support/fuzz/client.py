@@ -1,0 +1,109 @@
+"""Sends bodies as they are, and says what came back: a status, words, how long it took."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+
+import aiohttp
+
+from tests.support.fuzz.bodies import Body
+
+# Seconds; beyond them a request is given up, and asked again alone.
+PATIENCE = 60.0
+MOST_SHOWN = 4000  # characters of an answer that are kept
+BROKEN, GIVEN_UP = 599, 598  # instead of a status
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for a body.
+
+    Attributes:
+        body: what was sent.
+        status: of HTTP, or of an error inside a stream; `BROKEN` where the connection broke off,
+            `GIVEN_UP` where nothing had come by then.
+        text: the answer's beginning, or the error inside a stream.
+        seconds: until its end.
+    """
+
+    body: Body
+    status: int
+    text: str
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server failed: not what it says it has not (501), nor that it is busy."""
+        return self.status >= 500 and self.status not in (501, 503, GIVEN_UP)
+
+    def __str__(self) -> str:
+        return f"{self.status} after {self.seconds:.1f} s: {self.text[:300]} for {self.body}"
+
+
+def session() -> aiohttp.ClientSession:
+    """Connections without limit, each for one request: the server closes idle ones."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=None)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
+
+
+async def send(
+    opened: aiohttp.ClientSession, url: str, body: Body, patience: float = PATIENCE
+) -> Reply:
+    """One body to the end of its answer. Never raises."""
+    begin = time.monotonic()
+    try:
+        status, text = await asyncio.wait_for(_ask(opened, url, body), patience)
+    except asyncio.TimeoutError:
+        status, text = GIVEN_UP, f"no answer in {patience:.0f} s"
+    except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError) as error:
+        status, text = BROKEN, f"{type(error).__name__}: {error}"
+    return Reply(body, status, text[:MOST_SHOWN], time.monotonic() - begin)
+
+
+async def _ask(opened: aiohttp.ClientSession, url: str, body: Body) -> tuple[int, str]:
+    headers = {"Content-Type": body.kind} if body.kind else {}
+    async with opened.request(
+        body.endpoint.method,
+        _address(url, body.path),
+        data=body.content,
+        headers=headers,
+        skip_auto_headers=["Content-Type"],
+    ) as answer:
+        content = await answer.read()
+        text = content.decode(errors="replace")
+        if answer.status == 200 and answer.content_type == "text/event-stream":
+            return error_in(text) or (200, text)
+        return answer.status, text
+
+
+def _address(url: str, path: str) -> aiohttp.typedefs.StrOrURL:
+    from yarl import URL
+
+    return URL(url + path, encoded=True)
+
+
+def error_in(stream: str) -> tuple[int, str] | None:
+    """The error that a stream of events ends with, as a status and its event."""
+    for line in stream.splitlines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or '"error' not in data:
+            continue
+        with contextlib.suppress(ValueError):
+            event = json.loads(data)
+            error = event.get("error") if isinstance(event, dict) else None
+            if isinstance(error, dict):
+                code = error.get("code")
+                code = code if isinstance(code, int) else _status_of(str(error.get("type")))
+                return code, data
+    return None
+
+
+def _status_of(kind: str) -> int:
+    """Of an error that has only a name."""
+    client = ("invalid", "badrequest", "bad_request", "notfound", "not_found", "validation")
+    return 400 if any(word in kind.lower() for word in client) else 500

@@ -1,0 +1,80 @@
+"""What is fuzzed, how it is served for that, and the plain vLLM that failures are compared with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2
+from tests.support.server import Server
+from tests.support.tiny_llama import write_tiny_llama
+
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # endpoints of development
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # answers that can be asked for later
+}
+# Everything that opens an endpoint, or more of one.
+OPEN = (
+    *("--enable-scale-out", "--enable-tokenizer-info-endpoint", "--enable-prompt-tokens-details"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--trust-request-chat-template"),
+    *("--enable-server-load-tracking", "--enable-force-include-usage"),
+    "--log-error-stack",
+)
+KNOWN: Sequence[Mapping[str, Any]] = tuple(
+    {"model": "m", "return_token_ids": True, "max_tokens": 40, "ignore_eos": True} | one
+    for one in (
+        {"prompt": "sort 61 35 88 14", "temperature": 0, "seed": 7},
+        {"prompt": "count from 12 to 16", "temperature": 0.9, "seed": 11, "top_p": 0.9, "n": 2},
+        {
+            "prompt": "copy ab",
+            "temperature": 0,
+            "seed": 3,
+            "structured_outputs": {"regex": "[ab]+"},
+        },
+    )
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served.
+
+    Attributes:
+        path: the checkpoint.
+        corruption: what its canvases are full of, ``mask`` or ``uniform``.
+        flags: more flags of ``vllm serve``.
+        known: requests whose answers must not change.
+    """
+
+    path: Path
+    corruption: str
+    flags: tuple[str, ...] = ()
+    known: Sequence[Mapping[str, Any]] = KNOWN
+
+    def server(self, log: Path) -> Server:
+        """Not started yet."""
+        return Server(self.path, *OPEN, *self.flags, log=log, env=ENVIRONMENT)
+
+
+MODELS = {
+    "llada2": Model(TINY_LLADA2, "mask"),
+    "gemma": Model(TINY_GEMMA, "uniform", TEXT_ONLY_FLAGS),
+}
+
+
+def plain_server(scratch: Path) -> Server:
+    """Stock vLLM without plugins, serving an ordinary causal model with the same tokenizer."""
+    model = scratch / "plain"
+    if not (model / "model.safetensors").exists():
+        _write_plain(model)
+    environment = ENVIRONMENT | {"VLLM_PLUGINS": ""}
+    return Server(model, *OPEN, log=scratch / "plain.log", env=environment)
+
+
+def _write_plain(folder: Path) -> None:
+    write_tiny_llama(folder, 272, 2048, bos_token_id=256, eos_token_id=257)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TINY_LLADA2 / name, folder / name)

@@ -1,0 +1,1 @@
+"""Thousands of mixed requests under faults, and what must hold afterwards."""

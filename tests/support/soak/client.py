@@ -1,0 +1,210 @@
+"""A client that sends many requests at a time, and goes away from some of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from tests.support.soak.requests import Sending
+
+# Seconds, far beyond what any answer takes: a request that is not answered by then hangs.
+ANSWER_SECONDS = 120.0
+# So many failures say enough; where they are hangs, waiting for more would take hours.
+MOST_FAILURES = 10
+SLOW_BYTES, SLOW_SECONDS = 512, 0.02  # what a slow reader takes at a time, and waits after it
+COMPLETED, ABORTED, REFUSED, FAILED = "completed", "aborted", "refused", "failed"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: token ids, text, and why it ended."""
+
+    tokens: tuple[int, ...]
+    text: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request.
+
+    Attributes:
+        sending: the request.
+        status: `COMPLETED`, `ABORTED` (by the client), `REFUSED` (as it should be) or `FAILED`.
+        seconds: from sending to the end.
+        answer: of a completed request.
+        detail: what went wrong with a failed one.
+    """
+
+    sending: Sending
+    status: str
+    seconds: float
+    answer: Answer | None = None
+    detail: str = ""
+
+
+class RefusalError(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"status {status}: {text[:500]}")
+        self.status, self.text = status, text
+
+
+@dataclass
+class Client:
+    """Sends requests to one server, and remembers how long answers take.
+
+    A connection is used once: the server closes idle ones, maybe while a request is sent.
+    """
+
+    url: str
+    session: aiohttp.ClientSession
+    latencies: list[float] = field(default_factory=list)
+
+    async def send(self, sending: Sending) -> Outcome:
+        """One request to its end, or to the moment when the client leaves. Never raises."""
+        begin = time.monotonic()
+        patience = ANSWER_SECONDS if sending.leaves is None else sending.leaves * self.typical()
+        answer, status, detail = None, FAILED, ""
+        try:
+            answer = await asyncio.wait_for(self._ask(sending), patience)
+            status = FAILED if sending.ask.wrong else COMPLETED
+            detail = "was answered, not refused" if sending.ask.wrong else ""
+        except RefusalError as refusal:
+            expected = 400 <= refusal.status < 500 and (sending.ask.wrong or "\0") in refusal.text
+            status, detail = (REFUSED, "") if expected else (FAILED, str(refusal))
+        except asyncio.TimeoutError:
+            if sending.leaves is not None:
+                status = ABORTED
+            else:
+                detail = f"hangs: no answer in {ANSWER_SECONDS:.0f} s"
+        except (aiohttp.ClientError, ValueError, KeyError) as error:
+            detail = f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - begin
+        if status == COMPLETED:
+            self.latencies.append(seconds)
+        return Outcome(sending, status, seconds, answer, detail)
+
+    def typical(self) -> float:
+        """Median seconds of the last answers; a second before there are any."""
+        return statistics.median(self.latencies[-100:]) if self.latencies else 1.0
+
+    async def _ask(self, sending: Sending) -> Answer:
+        body = {"model": "m", "return_token_ids": True, "stream": sending.stream}
+        url = self.url + sending.ask.path
+        if sending.slow:
+            return await read_slowly(url, body | dict(sending.ask.body))
+        async with self.session.post(url, json=body | dict(sending.ask.body)) as response:
+            if response.status != 200:
+                raise RefusalError(response.status, await response.text())
+            if sending.stream:
+                return joined([event async for event in _events(response.content)])
+            return joined([await response.json()])
+
+
+async def read_slowly(url: str, body: dict[str, Any]) -> Answer:
+    """A streamed answer, read a few bytes at a time and with next to no buffer on our side."""
+    parts, content = urlsplit(url), json.dumps(body).encode()
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    opened.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(opened, (parts.hostname, parts.port))
+    reader, writer = await asyncio.open_connection(sock=opened, limit=SLOW_BYTES)
+    try:
+        head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write((head + kind).encode() + content)
+        received = b""
+        while piece := await reader.read(SLOW_BYTES):
+            received += piece
+            await asyncio.sleep(SLOW_SECONDS)
+    finally:
+        writer.close()
+    before, _, answer = received.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in before.lower():
+        answer = b"".join(_chunks(answer))
+    status = int(before.split(maxsplit=2)[1])
+    if status != 200:
+        raise RefusalError(status, answer.decode(errors="replace"))
+
+    async def lines() -> AsyncIterator[bytes]:
+        for line in answer.splitlines():
+            yield line
+
+    return joined([event async for event in _events(lines())])
+
+
+def _chunks(content: bytes) -> Iterator[bytes]:
+    """The parts of a body that was sent in chunks, each behind its size."""
+    while content:
+        size, _, content = content.partition(b"\r\n")
+        yield content[: int(size, 16)]
+        content = content[int(size, 16) + 2 :]
+
+
+async def _events(content: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The events of a streamed answer. A refusal may come as one, behind a status of 200."""
+    ended = False
+    async for line in content:
+        data = line.decode().removeprefix("data: ").strip()
+        ended = ended or data == "[DONE]"
+        if not data or ended:
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RefusalError(event["error"]["code"], data)
+        yield event
+    if not ended:
+        raise ValueError("the stream ended without [DONE]")
+
+
+def joined(parts: Iterable[dict[str, Any]]) -> Answer:
+    """The answer of a whole response, or of a stream's events."""
+    tokens: list[int] = []
+    text, reason = "", None
+    for choice in (choice for part in parts for choice in part["choices"]):
+        tokens += choice.get("token_ids") or []
+        said = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+        text += said.get("content") or ""
+        reason = choice["finish_reason"] or reason
+    return Answer(tuple(tokens), text, reason)
+
+
+def session() -> aiohttp.ClientSession:
+    """Connections without limit, each for one request."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+
+async def send_all(
+    client: Client,
+    plan: Iterable[Sending],
+    at_once: int,
+    finished: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Send a plan, `at_once` requests at a time; `finished` hears of each when it has ended.
+
+    Stops sending after `MOST_FAILURES` failures.
+    """
+    waiting, outcomes = iter(plan), list[Outcome]()
+
+    async def worker() -> None:
+        for sending in waiting:
+            if sum(outcome.status == FAILED for outcome in outcomes) >= MOST_FAILURES:
+                return
+            outcome = await client.send(sending)
+            outcomes.append(outcome)
+            finished(outcome)
+
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return outcomes

@@ -1,0 +1,118 @@
+"""Benchmarks of whole models: the plain loop that they compare with, and the floor of a step."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from benchmarks import llada2, plain_llada2, real_size
+from benchmarks.floor import Attention, Geometry, floor
+from benchmarks.tables import TABLES
+from examples.tiny.llada2 import load
+from examples.tiny.tasks import held_out_set
+from examples.tiny.tokens import llada2_tokenizer
+from examples.tiny.training import Encoder
+from tests.support.checkpoints import ROOT, TINY_LLADA2
+from vllm_dllm.families.diffusion_gemma.model import tensor_shapes as gemma_shapes
+from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
+from vllm_dllm.families.llada2.model import tensor_shapes as llada2_shapes
+
+
+def test_the_loop_s_cache_changes_no_answer() -> None:
+    """Rows of a batch at different positions, of which some end before the others."""
+    checkpoint = TINY_LLADA2
+    config = json.loads((checkpoint / "config.json").read_text())
+    ends = frozenset({config["eos_token_id"]})
+    encoder = Encoder(llada2_tokenizer())
+    prompts = [encoder(problem).prompt for problem in held_out_set(1)]
+    prompts[0] = prompts[0] * 3
+    for end, tokens in ((ends, 64), (frozenset(), 40)):
+        rules = plain_llada2.Rules(config["mask_token_id"], end, 0.9, tokens)
+        alone = plain_llada2.Recomputing(load(checkpoint))
+        together = plain_llada2.Cached(load(checkpoint))
+        wanted = [plain_llada2.generate(alone, [prompt], rules)[0] for prompt in prompts]
+        assert plain_llada2.generate(together, prompts, rules) == wanted
+        assert plain_llada2.generate(alone, prompts, rules) == wanted
+        assert any(len(answer) < tokens for answer in wanted) == bool(end)
+
+
+def test_figures_of_wrong_answers_are_refused() -> None:
+    def found(answers: list[list[int]]) -> dict[str, Any]:
+        return {"answers": answers, "seconds": {"1": [2.0, 1.0]}}
+
+    right = dict.fromkeys(llada2.KINDS, found([[1, 2], [3]]))
+    assert llada2.figures(right)["1"]["cached"] == 3
+    with pytest.raises(RuntimeError, match="recomputing: other answers"):
+        llada2.figures(right | {"recomputing": found([[1, 2], [4]])})
+
+
+@pytest.mark.parametrize("name", ["LLaDA2.0-mini", "DiffusionGemma"])
+def test_the_floor_counts_every_weight_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+    """With many tokens every expert is read, and of the embedding no more than the head is."""
+    system = real_size.SYSTEMS[name]
+    real_size.write_checkpoint(system, tmp_path / "model", tiny=False, layers=None)
+    of_config, shapes_of = {
+        "LLaDA2.0-mini": (LLaDA2MoeConfig, llada2_shapes),
+        "DiffusionGemma": (AutoConfig, gemma_shapes),
+    }[name]
+    shapes = shapes_of(of_config.from_pretrained(tmp_path / "model"))
+    counted = {
+        tensor: math.prod(shape)
+        for tensor, shape in shapes.items()
+        # Without norms and biases, and without the images' half.
+        if len(shape) > 1 and "vision" not in tensor and "word_embeddings" not in tensor
+    }
+    if "lm_head.weight" not in counted:  # read as the head, and by self-conditioning
+        counted["lm_head.weight"] = counted["model.embed_tokens.weight"]
+    least = floor(system.geometry, requests=64, context=0)
+    assert least.weight_bytes == pytest.approx(2 * sum(counted.values()))
+
+
+def test_a_step_at_the_published_sizes_beside_vllm_s_class() -> None:
+    systems = {
+        "LLaDA2.0-mini": {"1": {"ms": 5.0, "floor_ms": 4.0}},
+        "DiffusionGemma": {
+            "1": {"ms": 10.0, "floor_ms": None},
+            "64": {"ms": 80.0, "floor_ms": 40.0},
+        },
+        "DiffusionGemma native": {"1": {"ms": 12.0, "floor_ms": None}},
+    }
+    rows = list(TABLES["real_size"].rows({"tokens_per_forward": 3.0, "systems": systems}))
+    assert rows[1] == ["LLaDA2.0-mini", "1", "5.00", "4.00", "1.25", "200.0", "600", "-"]
+    assert rows[2] == ["DiffusionGemma", "1", "10.00", "-", "-", "100.0", "-", "1.20x"]
+    assert rows[3] == ["DiffusionGemma", "64", "80.00", "40.00", "2.00", "12.5", "-", "-"]
+    assert rows[4] == ["DiffusionGemma native", "1", "12.00", "-", "-", "83.3", "-", "-"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_published_sizes_script_runs_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "real_size.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "real_size.py"), "--tiny", "--steps", "5"]
+    command += ["--requests", "1", "3", "--context", "40", "--json", str(out)]
+    command += ["--systems", "LLaDA2.0-mini", "DiffusionGemma"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    systems = json.loads(out.read_text())["results"]["systems"]
+    for found in systems.values():
+        assert [list(found), min(one["ms"] > 0 for one in found.values())] == [["1", "3"], True]
+    assert "| LLaDA2.0-mini | 3 |" in done.stdout
+
+
+def test_the_floor_of_one_request_by_hand() -> None:
+    """One layer, one head, two experts of which each token takes both."""
+    one = Attention(layers=1, heads=1, kv_heads=1, dim=4)
+    model = Geometry(2, 8, 16, (one,), {}, experts=2, chosen=2, width=3, moe_layers=1)
+    weights = 4 * 8 * 4 + 8 * 2 + 8 * 16 + 2 * 3 * 8 * 3  # attention, router, head, experts
+    cost = floor(model, requests=1, context=6)
+    assert cost.weight_bytes == 2 * weights
+    assert cost.cache_bytes == 2 * 2 * 8 * 4  # keys and values of 6 + 2 positions
+    assert cost.operations == 2 * 2 * weights + 2 * 2 * 2 * 8 * 4

@@ -1,0 +1,88 @@
+"""What one request may choose: names, ranges, and what excludes each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vllm_dllm.settings.ranges import Range, SettingsError, shown
+from vllm_dllm.settings.server import STEPS
+
+REQUEST_PREFIX = "diffusion_"
+# Longest canvas, and longest list of a request: a list is read before it is known whether it fits.
+MAX_CANVAS = 1 << 16
+LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
+POSITION = Range(whole=True)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What one request may choose; None means the server's value.
+
+    Attributes:
+        algorithm: as in `DllmSettings`, but registered names only.
+        parameters: as in `DllmSettings`, each with the prefix ``diffusion_``.
+        max_steps: as in `DllmSettings`.
+        seed_canvas: token ids that the first canvas starts from.
+        pinned: positions of the seed canvas that keep their token.
+        canvas_length: width of the request's canvases, at most the served one.
+        read_only: one canvas is the whole answer; it leaves without a commit.
+        constrained: only the request's ``logprob_token_ids`` may be chosen.
+        stream_prefix: put out the decided beginning of an unfinished canvas.
+    """
+
+    algorithm: str | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    max_steps: int | None = None
+    seed_canvas: Sequence[int] | None = None
+    pinned: Sequence[int] | None = None
+    canvas_length: int | None = None
+    read_only: bool | int | None = None
+    constrained: bool | int | None = None
+    stream_prefix: bool | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and (
+            not isinstance(self.algorithm, str) or not self.algorithm or ":" in self.algorithm
+        ):
+            # A path would let a client import any module of the server.
+            raise SettingsError(
+                f"{REQUEST_PREFIX}algorithm must be a registered name, got {shown(self.algorithm)}"
+            )
+        for name, allowed in (("max_steps", STEPS), ("canvas_length", LENGTH)):
+            if getattr(self, name) is not None:
+                allowed.check(REQUEST_PREFIX + name, getattr(self, name))
+        for name in ("seed_canvas", "pinned"):
+            if getattr(self, name) is not None:
+                check_whole_numbers(REQUEST_PREFIX + name, getattr(self, name))
+        if self.pinned and self.seed_canvas is None:
+            raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
+        if len(self.pinned or ()) > len(self.seed_canvas or ()):
+            raise SettingsError("diffusion_pinned has more positions than diffusion_seed_canvas")
+        # vLLM's HTTP server narrows JSON booleans to 0 and 1.
+        for name in ("read_only", "constrained", "stream_prefix"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, int)) or value not in (None, 0, 1):
+                raise SettingsError(
+                    f"{REQUEST_PREFIX}{name} must be true or false, got {shown(value)}"
+                )
+
+
+def check_whole_numbers(name: str, values: object) -> None:
+    """A list of whole numbers, none below 0, no longer than any canvas."""
+    if not isinstance(values, (list, tuple)):
+        raise SettingsError(f"{name} must be a list of whole numbers, got {shown(values)}")
+    if len(values) > MAX_CANVAS:
+        raise SettingsError(f"{name} has {len(values)} numbers, at most {MAX_CANVAS} are taken")
+    for value in values:
+        POSITION.check(name, value)
+
+
+def refuse_canvas_options(options: RequestOptions) -> None:
+    """Raise for an option about a noisy canvas where the model's canvases are masked."""
+    for name in ("seed_canvas", "pinned", "canvas_length", "read_only", "constrained"):
+        if getattr(options, name):
+            raise SettingsError(
+                f"{REQUEST_PREFIX}{name} is for models that denoise random tokens, which this "
+                "one does not"
+            )

@@ -1,0 +1,96 @@
+"""Server-wide settings: names, ranges, defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vllm_dllm.settings.ranges import MAX_STEPS, Range, SettingsError, shown
+
+DEFAULT_BLOCK_LENGTH = 32
+WINDOWS = ("symmetric", "reference")
+EXECUTIONS = ("fdfo", "sync")
+KERNELS = ("torch", "triton")
+STEPS = Range(least=1, most=MAX_STEPS, whole=True)
+
+
+def native_gemma() -> bool:
+    """Whether ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
+
+    An environment variable, because models are registered before any option is read.
+
+    Raises:
+        SettingsError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get("VLLM_DLLM_NATIVE", "0")
+    if value not in ("", "0", "1"):
+        raise SettingsError(f"VLLM_DLLM_NATIVE must be 0 or 1, got {shown(value)}")
+    return value == "1"
+
+
+@dataclass(frozen=True)
+class DllmSettings:
+    """Server-wide settings (``additional_config["dllm"]``).
+
+    Attributes:
+        algorithm: decoding algorithm, with its preset; None takes the model's own.
+        parameters: the algorithm's settings that were given, by name.
+        max_steps: most denoise steps a canvas may take, at least 1; None is the checkpoint's
+            (``max_denoising_steps``) or the algorithm's own. The last one decides the rest.
+        execution: when a finished canvas leaves: ``fdfo`` (first done, first out) at once,
+            ``sync`` when all canvases of the batch are done.
+        eos_early_stop: finish a canvas once everything up to its first end-of-sequence token,
+            or up to the last token that ``max_tokens`` lets out, is decided. Changes the number
+            of steps, never the output. None is on for algorithms that never edit.
+        skip_last_commit: emit the last canvas of a request without a forward pass over its final
+            tokens, whose keys and values nobody would read. Never changes the output.
+        fused_commit: a finished block leaves at once, and its keys and values are written in the
+            pass that begins the next one. Never changes the output. None is on where it works.
+        window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
+        kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, or
+            this package's Triton kernels.
+        request_step_limit: most steps that a request may ask for where a canvas' positions do not
+            bound them (``diffusion_max_post_edit_steps``); None is 4 times the block length.
+        given: the settings that somebody chose, be it the default.
+    """
+
+    algorithm: str | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    max_steps: int | None = None
+    execution: str = "fdfo"
+    eos_early_stop: bool | None = None
+    skip_last_commit: bool = True
+    fused_commit: bool | None = None
+    window: str = "symmetric"
+    kernels: str = "torch"
+    request_step_limit: int | None = None
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and (
+            not isinstance(self.algorithm, str) or not self.algorithm
+        ):
+            raise SettingsError(
+                f"dllm.algorithm must be a string that names one, got {shown(self.algorithm)}"
+            )
+        if self.max_steps is not None:
+            STEPS.check("dllm.max_steps", self.max_steps)
+        if self.request_step_limit is not None:
+            STEPS.check("dllm.request_step_limit", self.request_step_limit)
+        choices_of = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
+        for name, choices in choices_of.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise SettingsError(
+                    f"dllm.{name} must be one of {', '.join(choices)}, got {shown(value)}"
+                )
+        for name in ("eos_early_stop", "fused_commit"):
+            if getattr(self, name) is not None:
+                _check_flag(f"dllm.{name}", getattr(self, name))
+        _check_flag("dllm.skip_last_commit", self.skip_last_commit)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name} must be true or false, got {shown(value)}")

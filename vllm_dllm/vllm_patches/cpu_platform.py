@@ -1,0 +1,168 @@
+"""vLLM's CPU platform: the choice of runner, of attention backend, and the start of a worker.
+
+Diffusion models exist only for Model Runner V2, which vLLM offers where Triton works. On the CPU
+it usually does not. There a model that needs the runner gets it, with the stand-ins of
+`vllm_dllm.cpu`. Any other model keeps the runner that it would have had: the environment variable
+that forces a runner is read, but never set. On another platform nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_dllm.cpu import bridge
+from vllm_dllm.vllm_patches.wrapping import with_globals, wrap
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# A name below `vllm`, because that logger has vLLM's handler and level.
+logger = logging.getLogger("vllm.dllm.cpu")
+
+_WORKER_MODULE = "vllm.v1.worker.cpu_worker"
+
+_applied = False
+
+
+def apply(needs_runner: Callable[[VllmConfig], bool]) -> tuple[str, ...]:
+    """Give this process what vLLM lacks on the CPU; a second call changes nothing.
+
+    It must come before anything that imports vLLM's configuration, see `bridge.prepare_process`.
+
+    Args:
+        needs_runner: whether a configuration is for a model that needs Model Runner V2. It is
+            called whenever vLLM reads its choice of runner, only with a configuration that has a
+            model, and possibly before that configuration is complete.
+
+    Returns:
+        Short words for what was done, see `bridge.bridged_parts`.
+    """
+    global _applied
+    if not bridge.on_cpu() or _applied:
+        return bridge.bridged_parts()
+    _applied = True
+    bridge.prepare_process()
+    if bridge.lacks_triton():
+        _choose_runner(needs_runner)
+        _prepare_worker_in_time()
+    else:
+        _let_own_attention_through()
+    parts = bridge.bridged_parts()
+    if parts:
+        logger.info("CPU bridge: %s", ", ".join(parts))
+    return parts
+
+
+def _choose_runner(needs_runner: Callable[[VllmConfig], bool]) -> None:
+    """Let models that need Model Runner V2 choose it, and pass vLLM's check for Triton."""
+    from vllm import envs
+    from vllm.config import VllmConfig
+
+    def is_bridged(config: VllmConfig) -> bool:
+        return config.model_config is not None and needs_runner(config)
+
+    def choose_v2(original: Callable[..., bool]) -> Callable[..., bool]:
+        def use_v2_model_runner(self: VllmConfig) -> bool:
+            # A value in the environment is the user's decision, and vLLM's to judge.
+            if envs.VLLM_USE_V2_MODEL_RUNNER is None and is_bridged(self):
+                return True
+            return original(self)
+
+        return use_v2_model_runner
+
+    def pass_check(original: Callable[..., None]) -> Callable[..., None]:
+        def validate_v2_model_runner(self: VllmConfig) -> None:
+            (_with_triton(original) if is_bridged(self) else original)(self)
+
+        return validate_v2_model_runner
+
+    wrap(VllmConfig, "use_v2_model_runner", choose_v2)
+    wrap(VllmConfig, "_validate_v2_model_runner", pass_check)
+
+
+def _with_triton(check: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, for which Triton is there.
+
+    The function's other checks stay, those of a later vLLM included.
+    """
+    return with_globals(check, HAS_TRITON=True)
+
+
+def _let_own_attention_through() -> None:
+    """Let ``--attention-backend CUSTOM`` through where the CPU has a Triton that can run it.
+
+    The CPU platform replaces any backend by its own, with no more than a log line.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    def keep_custom(original: Callable[..., str]) -> Callable[..., str]:
+        def get_attn_backend_cls(
+            platform: type,
+            selected_backend: Any,
+            attn_selector_config: Any,
+            num_heads: int | None = None,
+        ) -> str:
+            if selected_backend is AttentionBackendEnum.CUSTOM:
+                return AttentionBackendEnum.CUSTOM.get_path()
+            return original(platform, selected_backend, attn_selector_config, num_heads)
+
+        return get_attn_backend_cls
+
+    wrap(type(current_platform), "get_attn_backend_cls", keep_custom)
+
+
+def _prepare_worker_in_time() -> None:
+    """See that the kernels are swapped before a CPU worker makes a Model Runner V2.
+
+    The place for it is `CPUWorker.init_device`: it runs in the process that launches the kernels,
+    with plugins loaded and the runner chosen. But importing the worker's module replaces functions
+    of torch. A front-end process has no use for that, and a configuration that is still being
+    imported may break on it. vLLM's worker start calls `register_triton_kernel_overrides` of the
+    platform after it has loaded plugins and before it makes the worker, so `init_device` is
+    wrapped in that call.
+    """
+    if _WORKER_MODULE in sys.modules:
+        _wrap_init_device()
+        return
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    if not hasattr(platform, "register_triton_kernel_overrides"):
+        # A vLLM without that call: better an early import than a worker without kernels.
+        _wrap_init_device()
+        return
+
+    def then_wrap_init_device(original: Callable[..., None]) -> Callable[..., None]:
+        def register_triton_kernel_overrides(platform: type) -> None:
+            original(platform)
+            _wrap_init_device()
+
+        return register_triton_kernel_overrides
+
+    wrap(platform, "register_triton_kernel_overrides", then_wrap_init_device)
+
+
+def _wrap_init_device() -> None:
+    """Prepare the process at the start of `CPUWorker.init_device` where the runner is V2."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    if "HAS_TRITON" in Worker.__init__.__code__.co_names:
+        # Newer versions check here, too; other models that want V2 were refused before.
+        wrap(Worker, "__init__", _with_triton)
+
+    def prepare_first(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init_device(self: Any) -> Any:
+            if self.use_v2_model_runner:
+                bridge.swap_in_stand_ins()
+                if self.vllm_config.quant_config is not None:
+                    bridge.add_quantized_experts()
+            return original(self)
+
+        return init_device
+
+    wrap(CPUWorker, "init_device", prepare_first)

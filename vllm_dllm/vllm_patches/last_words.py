@@ -1,0 +1,67 @@
+"""The last line of a failed server's log says why it failed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing import resource_tracker
+from typing import Any
+
+# A name below `vllm`, because that logger has vLLM's handler and level.
+logger = logging.getLogger("vllm.dllm")
+
+# How long other processes may take to write their own last lines.
+OTHERS_SECONDS = 3.0
+
+
+def describe_end(process: multiprocessing.Process) -> str:
+    """How a process ended, in words: with an exit status, or killed by a signal."""
+    code, who = process.exitcode, f"process {process.name} (pid {process.pid})"
+    if code is None or code >= 0:
+        return f"{who} ended with exit status {code}; its own error is above"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    return f"{who} was killed by signal {-code} ({name})"
+
+
+def fail_with_last_line(cause: str) -> None:
+    """See that this process ends with exit status 1, with the cause in the log's last line.
+
+    What runs at the interpreter's exit writes lines, too: about leaked semaphores, about reference
+    counts of bindings. So the line is written after it.
+
+    In a child process it is written at once: such a process runs no exit functions, and the last
+    line is its parent's.
+
+    Args:
+        cause: why the server fails.
+    """
+    if multiprocessing.parent_process() is None:
+        atexit.register(_write_last_line, cause)
+    else:
+        logger.critical("dllm: %s", cause)
+
+
+def _write_last_line(cause: str) -> None:
+    atexit.unregister(_write_last_line)
+    with contextlib.suppress(Exception):
+        # Those of others, which end processes and remove files. This function is the first that
+        # runs, because it was registered last, and does not return.
+        atexit._run_exitfuncs()
+    with contextlib.suppress(Exception):
+        # The process of the resource tracker ends, and says what was leaked, once all processes
+        # that might have leaked something have ended.
+        tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+        stopping = threading.Thread(target=tracker._stop, daemon=True)
+        stopping.start()
+        stopping.join(OTHERS_SECONDS)
+    logger.critical("dllm: %s; the server ends with exit status 1", cause)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(1)  # the interpreter's own end would write more lines

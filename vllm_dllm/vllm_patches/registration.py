@@ -1,0 +1,42 @@
+"""Which models are ours, and how vLLM and transformers come to know their classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_dllm.families.registry import families, served_architectures
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+
+def is_ours(model_config: ModelConfig | None) -> bool:
+    """Whether this package serves the model."""
+    return model_config is not None and model_config.architecture in served_architectures()
+
+
+def is_diffusion(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM takes the model for a diffusion model, be it ours or one of vLLM's own."""
+    return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
+
+
+def register_models() -> None:
+    """Tell vLLM and transformers about our classes.
+
+    The classes of models are registered by their paths: importing them would import torch modules
+    that a front-end process does not need.
+    """
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if not AttentionBackendEnum.CUSTOM.is_overridden():
+        register_backend(
+            AttentionBackendEnum.CUSTOM, "vllm_dllm.attention.backend.MaskAttentionBackend"
+        )
+    for architecture, family in families().items():
+        family.register()
+        if not family.left_to_vllm:
+            ModelRegistry.register_model(architecture, family.model_class)
+        hook = {"verify_and_update_config": staticmethod(family.configure)}
+        MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hook)

@@ -1,0 +1,100 @@
+"""Where a request enters vLLM: its input processor, and the asynchronous client of its engine.
+
+A process that takes requests makes an input processor. So its constructor is where such a process
+learns that the model is ours, and where what only this process needs is wrapped.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_dllm.frontend import FRONT_END, front_end_of
+from vllm_dllm.vllm_patches import beam_search, engine_death, http_endpoints, sampling_parameters
+from vllm_dllm.vllm_patches.registration import is_ours
+from vllm_dllm.vllm_patches.wrapping import wrap
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+
+
+def apply() -> None:
+    """Give the input processor of one of our models a `FrontEnd`, which its requests pass."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    wrap(InputProcessor, "__init__", _make_front_end)
+    wrap(InputProcessor, "process_inputs", _pass_front_end)
+
+
+def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        original(self, vllm_config, *args, **kwargs)
+        if not is_ours(vllm_config.model_config):
+            return
+        # Only here, because it imports parts of vLLM that other processes do not need.
+        from vllm_dllm.frontend.request_hooks import FrontEnd
+
+        sampling_parameters.note_that_our_model_is_served()
+        front_end = FrontEnd(vllm_config, self.get_tokenizer, functools.partial(_complete, self))
+        setattr(self, FRONT_END, front_end)
+        _wrap_client()
+        http_endpoints.apply(front_end)
+        beam_search.refuse_offline()
+        engine_death.apply()
+
+    return init
+
+
+def _complete(processor: Any, params: SamplingParams) -> SamplingParams:
+    """A copy of a request's parameters with what vLLM's input processor adds to them."""
+    params = params.clone()
+    end = processor.renderer.get_eos_token_id()
+    params.update_from_generation_config(processor.generation_config_fields, end)
+    if processor.tokenizer is not None:
+        params.update_from_tokenizer(processor.tokenizer)
+    return params
+
+
+def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    def process_inputs(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        front_end = front_end_of(self)
+        if front_end is None:
+            return original(self, request_id, prompt, params, *args, **kwargs)
+        return front_end.process(
+            lambda prompt, params: original(self, request_id, prompt, params, *args, **kwargs),
+            prompt,
+            params,
+        )
+
+    return process_inputs
+
+
+def _wrap_client() -> None:
+    """Wrap the client of an HTTP server. An offline process has not imported it."""
+    if "vllm.v1.engine.async_llm" not in sys.modules:
+        return
+    # Only here, because it imports vLLM, which importing this module must not.
+    from vllm_dllm.vllm_patches import shutdown
+
+    client = sys.modules["vllm.v1.engine.async_llm"].AsyncLLM
+    wrap(client, "add_request", _wait_for_constraint)
+    shutdown.apply_to_client(client)
+
+
+def _wait_for_constraint(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def add_request(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        front_end = front_end_of(self.input_processor)
+        if front_end is None:
+            return await original(self, request_id, prompt, params, *args, **kwargs)
+        with front_end.shutdown.adding():
+            await front_end.admit(params)
+            return await original(self, request_id, prompt, params, *args, **kwargs)
+
+    return add_request

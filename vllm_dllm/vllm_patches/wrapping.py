@@ -1,0 +1,88 @@
+"""How a function of vLLM is wrapped: the one helper that does it.
+
+This module imports nothing of this package and nothing of vLLM, so that any code that wraps a
+function of vLLM can use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# Set on every wrapper, so that a function is wrapped once however often `wrap` is called for it.
+_WRAPPED = "_vllm_dllm_patched"
+
+
+def wrap(owner: Any, name: str, decorator: Decorator) -> None:
+    """Replace ``owner.name`` by ``decorator(original)``, once.
+
+    A static method, a class method and a property each stay what they are. The decorator is given
+    the plain function: that of a class method takes the class as its first argument, and that of
+    a property is its getter. The wrapper keeps the original's name, docstring and signature, and
+    holds the original as ``__wrapped__``.
+
+    Args:
+        owner: a module or a class; a method that a class inherits is wrapped for this class alone.
+        name: of the function.
+        decorator: is called only if the function is not wrapped yet.
+
+    Raises:
+        AttributeError: the owner has nothing of this name.
+        TypeError: what it has is neither callable nor a property with a getter.
+    """
+    found = inspect.getattr_static(owner, name)
+    original = _function_in(found)
+    if not callable(original):
+        raise TypeError(f"{name} of {owner!r} is no function that could be wrapped")
+    if hasattr(original, _WRAPPED):
+        return
+    wrapper = functools.wraps(original)(decorator(original))
+    setattr(wrapper, _WRAPPED, True)
+    setattr(owner, name, _of_the_same_kind(found, wrapper))
+
+
+def is_wrapped(owner: Any, name: str) -> bool:
+    """Whether `wrap` has replaced ``owner.name`` in this process."""
+    return hasattr(_function_in(inspect.getattr_static(owner, name)), _WRAPPED)
+
+
+def with_globals(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
+    """A copy of a function that sees `values` in place of its module's globals of these names.
+
+    Nobody else sees them: the module, its other functions and other threads stay as they are.
+    """
+    scope = {**function.__globals__, **values}
+    copy = types.FunctionType(
+        function.__code__,
+        scope,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _function_in(found: Any) -> Any:
+    """The plain function in what a class or a module holds under a name."""
+    if isinstance(found, property):
+        return found.fget
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    return found
+
+
+def _of_the_same_kind(found: Any, wrapper: Callable[..., Any]) -> Any:
+    """What a class or a module has to hold so that `wrapper` is used as `found` was."""
+    if isinstance(found, property):
+        return property(wrapper, found.fset, found.fdel, found.__doc__)
+    if isinstance(found, staticmethod):
+        return staticmethod(wrapper)
+    if isinstance(found, classmethod):
+        return classmethod(wrapper)
+    return wrapper
