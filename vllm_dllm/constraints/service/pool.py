@@ -87,9 +87,9 @@ class CompilerPool:
         with self._state:
             verdict = self._verdicts.get(key)
             if verdict is not None:
-                done: Future[TokenAutomaton] = Future()
-                _resolve(done, verdict)
-                return done
+                resolved: Future[TokenAutomaton] = Future()
+                _resolve(resolved, verdict)
+                return resolved
             if self._closed:
                 raise BusyError(CLOSED)
             job = self._jobs.get(key) or Job(key, constraint)
