@@ -216,9 +216,9 @@ def resolve_options(params: Any, served: Served) -> ResolvedRequest:
     Raises:
         VLLMValidationError: an option is unknown, out of range, or does not fit the others.
     """
-    known = ResolvedRequest.given(params.extra_args)
-    if known is not None:
-        return known
+    resolved_before = ResolvedRequest.given(params.extra_args)
+    if resolved_before is not None:
+        return resolved_before
     try:
         options = served.options(params.extra_args)
         choice = served.choose(options)

@@ -22,11 +22,11 @@ OTHERS_SECONDS = 3.0
 
 def describe_end(process: multiprocessing.Process) -> str:
     """How a process ended, in words: with an exit status, or killed by a signal."""
-    code, who = process.exitcode, f"process {process.name} (pid {process.pid})"
+    code, subject = process.exitcode, f"process {process.name} (pid {process.pid})"
     if code is None or code >= 0:
-        return f"{who} ended with exit status {code}; its own error is above"
+        return f"{subject} ended with exit status {code}; its own error is above"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    return f"{who} was killed by signal {-code} ({name})"
+    return f"{subject} was killed by signal {-code} ({name})"
 
 
 def fail_with_last_line(cause: str) -> None:
