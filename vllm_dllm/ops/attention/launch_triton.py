@@ -135,8 +135,8 @@ def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> i
     longest = queries.max_seq_len
     if layer.window_width:
         longest = min(longest, 2 * layer.window_width + queries.max_query_len)
-    wanted = min(free_programs, longest // MIN_KEYS_PER_SPLIT, MAX_SPLITS)
-    return 1 << max(0, wanted.bit_length() - 1)
+    useful = min(free_programs, longest // MIN_KEYS_PER_SPLIT, MAX_SPLITS)
+    return 1 << max(0, useful.bit_length() - 1)
 
 
 @dataclass(frozen=True)

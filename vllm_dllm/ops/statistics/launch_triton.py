@@ -36,10 +36,10 @@ class MeasuredStatistics(SampledStatistics):
     log_sum_exp: torch.Tensor
 
 
-def measured(found: SoftmaxPartials, greedy: torch.Tensor) -> MeasuredStatistics:
-    """Statistics of what was found; `greedy` as for `SoftmaxPartials.statistics`."""
-    fields = vars(found.statistics(greedy))
-    return MeasuredStatistics(**fields, log_sum_exp=found.origin + found.sum.log())
+def measured(partials: SoftmaxPartials, greedy: torch.Tensor) -> MeasuredStatistics:
+    """The statistics that `partials` come to; `greedy` is as for `SoftmaxPartials.statistics`."""
+    fields = vars(partials.statistics(greedy))
+    return MeasuredStatistics(**fields, log_sum_exp=partials.origin + partials.sum.log())
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def outputs(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a merge writes, see `store_found`: float32 ``[6, rows]``, int64 ``[2, rows]``."""
+    """What a merge writes, see `store_partials`: float32 ``[6, rows]``, int64 ``[2, rows]``."""
     return empty((6, rows), torch.float32, device), empty((2, rows), torch.int64, device)
 
 
