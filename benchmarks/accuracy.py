@@ -166,9 +166,9 @@ def offline(
         for name, value in counters().items():
             setattr(run, name, value - before[name])
         for output in outputs:
-            one = output.outputs[0]
-            ids = tuple(one.token_ids)
-            run.answers.append(Answer(one.text, len(output.prompt_token_ids), len(ids), ids))
+            completion = output.outputs[0]
+            ids = tuple(completion.token_ids)
+            run.answers.append(Answer(completion.text, len(output.prompt_token_ids), len(ids), ids))
         return run
 
     try:
@@ -237,17 +237,17 @@ def main() -> int:
     originals = measure(args.against, args, problems) if args.against else {}
     results = {}
     for model in args.models:
-        found = measure(model, args, problems, args.quantization)
-        compare(found)
-        for text, result in found.items():
+        measured = measure(model, args, problems, args.quantization)
+        compare(measured)
+        for text, result in measured.items():
             if originals:
                 result["against"] = recovery(result, originals[text], problems)
                 show_recovery(f"{Path(model).name}, {text}", result["against"])
         # Several models are told apart by their name.
-        named = {f"{Path(model).name}, {text}": result for text, result in found.items()}
-        results |= found if len(args.models) == 1 else named
-    how = "over HTTP" if args.http else "offline"
-    write(args.json, f"accuracy, {how}, {len(problems)} problems", results)
+        named = {f"{Path(model).name}, {text}": result for text, result in measured.items()}
+        results |= measured if len(args.models) == 1 else named
+    transport = "over HTTP" if args.http else "offline"
+    write(args.json, f"accuracy, {transport}, {len(problems)} problems", results)
     return 0
 
 

@@ -98,8 +98,8 @@ CONSTRAINTS: dict[str, tuple[str, Any]] = {
 
 def real_tokens() -> list[bytes]:
     """Tokens of a real byte-level vocabulary, or pieces of bytes where there is none."""
-    found = util.find_spec("mistral_common")
-    path = Path(found.origin or "").parent / "data" / "tekken_240911.json" if found else Path()
+    package = util.find_spec("mistral_common")
+    path = Path(package.origin or "").parent / "data" / "tekken_240911.json" if package else Path()
     if path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         return [base64.b64decode(entry["token_bytes"]) for entry in content["vocab"]]
@@ -139,27 +139,27 @@ def compile_timed(
     began = time.perf_counter()
     over_bytes = byte_automaton(constraint_language(Constraint.of(kind, value), limits), limits)
     between = time.perf_counter()
-    found = token_automaton(over_bytes, vocabulary, limits)
+    automaton = token_automaton(over_bytes, vocabulary, limits)
     behind = time.perf_counter()
-    return found, {
+    return automaton, {
         "bytes_ms": (between - began) * 1e3,
         "tokens_ms": (behind - between) * 1e3,
-        "states": found.states,
-        "classes": found.classes,
-        "edges": len(found.edge_label),
-        "minimum": found.minimum,
-        "stored_bytes": len(found.to_bytes()),
+        "states": automaton.states,
+        "classes": automaton.classes,
+        "edges": len(automaton.edge_label),
+        "minimum": automaton.minimum,
+        "stored_bytes": len(automaton.to_bytes()),
     }
 
 
-def step(found: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
+def step(compiled: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
     """Milliseconds of each part of a step of one canvas that has far to go."""
-    automaton = DeviceAutomaton.of(found, torch.device("cpu"))
+    automaton = DeviceAutomaton.of(compiled, torch.device("cpu"))
     chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
     logits = torch.randn(length, ids, generator=torch.Generator().manual_seed(0)) * 3
     free = torch.full((1, length), -1)
-    one = [torch.tensor([n]) for n in (0, 0, 10 * length + found.minimum, length)]
-    window = CanvasWindow(*one, free)
+    fields = [torch.tensor([n]) for n in (0, 0, 10 * length + compiled.minimum, length)]
+    window = CanvasWindow(*fields, free)
     keys = row_keys(torch.arange(length))
     best, _ = class_maxima(logits, chunks)
     total, by_chunk = class_logsumexp(logits, chunks)
@@ -194,9 +194,9 @@ def main() -> None:
         for name, (kind, value) in CONSTRAINTS.items():
             if args.only not in (None, name):
                 continue
-            found, figures = compile_timed(kind, value, vocabulary)
+            automaton, figures = compile_timed(kind, value, vocabulary)
             steps = {
-                str(length): step(found, len(vocabulary), length, args.repeats)
+                str(length): step(automaton, len(vocabulary), length, args.repeats)
                 for length in args.lengths
             }
             results.setdefault(size, {})[name] = {**figures, "steps": steps}

@@ -68,7 +68,7 @@ def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     params = llm.get_default_sampling_params()
     params.max_tokens = MAX_TOKENS
-    found = Measured()
+    measured = Measured()
     texts = (
         tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.prompt}],
@@ -80,14 +80,14 @@ def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured
     before, begin = counted(llm), time.monotonic()
     with tqdm(total=len(problems), unit="problem", leave=False) as bar:
         for number, seconds, output in in_flight(engine, texts, params, concurrency):
-            found.latencies.append(seconds)
+            measured.latencies.append(seconds)
             answer = output.outputs[0]
-            found.tokens += len(answer.token_ids)
-            found.right += answer.text == problems[number].answer
+            measured.tokens += len(answer.token_ids)
+            measured.right += answer.text == problems[number].answer
             bar.update()
-    found.seconds = time.monotonic() - begin
-    found.steps = counted(llm) - before
-    return found
+    measured.seconds = time.monotonic() - begin
+    measured.steps = counted(llm) - before
+    return measured
 
 
 def counted(llm: Any) -> float:
@@ -121,8 +121,8 @@ def main() -> None:
         )
         measure(llm, problems[:64], max(args.concurrency))  # warm up
         for concurrency in args.concurrency:
-            found = measure(llm, problems, concurrency).figures()
-            results.setdefault(str(concurrency), {})[mode] = found
+            figures = measure(llm, problems, concurrency).figures()
+            results.setdefault(str(concurrency), {})[mode] = figures
         llm.llm_engine.engine_core.shutdown()
         del llm
     show(results)
@@ -137,13 +137,13 @@ def show(results: dict[str, dict[str, Any]]) -> None:
     )
     for concurrency, modes in results.items():
         least = modes["fdfo"]["request_steps"]
-        for mode, found in modes.items():
-            low, high = (100 * bound for bound in found["interval"])
-            rate = 100 * found["right"] / found["of"]
+        for mode, figures in modes.items():
+            low, high = (100 * bound for bound in figures["interval"])
+            rate = 100 * figures["right"] / figures["of"]
             print(
-                f"{concurrency:>8}  {mode:6}{found['tokens_per_second']:10.0f}"
-                f"{found['request_steps']:8.0f}{found['request_steps'] - least:8.0f}"
-                f"{found['p50_s']:8.3f}{found['p99_s']:8.3f}{rate:11.1f} %"
+                f"{concurrency:>8}  {mode:6}{figures['tokens_per_second']:10.0f}"
+                f"{figures['request_steps']:8.0f}{figures['request_steps'] - least:8.0f}"
+                f"{figures['p50_s']:8.3f}{figures['p99_s']:8.3f}{rate:11.1f} %"
                 f"    [{low:5.1f}, {high:5.1f}]"
             )
         gain = modes["fdfo"]["tokens_per_second"] / modes["sync"]["tokens_per_second"]

@@ -147,13 +147,13 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for name, model in GEOMETRIES.items():
         for requests in args.requests:
-            one = floor(model, requests, args.context)
+            bound = floor(model, requests, args.context)
             results.setdefault(name, {})[str(requests)] = {
-                "weights_gb": one.weight_bytes / 1e9,
-                "cache_gb": one.cache_bytes / 1e9,
-                "tflop": one.operations / 1e12,
-                "floor_ms": one.milliseconds,
-                "bound": one.bound,
+                "weights_gb": bound.weight_bytes / 1e9,
+                "cache_gb": bound.cache_bytes / 1e9,
+                "tflop": bound.operations / 1e12,
+                "floor_ms": bound.milliseconds,
+                "bound": bound.bound,
             }
     for row in table(results):
         print("".join(f"{cell:>24}" if n == 0 else f"{cell:>12}" for n, cell in enumerate(row)))

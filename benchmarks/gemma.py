@@ -191,9 +191,9 @@ def in_turns(peers: Mapping[str, Peer], rounds: int) -> dict[str, dict[str, list
     for name in tqdm(workloads(), desc="workloads", leave=False):
         for number in range(1 + rounds):
             for kind, peer in peers.items():
-                found = peer(name)
+                sample = peer(name)
                 if number:
-                    samples[kind].setdefault(name, []).append(found)
+                    samples[kind].setdefault(name, []).append(sample)
     return samples
 
 
@@ -202,7 +202,7 @@ def figures(samples: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, Any]:
 
     And how many times as fast we are as each peer: the median of the rounds' ratios.
     """
-    found: dict[str, Any] = {kind: {} for kind in samples}
+    results: dict[str, Any] = {kind: {} for kind in samples}
     for name, jobs in workloads().items():
         tokens = sum(job.canvases * CANVAS for job in jobs)
         steps = sum(job.canvases * job.steps for job in jobs)
@@ -210,15 +210,17 @@ def figures(samples: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, Any]:
         for kind, by_name in samples.items():
             seconds = [all_of_it for all_of_it, _ in by_name[name]]
             shares = [forward / all_of_it for all_of_it, forward in by_name[name]]
-            rounds = [theirs / own for theirs, own in zip(seconds, ours, strict=True)]
-            found[kind][name] = {
+            rounds = [
+                theirs / our_seconds for theirs, our_seconds in zip(seconds, ours, strict=True)
+            ]
+            results[kind][name] = {
                 "tokens_per_s": tokens / min(seconds),
                 "steps_per_s": steps / min(seconds),
                 "forward_share": median(shares) or None,
                 "times_as_fast": median(rounds),
                 "samples_s": seconds,
             }
-    return found
+    return results
 
 
 def main() -> None:
@@ -235,8 +237,8 @@ def main() -> None:
         serve(args.child, args.model)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        made = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
-        model = with_equal_steps(made, Path(scratch) / "model", STEPS)
+        checkpoint = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
+        model = with_equal_steps(checkpoint, Path(scratch) / "model", STEPS)
         peers = {kind: Peer(kind, model, Path(scratch)) for kind in KINDS}
         try:
             results = figures(in_turns(peers, args.rounds))

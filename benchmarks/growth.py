@@ -46,15 +46,15 @@ def pass_through(llm: Any, requests: int, at_once: int) -> None:
             bar.update(len(batch))
 
 
-def tensors_of(thing: Any, depth: int = 5) -> Iterator[Any]:
+def tensors_of(value: Any, depth: int = 5) -> Iterator[Any]:
     """The tensors that an object holds, some more than once."""
     import torch
 
-    if isinstance(thing, torch.Tensor):
-        yield thing
+    if isinstance(value, torch.Tensor):
+        yield value
     elif depth:
         parts = (
-            thing.values() if isinstance(thing, dict) else getattr(thing, "__dict__", {}).values()
+            value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
         )
         for part in parts:
             yield from tensors_of(part, depth - 1)
@@ -112,9 +112,9 @@ def main() -> None:
     pass_through(llm, args.finished, slots)
     after = {requests: step(requests, args.steps)["total"] for requests in (1, slots)}
     results = {
-        "steps": {str(n): found["total"] for n, found in parts.items()},
-        "outside": {str(n): found["total"] - found["forward"] for n, found in parts.items()},
-        "exponent": exponent({n: found["total"] for n, found in parts.items()}),
+        "steps": {str(n): times["total"] for n, times in parts.items()},
+        "outside": {str(n): times["total"] - times["forward"] for n, times in parts.items()},
+        "exponent": exponent({n: times["total"] for n, times in parts.items()}),
         "finished": args.finished,
         "after": {str(n): ms for n, ms in after.items()},
         "held": held(core, slots),
@@ -142,12 +142,12 @@ def show(results: dict[str, Any]) -> None:
             f"{requests:>4} requests {ms:8.2f} ms a step after {results['finished']} requests "
             f"({before:.2f} before)"
         )
-    found = results["held"]
+    memory = results["held"]
     print(
         f"a request of {PROMPT} + {MAX_TOKENS} tokens: "
-        f"{found['kv_bytes_per_request'] / 1024:.0f} KiB of keys and values "
-        f"({found['kv_bytes_per_token']:.0f} bytes a token), "
-        f"{found['slot_bytes_per_request'] / 1024:.1f} KiB of slot"
+        f"{memory['kv_bytes_per_request'] / 1024:.0f} KiB of keys and values "
+        f"({memory['kv_bytes_per_token']:.0f} bytes a token), "
+        f"{memory['slot_bytes_per_request'] / 1024:.1f} KiB of slot"
     )
 
 

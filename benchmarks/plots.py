@@ -105,9 +105,9 @@ def step_time(axis: Any, results: Mapping[str, Any]) -> None:
     colours = (BLUE, LIGHT, ORANGE, DARK, SAND, GREY)
     left = [0.0] * len(results)
     for part, colour in zip(parts, colours, strict=True):
-        values = [found[part] for found in results.values()]
+        values = [times[part] for times in results.values()]
         axis.barh(list(results), values, 0.6, left=left, label=part, color=colour)
-        left = [one + other for one, other in zip(left, values, strict=True)]
+        left = [position + width for position, width in zip(left, values, strict=True)]
     axis.grid(False)
     axis.xaxis.grid(True)
     axis.set(xlabel="ms of a denoise step (medians)", ylabel="requests")
@@ -118,12 +118,12 @@ def step_time(axis: Any, results: Mapping[str, Any]) -> None:
 
 def accuracy(axis: Any, results: Mapping[str, Any]) -> None:
     labels = []
-    for place, (setting, found) in enumerate(results.items()):
-        match = found["exact_match"]["all"]
+    for place, (setting, result) in enumerate(results.items()):
+        match = result["exact_match"]["all"]
         rate = 100 * match["right"] / match["of"]
         low, high = (100 * bound for bound in match["interval"])
         axis.errorbar(place, rate, [[rate - low], [high - rate]], fmt="o", color=BLUE, capsize=3)
-        labels.append(f"{setting.rpartition('=')[2]}\n{found['steps_per_block']:.2f}")
+        labels.append(f"{setting.rpartition('=')[2]}\n{result['steps_per_block']:.2f}")
     axis.set_xticks(range(len(labels)), labels)
     axis.set(xlabel="threshold, and steps per block", ylabel="exact match, % (95 % interval)")
 
@@ -155,9 +155,9 @@ def fdfo(axis: Any, results: Mapping[str, Any]) -> None:
 def serve(axis: Any, results: Mapping[str, Any]) -> None:
     styles = [(BLUE, "o-"), (GREY, "s--"), (ORANGE, "o-"), (DARK, "s--"), (DARK, "^:")]
     used = styles[: len(results)]
-    for (system, found), (colour, style) in zip(results.items(), used, strict=True):
-        speeds = [one["output_throughput"] for one in found.values()]
-        axis.plot([int(n) for n in found], speeds, style, label=system, color=colour)
+    for (system, by_concurrency), (colour, style) in zip(results.items(), used, strict=True):
+        speeds = [figures["output_throughput"] for figures in by_concurrency.values()]
+        axis.plot([int(n) for n in by_concurrency], speeds, style, label=system, color=colour)
     axis.set_xscale("log", base=2)
     loads = [int(n) for n in next(iter(results.values()))]
     axis.set_xticks(loads, [str(load) for load in loads])
@@ -167,11 +167,11 @@ def serve(axis: Any, results: Mapping[str, Any]) -> None:
 
 def prefill(axis: Any, results: Mapping[str, Any]) -> None:
     styles = zip((BLUE, GREY, ORANGE), ("o-", "s--", "^:"), strict=True)
-    for (way, found), (colour, style) in zip(results["ways"].items(), styles, strict=True):
+    for (way, by_length), (colour, style) in zip(results["ways"].items(), styles, strict=True):
         fitted = results["fits"][way]
         power = f" (tokens^{fitted['exponent']:.2f})" if fitted else ""
-        times = [one["min_ms"] for one in found.values()]
-        axis.plot([int(n) for n in found], times, style, label=way + power, color=colour)
+        times = [figures["min_ms"] for figures in by_length.values()]
+        axis.plot([int(n) for n in by_length], times, style, label=way + power, color=colour)
     axis.set(xscale="log", yscale="log", xlabel="tokens to prefill", ylabel="ms (minimum)")
     lengths = [int(n) for n in results["gain"]]
     axis.set_xticks(lengths, [str(length) for length in lengths])

@@ -209,15 +209,15 @@ def run_child(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         return {str(n): measure(llm, system, n, args) for n in counts(system, args.requests)}
 
 
-def figures(found: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def figures(by_system: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """The same with the floor beside it, where the sizes are the published ones."""
     published = not (args.tiny or args.layers)
-    for name, by_requests in found.items():
+    for name, by_requests in by_system.items():
         system = SYSTEMS[name]
-        for requests, one in by_requests.items():
+        for requests, measured in by_requests.items():
             least = floor(system.geometry, int(requests), args.context, system.width)
-            one["floor_ms"] = least.milliseconds if published else None
-    return {"tokens_per_forward": args.tokens_per_forward, "systems": dict(found)}
+            measured["floor_ms"] = least.milliseconds if published else None
+    return {"tokens_per_forward": args.tokens_per_forward, "systems": dict(by_system)}
 
 
 def main() -> None:
@@ -242,15 +242,15 @@ def main() -> None:
     if args.child:
         print(json.dumps(run_child(args)))
         return
-    same = ["--tiny"] * args.tiny + (["--layers", str(args.layers)] if args.layers else [])
+    shared = ["--tiny"] * args.tiny + (["--layers", str(args.layers)] if args.layers else [])
     for name in ("context", "room", "steps"):
-        same += [f"--{name}", str(getattr(args, name))]
-    same += ["--requests", *map(str, args.requests)]
-    found = {
-        name: child(__file__, "--child", name, *same, native=SYSTEMS[name].native)
+        shared += [f"--{name}", str(getattr(args, name))]
+    shared += ["--requests", *map(str, args.requests)]
+    by_system = {
+        name: child(__file__, "--child", name, *shared, native=SYSTEMS[name].native)
         for name in args.systems
     }
-    results = figures(found, args)
+    results = figures(by_system, args)
     print("\n".join(markdown(real_size(results))))
     write(args.json, "real_size", results)
 

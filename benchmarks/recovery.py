@@ -12,10 +12,13 @@ def agreement(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -
     """The share of committed tokens that are the same, place by place; a missing one is none."""
     same = sum(
         a == b
-        for one, other in zip(first, second, strict=True)
-        for a, b in zip(one, other, strict=False)
+        for first_answer, second_answer in zip(first, second, strict=True)
+        for a, b in zip(first_answer, second_answer, strict=False)
     )
-    longest = sum(max(len(one), len(other)) for one, other in zip(first, second, strict=True))
+    longest = sum(
+        max(len(first_answer), len(second_answer))
+        for first_answer, second_answer in zip(first, second, strict=True)
+    )
     return same / longest if longest else 1.0
 
 

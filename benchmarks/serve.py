@@ -113,8 +113,8 @@ def lines_of(file: Path) -> int:
 def write_prompts(file: Path, count: int) -> None:
     """Held-out problems in the form that ``vllm bench serve`` reads."""
     streams = [problems(task, seed=0, test=True) for task in TASKS]
-    asked = islice((problem for row in zip(*streams, strict=False) for problem in row), count)
-    file.write_text("".join(json.dumps({"prompt": one.prompt}) + "\n" for one in asked))
+    chosen = islice((problem for row in zip(*streams, strict=False) for problem in row), count)
+    file.write_text("".join(json.dumps({"prompt": problem.prompt}) + "\n" for problem in chosen))
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             for name, system in systems.items()
         }
         start(list(servers.values()), stack)
-        found: dict[str, dict[str, Any]] = {name: {} for name in servers}
+        results: dict[str, dict[str, Any]] = {name: {} for name in servers}
         for concurrency in args.concurrency:
             prompts = scratch / "prompts.jsonl"
             write_prompts(prompts, max(args.least, args.rounds * concurrency))
@@ -137,8 +137,8 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                     speed = turns[name][-1]["output_throughput"]
                     print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr)
             for name, samples in turns.items():
-                found[name][str(concurrency)] = median_of(samples)
-    return found
+                results[name][str(concurrency)] = median_of(samples)
+    return results
 
 
 def start(servers: list[Server], stack: ExitStack) -> None:
@@ -162,11 +162,11 @@ def server_of(system: System, log: Path, eager: bool) -> Server:
 
 def median_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """The median of each figure, and the throughput of every turn."""
-    found: dict[str, Any] = {"turns": [sample["output_throughput"] for sample in samples]}
+    medians: dict[str, Any] = {"turns": [sample["output_throughput"] for sample in samples]}
     for key in FIGURES:
         values = [sample[key] for sample in samples if sample[key] is not None]
-        found[key] = median(values) if values else None
-    return found
+        medians[key] = median(values) if values else None
+    return medians
 
 
 def show(results: dict[str, Any]) -> None:

@@ -133,18 +133,18 @@ def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Repor
 async def soak(server: Server, model: Model, size: Size) -> Report:
     """The load, then every check but that of the log."""
     pool = draw_pool(size.distinct, model.corruption, size.seed)
-    plan = draw_plan(size.requests, pool, size.seed)
+    sendings = draw_plan(size.requests, pool, size.seed)
     alone: dict[str, Answer] = {}
     memory, preemptions = None, 0
     async with session() as opened:
         client = Client(server.url, opened)
         begin = time.monotonic()
         faults = Faults(server.url, server.process.pid, size.seed)
-        outcomes, samples = await load(server, client, plan, size.concurrency, faults)
+        outcomes, samples = await load(server, client, sendings, size.concurrency, faults)
         seconds = time.monotonic() - begin
         wrong = faults.wrong + unexpected(outcomes)
-        if len(outcomes) < len(plan):
-            wrong.append(f"given up after {len(outcomes)} of {len(plan)} requests")
+        if len(outcomes) < len(sendings):
+            wrong.append(f"given up after {len(outcomes)} of {len(sendings)} requests")
         else:
             memory = growth(samples)
             wrong += memory.complaints()
@@ -164,11 +164,11 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
 
 
 async def load(
-    server: Server, client: Client, plan: Sequence[Sending], concurrency: int, faults: Faults
+    server: Server, client: Client, sendings: Sequence[Sending], concurrency: int, faults: Faults
 ) -> tuple[list[Outcome], list[Sample]]:
     """Send the plan, with faults beside it, and watch the server's memory meanwhile."""
     samples = [Sample(0, resident_bytes(server.process.pid))]
-    progress, every = Progress("load", len(plan)), max(1, len(plan) // SAMPLES)
+    progress, every = Progress("load", len(sendings)), max(1, len(sendings) // SAMPLES)
 
     def finished(outcome: Outcome) -> None:
         progress.step()
@@ -176,7 +176,7 @@ async def load(
         if progress.done % every == 0:
             samples.append(Sample(progress.done, resident_bytes(server.process.pid)))
 
-    outcomes = await send_all(client, plan, concurrency, finished)
+    outcomes = await send_all(client, sendings, concurrency, finished)
     await faults.end()
     return outcomes, samples
 
@@ -195,10 +195,10 @@ async def seats_are_back(server: Server, client: Client, model: Model) -> list[s
     """
     body = {"prompt": "seats", "max_tokens": 27, "ignore_eos": True, "temperature": 0, "seed": 1}
     ask = Ask("seat", "/v1/completions", body | {"vllm_xargs": model.slow()})
-    plan = [Sending(number, ask, stream=False) for number in range(SEATS)]
+    sendings = [Sending(number, ask, stream=False) for number in range(SEATS)]
     most = 0
     for _ in range(SEAT_TRIES):
-        sent = asyncio.create_task(send_all(client, plan, SEATS))
+        sent = asyncio.create_task(send_all(client, sendings, SEATS))
         while not sent.done():
             running = await asyncio.to_thread(server.metric, "vllm:num_requests_running")
             most = max(most, int(running))
@@ -259,8 +259,8 @@ def main() -> int:
         print(f"{name}: {size.requests} requests, {distinct} distinct", flush=True)
         reports[name] = run(chosen(model), size, log, args.flags)
         print("\n".join(reports[name].lines()), flush=True)
-    found = {name: asdict(report) for name, report in reports.items()}
-    write(args.json, "soak", {"size": asdict(size)} | found)
+    figures = {name: asdict(report) for name, report in reports.items()}
+    write(args.json, "soak", {"size": asdict(size)} | figures)
     return 1 if any(report.wrong for report in reports.values()) else 0
 
 

@@ -112,9 +112,9 @@ def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[f
         expected = answered()
         middle = time.perf_counter()
         with without(llm):
-            found = answered()
+            actual = answered()
         end = time.perf_counter()
-        if found != expected:
+        if actual != expected:
             raise RuntimeError("other answers without the lever; the figures would mean nothing")
         yield (end - middle) / (middle - begin)
 
@@ -122,8 +122,8 @@ def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[f
 def measured(ride: Ride, at_once: int, per_task: int, turns: int) -> dict[str, list[float]]:
     """The ratios of the turns, by lever."""
     llm = ride.start()
-    asked = prompts(per_task, llm.get_tokenizer())
-    answered = partial(answers, llm, asked, at_once, ride.temperature)
+    questions = prompts(per_task, llm.get_tokenizer())
+    answered = partial(answers, llm, questions, at_once, ride.temperature)
     answered()  # warm up
     return {
         name: list(itertools.islice(gains(llm, without, answered), turns))
@@ -145,8 +145,8 @@ def main() -> None:
     results: dict[str, dict[str, list[float]]] = {}
     sizes = "--per-task", str(args.per_task), "--turns", str(args.turns)
     for ride, at_once in itertools.product(RIDES, map(str, args.at_once)):
-        found = child(__file__, "--child", ride, "--at-once", at_once, *sizes)
-        for name, ratios in found.items():
+        by_lever = child(__file__, "--child", ride, "--at-once", at_once, *sizes)
+        for name, ratios in by_lever.items():
             results.setdefault(name, {})[at_once] = ratios
             print(
                 f"{name:34}{at_once:>4} at a time: {statistics.median(ratios):.2f} x "

@@ -87,9 +87,9 @@ def unified(batch: Batch) -> Callable[[], Any] | None:
     if not HAS_TRITON:
         return None
     queries, shape = batch.queries, batch.shape
-    out, one = torch.empty_like(batch.query), torch.ones(1, device=batch.query.device)
+    out, unit = torch.empty_like(batch.query), torch.ones(1, device=batch.query.device)
     width = shape.mask.window_width - 1
-    descale = one.expand(shape.requests, shape.kv_heads)
+    descale = unit.expand(shape.requests, shape.kv_heads)
     # Room for its own split of keys, as vLLM's metadata builder makes it.
     rows, parts = 128 // shape.kv_heads, 16
     room = (rows, shape.heads, parts)
@@ -140,7 +140,7 @@ def others(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     Raises:
         SystemExit: one computes something else.
     """
-    found, wanted = {}, ours(batch)()
+    alternatives, expected = {}, ours(batch)()
     for name, prepare in OTHERS.items():
         try:
             run = prepare(batch)
@@ -152,7 +152,7 @@ def others(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
             continue
         if result.dim() == 4:  # [requests, heads, tokens, head size]
             result = result.transpose(1, 2).flatten(0, 1)
-        if not torch.allclose(result, wanted, atol=0.05, rtol=0.05):
+        if not torch.allclose(result, expected, atol=0.05, rtol=0.05):
             raise SystemExit(f"{batch.shape.name}: {name} computes something else")
-        found[name] = run
-    return found
+        alternatives[name] = run
+    return alternatives

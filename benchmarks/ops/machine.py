@@ -116,7 +116,7 @@ def time_ms(run: Callable[[], Any], repeats: int = 25, warm_up: int = 5) -> floa
     """
     for _ in range(warm_up):
         run()
-    found = []
+    times = []
     for _ in range(repeats):
         _flushed().zero_()
         torch.cuda._sleep(AHEAD_CYCLES)
@@ -125,8 +125,8 @@ def time_ms(run: Callable[[], Any], repeats: int = 25, warm_up: int = 5) -> floa
         run()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end))
-    return statistics.median(found)
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
 
 
 @cache

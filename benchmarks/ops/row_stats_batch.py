@@ -108,10 +108,12 @@ class Batch:
     def first_pass(self, tile: HeadTile | None = None) -> MeasuredStatistics:
         """Statistics without the soft embedding."""
         if self.shape.soft:
-            found = head_statistics(self.hidden, self.head, self.temperature, self.keys, tile=tile)
-            return measured(found, self.temperature == 0)
-        found = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
-        return measured(found, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
+            partials = head_statistics(
+                self.hidden, self.head, self.temperature, self.keys, tile=tile
+            )
+            return measured(partials, self.temperature == 0)
+        partials = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
+        return measured(partials, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
 
 
 def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:

@@ -21,8 +21,8 @@ def whole_rows(
     """The same from whole rows of logits, in plain torch operators."""
     logits = (hidden @ head.weight.T).float()
     if head.embedding is None:
-        found = row_statistics(logits, 0, entropy=True)
-        return found.token, found.probability, found.entropy
+        statistics = row_statistics(logits, 0, entropy=True)
+        return statistics.token, statistics.probability, statistics.entropy
     greedy = (temperature == 0)[:, None]
     scaled = capped(logits, head.soft_cap) / torch.where(greedy, 1.0, temperature[:, None])
     token = scaled.argmax(-1)
