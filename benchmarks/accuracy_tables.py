@@ -1,15 +1,15 @@
-"""What `accuracy.py` prints."""
+"""The tables that `accuracy.py` prints."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# More steps a block than this share of the original's are pointed out.
+# A checkpoint that takes more than this many times the original's steps is pointed out.
 MANY_STEPS = 1.1
 
 
 def show(text: str, result: dict[str, Any]) -> None:
-    """One setting's table."""
+    """Print the table of one setting."""
     print(f"\n{text}")
     for task, score in result["exact_match"].items():
         low, high = (100 * bound for bound in score["interval"])
@@ -22,7 +22,7 @@ def show(text: str, result: dict[str, Any]) -> None:
 
 
 def compare(results: dict[str, dict[str, Any]]) -> None:
-    """All settings, a line each."""
+    """Print one line for each setting."""
     print(f"\n{'setting':32}{'exact match':>12}{'interval':>18}{'steps/block':>13}{'s':>8}")
     for text, result in results.items():
         score = result["exact_match"]["all"]
@@ -34,7 +34,7 @@ def compare(results: dict[str, dict[str, Any]]) -> None:
 
 
 def show_recovery(text: str, recovery: dict[str, Any]) -> None:
-    """One setting's comparison."""
+    """Print the comparison of one setting with the original."""
     percent = recovery["recovery_percent"]
     print(f"\n{text}: against the original")
     print(

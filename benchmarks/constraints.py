@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/constraints.py [--json PATH] [--only date] [--repeats 20]
 
-No model runs: a step is random logits of a canvas. Two vocabularies: that of the tiny LLaDA2
-checkpoint, and the 150,000 tokens of a tokenizer that vLLM's dependency ``mistral_common`` brings
-along (random pieces of bytes stand in where it is absent). Each constraint and canvas length gives
-the milliseconds of the parts of a greedy step (from logits to weights of classes; the best path)
-and of a sampled one (the same, and a token of each class), beside the statistics of rows that a
-step without a constraint computes from the same logits.
+No model runs: a step works on random logits of a canvas. There are two vocabularies: that of the
+tiny LLaDA2 checkpoint, and the 150,000 tokens of a tokenizer that vLLM's dependency
+``mistral_common`` brings along (random pieces of bytes where it is absent). For each constraint and
+canvas length, the benchmark gives the milliseconds of the parts of a greedy step (from logits to
+weights of classes; the best path) and of a sampled step (the same, and a token of each class). It
+also gives those of the row statistics that a step without a constraint computes from these logits.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def real_tokens() -> list[bytes]:
 
 
 def vocabularies() -> dict[str, Vocabulary]:
-    """By the names of the table."""
+    """Vocabularies by the names that the table gives them."""
     path = TINY_LLADA2 / "tokenizer.json"
     tokens = real_tokens()
     return {
@@ -121,7 +121,7 @@ def vocabularies() -> dict[str, Vocabulary]:
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:
-    """The median of some runs, after one that does not count."""
+    """Median milliseconds of some runs, after one run that does not count."""
     work()
     times = []
     for _ in range(repeats):
@@ -134,7 +134,7 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
 def compile_timed(
     kind: str, value: Any, vocabulary: Vocabulary
 ) -> tuple[TokenAutomaton, dict[str, float]]:
-    """An automaton, and how big it is and how long it took."""
+    """An automaton, its size, and the milliseconds of its compilation."""
     limits = CompileLimits()
     began = time.perf_counter()
     over_bytes = byte_automaton(constraint_language(Constraint.of(kind, value), limits), limits)

@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/fdfo.py --json benchmarks/results/fdfo.json
 
-Both answer the same held-out problems with the same model, a given number of requests at a time
-(the next one enters when one has left). Printed are tokens per second, request-steps (forward
-passes of a canvas; what `sync` has more of is waste: passes over finished canvases), the median and
-99th percentile of the latency, and exact match with its 95 % interval.
+Both modes answer the same held-out problems with the same model and a given number of requests at a
+time; the next request enters when one has left. The benchmark prints tokens per second,
+request-steps (forward passes of a canvas), the median and 99th percentile of the latency, and exact
+match with its 95 % interval. The request-steps that `sync` takes beyond those of `fdfo` are wasted:
+they are passes over finished canvases.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_TOKENS = 64
 
 @dataclass
 class Measured:
-    """One mode at one concurrency."""
+    """Measurements of one mode at one concurrency."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -49,7 +50,7 @@ class Measured:
     latencies: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """What is printed and written."""
+        """The figures that are printed and written."""
         ordered = sorted(self.latencies)
         total = len(ordered)
         return {
@@ -91,7 +92,7 @@ def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured
 
 
 def counted(llm: Any) -> float:
-    """Forward passes of canvases so far."""
+    """Number of forward passes of canvases so far."""
     return sum(metric.value for metric in llm.get_metrics() if metric.name == STEPS)
 
 
@@ -130,7 +131,7 @@ def main() -> None:
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
-    """A line for each mode and concurrency."""
+    """Print a line for each mode and concurrency."""
     print(
         f"{'requests':>8}  {'mode':6}{'tokens/s':>10}{'steps':>8}{'wasted':>8}"
         f"{'p50 s':>8}{'p99 s':>8}{'exact match':>13}{'interval':>18}"

@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/fuzz.py
     .venv/bin/python benchmarks/fuzz.py --model gemma --bodies 1000 --json out.json
 
-A server for each model with every endpoint open, including those behind flags and for development;
-each field's extremes, contradictions, random options and broken bytes, many at a time. In between,
-requests whose answers are known. All of it is in `tests/support/fuzz`.
+Each model gets a server with every endpoint open, including those behind flags and for development.
+The bodies hold each field's extremes, contradictions, random options and broken bytes, and many are
+sent at a time. Requests whose answers are known are sent in between. The code is in
+`tests/support/fuzz`.
 
 A finding is one of these (`tests/support/fuzz/rules.py`); the exit status is 1 if there is any:
 
@@ -39,7 +40,7 @@ from tests.support.server import Server  # noqa: E402
 
 
 def judge(fuzzer: Fuzzer, scratch: Path) -> None:
-    """Ask plain vLLM the same: what it fails at as well is its own, the rest is ours."""
+    """Send failed bodies to plain vLLM: a failure there too is vLLM's own, any other is ours."""
     if not fuzzer.failed:
         return
     with plain_server(scratch) as server:
@@ -58,7 +59,7 @@ def judge(fuzzer: Fuzzer, scratch: Path) -> None:
 
 
 async def _plainly(server: Server, bodies: Iterable[Body]) -> dict[Body, tuple[Reply, Site | None]]:
-    """Each body alone to plain vLLM, which is started again when it dies of one."""
+    """The replies of plain vLLM to each body alone; it is started again when a body kills it."""
     replies = {}
     async with session() as opened:
         for body in bodies:

@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/growth.py --json benchmarks/results/growth.json
 
-`tiny-llada2` in this process. The median step at 1 to 64 requests and the exponent between its
-ends (1 would be a request after the other); the same step again after some thousand requests have
-come and gone; and the bytes that one more request holds: its keys and values, and its slot.
+`tiny-llada2` runs in this process. The benchmark gives the median step at 1 to 64 requests, and the
+exponent between these ends (1 would mean one request after the other). It measures the same step
+again after some thousand requests have come and gone. It also gives the bytes that one more request
+holds: its keys and values, and its slot.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PROMPT, MAX_TOKENS = 100, 64
 
 
 def pass_through(llm: Any, requests: int, at_once: int) -> None:
-    """So many short requests, start to end."""
+    """Run a number of short requests from start to end."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -124,7 +125,7 @@ def main() -> None:
 
 
 def exponent(steps: dict[int, float]) -> float:
-    """Of requests in the time of a step, between the fewest and the most."""
+    """The exponent of requests in the time of a step, between the fewest and the most requests."""
     fewest, most = min(steps), max(steps)
     if fewest == most:
         return math.nan

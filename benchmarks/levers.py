@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/levers.py --json benchmarks/results/levers.json
 
-The same held-out problems with every lever on, and with one of them off at a time: passes over a
-canvas for each request (a count, so it does not depend on the machine), passes for each token, and
-whether the answers are those with everything on; it stops if they are not.
+The same held-out problems are answered with every lever on, and with one lever off at a time. The
+benchmark gives passes over a canvas for each request (a count, so it does not depend on the
+machine) and tokens for each pass. It stops if an answer differs from that with every lever on.
 """
 
 from __future__ import annotations

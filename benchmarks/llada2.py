@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/llada2.py --json benchmarks/results/llada2.json
 
-`tiny-llada2`, the same held-out problems, one machine, one run, one thread, float32. The engine
-takes a new request whenever one has ended; the loops (`benchmarks/plain_llada2.py`) take so many
-problems at a time and wait for the slowest, as loops do. It stops if an answer differs.
+`tiny-llada2` answers the same held-out problems on one machine, in one run, with one thread, in
+float32. The engine takes a new request whenever one has ended. The loops
+(`benchmarks/plain_llada2.py`) take a batch of problems and wait for its slowest. The benchmark
+stops if an answer differs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def served(model: Path = MODEL, **options: Any) -> Any:
 def answers(
     llm: Any, questions: Sequence[list[int]], at_once: int, temperature: float | None = None
 ) -> list[list[int]]:
-    """Token ids of the answers, so many requests at a time; at the model's own temperature."""
+    """Token ids of the answers, `at_once` at a time; a temperature of None is the model's own."""
     params = llm.get_default_sampling_params()
     params.max_tokens, params.seed = MAX_TOKENS, 0
     if temperature is not None:

@@ -42,7 +42,7 @@ class Recomputing:
         """Nothing is kept."""
 
     def read(self, ids: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """What stands behind a row's canvas is not seen by it: the mask is block-causal."""
+        """A row's canvas does not see what is behind it, because the mask is block-causal."""
         logits = self.model(ids[:, : int(start.max()) + self.length])
         return logits.gather(
             1, _canvas(start, self.length)[:, :, None].expand(-1, -1, logits.shape[2])
@@ -72,11 +72,11 @@ class Cached:
             self._forward(ids[:, :whole], position)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows go on."""
+        """Drop all rows but these."""
         self.cache = [(k[rows], v[rows]) for k, v in self.cache]
 
     def read(self, ids: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The canvas over what is kept; its own keys and values take the canvas' place there."""
+        """Read the canvas over the cache; its keys and values are written to its place there."""
         position = _canvas(start, self.length)
         hidden = self._forward(ids.gather(1, position), position)
         return self.model.lm_head(self.model.model.norm(hidden))

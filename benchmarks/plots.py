@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.records import Record, RefusedError
 
-# Told apart without red against green, and in grey.
+# Colours that can be told apart without telling red from green, and in greyscale.
 BLUE, ORANGE, GREY = "#1f6fb4", "#e07b1a", "#8a8a8a"
 LIGHT, DARK, SAND = "#9cc7e8", "#15354f", "#f3c794"
-# The same file from the same figures: no date, ids that do not change, letters as letters.
+# Equal figures give equal files: no date, stable ids, and text as text.
 STYLE = {
     "svg.hashsalt": "vllm-dllm",
     "svg.fonttype": "none",
@@ -33,7 +33,7 @@ INCHES = (5.2, 3.2)
 
 @dataclass(frozen=True)
 class Plot:
-    """How a plot is made: the kind of benchmark, stems of its files, what draws their results."""
+    """A plot: the kind of benchmark, the stems of its files, and the drawing function."""
 
     kind: str
     files: tuple[str, ...]
@@ -42,7 +42,7 @@ class Plot:
 
 
 def draw_all(records: Mapping[str, Record], folder: Path) -> tuple[list[Path], list[str]]:
-    """Draw what there are files for; the plots, and why others are refused."""
+    """Draw the plots whose files exist; returns them, and why others are refused."""
     drawn, refused = [], []
     for name, plot in PLOTS.items():
         if not all(stem in records for stem in plot.files):
@@ -55,7 +55,7 @@ def draw_all(records: Mapping[str, Record], folder: Path) -> tuple[list[Path], l
 
 
 def draw(name: str, records: list[Record], folder: Path) -> Path:
-    """One plot.
+    """Draw one plot.
 
     Raises:
         RefusedError: no matplotlib, a file of another benchmark, or results laid out otherwise.
@@ -91,7 +91,7 @@ def draw(name: str, records: list[Record], folder: Path) -> Path:
 def bars(
     axis: Any, groups: list[str], series: Mapping[str, list[float]], colours: list[str]
 ) -> None:
-    """Bars side by side, a group for each load, with their values on top."""
+    """Draw bars side by side, a group for each load, with their values on top."""
     width = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [n + (number - (len(series) - 1) / 2) * width for n in range(len(groups))]

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=2 .venv/bin/python benchmarks/prefill.py --json benchmarks/results/prefill.json
 
-One LLaDA2 engine in this process, prefix caching off, one request at a time. Three ways, timed in
-turn, round after round:
+One LLaDA2 engine runs in this process, without prefix caching, one request at a time. Three ways
+are timed in turn, round after round:
 
 - `whole`: the prompt in one step. It is block-causal: a block sees itself and what is before it.
 - `block by block`: the same engine with the scheduler's token budget at one block, so that each
@@ -12,8 +12,8 @@ turn, round after round:
   prefix that is already there. Its queries see M keys on average, however long the chunk is, so
   that attention does not grow with it; in `whole` they see half the prompt's length.
 
-Timed are the engine's steps that prefill and do nothing else. Before the clock starts all ways of
-cutting a prompt must answer with the same tokens, with the same log-probabilities.
+Only the engine's prefill steps are timed. Before the clock starts, all ways of cutting a prompt
+must give the same tokens with the same log-probabilities.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 MODEL = TINY_LLADA2
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
 WHOLE, BLOCKS, FIXED = "whole", "block by block", "fixed context"
-# Of a log-probability; another way of cutting sums in another order, in float32.
+# For a log-probability: another way of cutting adds in another order, in float32.
 TOLERANCE = 1e-3
 # Tokens of context for the answers that are compared.
 ROOM = 256
@@ -53,7 +53,7 @@ class WrongAnswerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Cut:
-    """One prompt, cut into prefill steps.
+    """A prompt that is cut into prefill steps.
 
     Attributes:
         prompt: its token ids.
@@ -68,14 +68,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine wrote behind a prompt: token ids, and the log-probability of each."""
+    """The token ids that follow a prompt, and the log-probability of each."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
 class Prefill:
-    """A real engine, stepped by hand."""
+    """A real engine that is stepped by hand."""
 
     def __init__(self, llm: Any) -> None:
         self.engine = llm.llm_engine
@@ -96,7 +96,7 @@ class Prefill:
                     return Answer(tuple(completion.token_ids), values)
 
     def seconds(self, cut: Cut) -> float:
-        """The timed steps of a prefill; the request ends before it decodes anything."""
+        """Seconds of the timed steps of a prefill; the request ends before it decodes anything."""
         name, took = self._prefill(cut, 1, logprobs=None)
         self.engine.abort_request([name])
         self.engine.step()
@@ -168,7 +168,7 @@ def check_same(label: str, first: Answer, second: Answer) -> None:
 
 
 def check(runs: Prefill, ways: Mapping[str, Cut]) -> None:
-    """All ways answer as the whole prompt does, over two canvases."""
+    """Check that all ways answer as the whole prompt does, over two canvases."""
     for name in (BLOCKS, FIXED):
         cut = ways[name]
         whole = Cut(cut.prompt, 0, (len(cut.prompt),))
@@ -195,7 +195,7 @@ def figures(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, A
     """Minimum and median of each way and length; fits of the minima; the gain.
 
     The gain is `block by block` over `whole`, of the minima. Its median is that of the rounds'
-    own gains: what is compared there ran within a second of each other.
+    own gains, which compare steps that ran within a second of each other.
     """
     ways = {
         name: {

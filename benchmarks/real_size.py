@@ -2,9 +2,9 @@
 
     python benchmarks/real_size.py --json benchmarks/results/real_size.json
 
-For a GPU that holds 52 GB of weights; no checkpoint is downloaded. The engine runs in this process,
-compiled and with CUDA graphs as vLLM has them by default. Every request denoises behind
-`--context` tokens; nothing converges, so that LLaDA2 decides one token a step and DiffusionGemma
+This needs a GPU that holds 52 GB of weights; no checkpoint is downloaded. The engine runs in this
+process, compiled and with CUDA graphs as vLLM has them by default. Every request denoises behind
+`--context` tokens. Nothing converges, so that LLaDA2 decides one token a step and DiffusionGemma
 takes all its steps. To try the script on a CPU:
 
     .venv/bin/python benchmarks/real_size.py --tiny --requests 1 2 --context 40 --steps 20
@@ -38,14 +38,14 @@ WARM = 10  # steps before the clock starts
 
 @dataclass(frozen=True)
 class System:
-    """What is timed.
+    """A system that is timed.
 
     Attributes:
         tiny: checkpoint of the same architecture; `--tiny` takes its sizes.
         geometry: the published ones.
         native: vLLM's own class.
         quantization: vLLM's, of the weights when they are loaded.
-        most: requests that it is asked to serve at most; None for any number.
+        most: most requests that it is asked to serve; None for any number.
         extra: what a request carries so that nothing converges.
     """
 
@@ -139,7 +139,7 @@ def _gemma(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
 
 
 def start(system: System, model: Path, args: argparse.Namespace) -> Any:
-    """The engine, for as many requests as will be asked."""
+    """The engine, with room for all requests of the measurement."""
     from vllm import LLM
 
     # On a GPU vLLM finds out what is left; on a CPU it would take half of the memory.
@@ -210,7 +210,7 @@ def run_child(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def figures(by_system: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The same with the floor beside it, where the sizes are the published ones."""
+    """The results with the floor beside each step, where the sizes are the published ones."""
     published = not (args.tiny or args.layers)
     for name, by_requests in by_system.items():
         system = SYSTEMS[name]

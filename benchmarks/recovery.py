@@ -9,7 +9,7 @@ from examples.tiny.tasks import Problem
 
 
 def agreement(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> float:
-    """The share of committed tokens that are the same, place by place; a missing one is none."""
+    """The share of committed tokens that agree by position; a missing token agrees with none."""
     same = sum(
         a == b
         for first_answer, second_answer in zip(first, second, strict=True)
@@ -25,7 +25,7 @@ def agreement(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -
 def recovery(
     quantized: dict[str, Any], original: dict[str, Any], problems: Sequence[Problem]
 ) -> dict[str, Any]:
-    """What is left of the original's exact matches, tokens and speed.
+    """The share of the original's exact matches, tokens and speed that is left.
 
     Both are summaries (`accuracy.summary`) with their `answers` and `tokens`, problem by problem.
     """

@@ -66,7 +66,7 @@ def refreshed(text: str, sections: Mapping[str, str]) -> str:
 
 
 def stale(text: str, sections: Mapping[str, str]) -> list[str]:
-    """Names of a document's tables that are not what the results say."""
+    """Names of a document's tables that differ from the results."""
     fresh = refreshed(text, sections)
     return [
         marker[1]
@@ -89,7 +89,7 @@ def all_sections(records: Mapping[str, Record]) -> tuple[dict[str, str], list[st
 
 
 def see_to(document: Path, sections: Mapping[str, str], check: bool) -> list[str]:
-    """Refresh a document's tables, or only look at them; what is wrong with it."""
+    """Refresh a document's tables, or only check them; returns what is wrong with it."""
     text = document.read_text(encoding="utf-8")
     try:
         if check:

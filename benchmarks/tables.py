@@ -1,4 +1,4 @@
-"""What a result file says, and as which Markdown table: one function for each table."""
+"""Result files as Markdown tables: one function for each table."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 
 def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    # Settings of one and the same option: its name heads the column, its values are the rows.
+    # If all settings are of one option, its name heads the column and its values are the rows.
     options = {setting.rpartition("=")[0] for setting in results}
     option = options.pop() if len(options) == 1 else ""
     title = option.removeprefix("diffusion_") or "setting"
@@ -110,7 +110,7 @@ def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 
 def gemma_side(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    """Of one vocabulary."""
+    """The rows of one vocabulary."""
     peers = {"native": "vLLM's class", "transformers": "transformers"}
     columns = (column for peer in peers.values() for column in (peer, f"to {peer}"))
     yield ["requests", "vllm-dllm", "forward", *columns]
@@ -146,7 +146,7 @@ def gemma_bound(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 
 def _load(name: str) -> str:
-    """A workload's name as a table has it."""
+    """The name that a table gives a workload."""
     return name.removesuffix(" equal").replace(" mixed", ", mixed lengths and steps")
 
 

@@ -1,10 +1,10 @@
-"""What a lever brings in time: with it and without it in turns, in one engine.
+"""The time that each lever saves: one engine runs with it and without it in turns.
 
     .venv/bin/python benchmarks/turns.py --json benchmarks/results/turns.json
 
-A machine that is slow for a minute is so for both sides of a turn, so the median of the turns'
-ratios says more than two runs would. The tiny checkpoints answer held-out problems in float32, in a
-process for each engine; it stops if an answer differs.
+A slow minute of the machine slows both sides of a turn, so the median of the turns' ratios says
+more than two runs would. The tiny checkpoints answer held-out problems in float32, and each engine
+has a process of its own. The benchmark stops if an answer differs.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def sampler_of(llm: Any) -> Any:
 
 @contextlib.contextmanager
 def without_fused_commits(llm: Any) -> Iterator[None]:
-    """Blocks are committed in passes of their own."""
+    """Commit blocks in passes of their own."""
     decoder = sampler_of(llm).canvas_update
     with mock.patch.object(decoder, "policy", replace(decoder.policy, fused=False)):
         yield
 
 
 def without_compiled_norms(llm: Any) -> contextlib.AbstractContextManager[Any]:
-    """Norms by elementwise operators, as vLLM's CPU platform has them."""
+    """Compute norms by elementwise operators, as vLLM's CPU platform does."""
     return mock.patch.object(norms, "_takes", return_value=False)
 
 
 def with_plain_functions(**functions: Any) -> Without:
-    """Row statistics and noise by PyTorch's operators."""
+    """Compute row statistics and noise by PyTorch's operators."""
     return lambda llm: mock.patch.multiple(sampler_of(llm).readout, **functions)
 
 
@@ -106,7 +106,7 @@ RIDES = {
 
 
 def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[float]:
-    """Of one turn after the other: seconds without the lever over seconds with it."""
+    """For one turn after the other: seconds without the lever over seconds with it."""
     while True:
         begin = time.perf_counter()
         expected = answered()

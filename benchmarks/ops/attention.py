@@ -39,7 +39,7 @@ CHECKED = 2
 def check(batch: Batch) -> float:
     """Root mean square error over that of eager PyTorch in `DTYPE`, against float64.
 
-    At most 1 is right; twice that in float32, where sums in another order are all there is.
+    At most 1 is right. In float32 it is 2, because only the order of the sums differs there.
 
     Raises:
         SystemExit: the kernel is wrong.
@@ -57,7 +57,7 @@ def check(batch: Batch) -> float:
             seq_lens=queries.seq_lens[row : row + 1],
             page_table=queries.page_table[row : row + 1],
         )
-        # A head at a time of the first group: scores of a long prefill are many.
+        # Only the first group's heads: the scores of a long prefill take much memory.
         group = shape.heads // shape.kv_heads
         kv = PagedKV(batch.kv.keys[:, :, :1], batch.kv.values[:, :, :1])
         arguments = (batch.query[tokens, :group], kv, request, batch.layer, [shape.mask])
@@ -72,7 +72,7 @@ def check(batch: Batch) -> float:
 
 
 def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
-    """Milliseconds of ours, it against the machine, and the others as multiples of it."""
+    """Milliseconds of our kernel, its share of the machine's rates, and the others' ratios."""
     shape, ms = batch.shape, time_ms(ours(batch))
     return {
         "ms": ms,

@@ -33,7 +33,7 @@ from vllm_dllm.ops.statistics.head_triton import HeadTile
 
 
 def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
-    """Milliseconds of ours, ours against the machine, and how much longer the others take."""
+    """Milliseconds of our kernels, their share of the machine's rates, and the others' ratios."""
     shape = batch.shape
     ours = time_ms(batch.ours)
     row: dict[str, Any] = {
@@ -54,7 +54,7 @@ def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
 
 
 def tiles(rows: int) -> Iterator[HeadTile]:
-    """Others that may suit a number of rows."""
+    """Other tiles that may suit a number of rows."""
     of_rows = [r for r in (16, 32, 64, 128) if r < 2 * rows]
     for r in of_rows[-2:]:
         for ids in (128, 256):

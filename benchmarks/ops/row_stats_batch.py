@@ -14,7 +14,7 @@ from vllm_dllm.ops.statistics.head_triton import HeadTile, head_statistics
 from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics, measured
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 
-# As the engine has it (`worker/masked_kernels.py`).
+# The engine's own value (`worker/readout/contract.py`).
 TILE_BYTES = 32 << 20
 
 
@@ -100,7 +100,7 @@ class Batch:
         return cls(shape, hidden, head, temperature, keys)
 
     def ours(self) -> tuple[MeasuredStatistics, torch.Tensor | None]:
-        """What the engine would call."""
+        """The statistics as the engine would compute them."""
         if self.shape.soft:
             return fused_statistics(self.hidden, self.head, self.temperature, self.keys, TILE_BYTES)
         return self.first_pass(), None

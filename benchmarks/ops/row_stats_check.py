@@ -16,9 +16,13 @@ class WrongKernelError(Exception):
 
 
 def check(batch: Batch) -> dict[str, float]:
-    """Errors on some rows, each over three times what eager float32 (for the soft embedding:
-    probabilities in the embedding's dtype) has, so that more than 1 is wrong; raises
-    `WrongKernelError`.
+    """Errors on some rows, as multiples of their budgets.
+
+    A budget is three times the error of eager float32. For the soft embedding, eager has
+    probabilities in the embedding's dtype.
+
+    Raises:
+        WrongKernelError: an error is more than 1.
     """
     shape, device = batch.shape, batch.hidden.device
     statistics, soft = batch.ours()
