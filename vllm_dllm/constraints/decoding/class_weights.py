@@ -168,7 +168,7 @@ def draw_in_class(
 
 
 def _possible(score: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
-    """Scores of members, -inf for others. Where all members have -inf, they are equally likely."""
+    """Scores of members, and -inf for others; members that all have -inf are equally likely."""
     score = score.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill(~member, -torch.inf)
     none = score.amax(-1, keepdim=True) == -torch.inf
     return torch.where(none & member, 0.0, score)

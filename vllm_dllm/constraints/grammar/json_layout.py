@@ -28,13 +28,13 @@ WHY_NOT_ANY = (
     "any JSON is allowed here, which no automaton can follow (it nests without end); say which "
     "type, and for objects and arrays what is in them"
 )
-# From a schema and the step that leads to it to the language of its values.
+# A function from a schema, and the step that leads to it, to the language of its values.
 ReadInside = Callable[[Any, str], Node]
 
 
 @dataclass(frozen=True)
 class JsonLayout:
-    """Where JSON may have white space, and the objects and arrays that are written so.
+    """The white space of JSON, and the objects and arrays that are written with it.
 
     Attributes:
         gap: white space after an opening bracket, a colon and a comma, and before a closing
@@ -45,7 +45,7 @@ class JsonLayout:
 
     @property
     def comma(self) -> Node:
-        """What separates two items."""
+        """The text between two items: a comma and white space."""
         return sequence(literal(","), self.gap)
 
     def array(self, schema: Mapping[str, Any], path: str, inside: ReadInside) -> Node:

@@ -39,7 +39,7 @@ def first_overlap(
 
 
 class _SchemaFacts:
-    """What can be said about the schemas of a document."""
+    """Facts about the schemas of a document."""
 
     def __init__(self, references: References, path: str) -> None:
         self.references, self.path = references, path

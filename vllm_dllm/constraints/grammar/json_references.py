@@ -63,7 +63,7 @@ class References:
     def copied(self, copy: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """Register `copy`, a changed copy of a schema, as having the same surroundings."""
         if copy is not schema:
-            self._copies.append(copy)  # keeps it alive, so that its id() is not reused
+            self._copies.append(copy)  # keep it alive, so that its id() is not reused
             self._scopes[id(copy)] = self.scope(schema)
         return copy
 

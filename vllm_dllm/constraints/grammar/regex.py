@@ -54,7 +54,7 @@ END = {"AT_END", "AT_END_STRING"}
 
 
 class PatternEnd(Enum):
-    """What lies at one end of a part of a pattern."""
+    """The surroundings of one end of a part of a pattern."""
 
     INSIDE = 0  # another part of the pattern, so an anchor is refused here
     OPEN = 1  # the end of the pattern, beyond which any text may follow
@@ -276,7 +276,7 @@ def _ascii() -> Dialect:
 
 @cache
 def _schema() -> Dialect:
-    """Where ECMA-262 and Python agree; ECMA's digits and words are ASCII, Python's are not."""
+    """The classes on which ECMA-262 and Python agree; ECMA's digits and words are ASCII."""
     ours, theirs = _python().sure, _ascii().sure
     # White space in ECMA-262: Unicode's category Zs, five controls, two line ends and U+FEFF.
     blank = union([*theirs["SPACE"], *((c, c) for c in (0xA0, 0x1680, 0x202F, 0x205F, 0x3000)),

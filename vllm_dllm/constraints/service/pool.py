@@ -179,7 +179,7 @@ class CompilerPool:
         while (ticket := self._next_ticket()) is not None:
             try:
                 outcome, process = self._compile(ticket.job, process)
-            except Exception as error:  # whatever it is, nobody may wait for ever
+            except Exception as error:  # whatever the error is, nobody may wait for ever
                 logger.exception("A constraint was not compiled.")
                 outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
             self._finish(ticket, outcome)
