@@ -1,4 +1,4 @@
-"""Which attention backend can express which mask, settled at start-up.
+"""The choice, at start-up, of how an attention backend expresses a model's masks.
 
 There are four methods to express a model's masks to an attention backend:
 
@@ -89,7 +89,7 @@ def support_for(layers: LayerBackend, masks: ModelMasks) -> MaskSupport:
     """How these layers express the model's masks.
 
     Raises:
-        ValueError: they cannot; the message names the backends that can.
+        ValueError: they cannot express them; the message names the backends that can.
     """
     if layers.backend == OURS:
         return MaskSupport("rules", "the kernel takes a rule for each request")
@@ -246,7 +246,7 @@ def settle_support(vllm_config: VllmConfig, masks: ModelMasks) -> bool:
 
 
 def described(layer_support: Iterable[LayerSupport]) -> str:
-    """All layers in one line."""
+    """The support of all layers, in one line for the log."""
     return "; ".join(
         f"{layers}: {support.method} ({support.reason})" for layers, support in layer_support
     )

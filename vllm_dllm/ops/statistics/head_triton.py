@@ -94,9 +94,9 @@ def head_statistics(
     forbidden: int | None = None,
     tile: HeadTile | None = None,
 ) -> SoftmaxPartials:
-    """What one pass over this rank's part of the head finds; `soft` is empty.
+    """The partial results of one pass over this rank's part of the head; `soft` is empty.
 
-    `SoftmaxPartials.merge_ranks` merges the ranks' findings, and `launch_triton.measured` makes
+    `SoftmaxPartials.merge_ranks` merges those of all ranks, and `launch_triton.measured` makes
     statistics of them. Ids are those of the whole vocabulary. Arguments mean the same as for
     `rows_triton.measured_statistics`.
 
@@ -165,7 +165,7 @@ def product_constants(hidden: torch.Tensor, head: Head, tile: HeadTile) -> dict[
 
 
 def _empty_partials(rows: int, device: torch.device, soft: torch.Tensor) -> SoftmaxPartials:
-    """What a rank finds whose part of the head is padding only."""
+    """The partial results of a rank whose part of the head is only padding."""
     none = torch.full((rows,), -torch.inf, device=device)
     zero, first = none.new_zeros(rows), torch.zeros(rows, dtype=torch.int64, device=device)
     return SoftmaxPartials(none, first, none, none, first, none, zero, zero, soft)
