@@ -21,10 +21,10 @@ from vllm.logger import init_logger
 
 logger = init_logger("vllm.dllm")
 
-# What may pass after the running requests have ended: for the engine to free its device, and for
-# clients to read their answers.
+# Seconds that may pass after the running requests have ended. The first are for the engine to free
+# its device, the second for clients to read their answers.
 TEARDOWN_SECONDS, CLOSE_SECONDS = 10.0, 5.0
-# Between refusing requests and ending what sends the refusals.
+# Seconds between refusing requests and ending what sends the refusals.
 REFUSAL_SECONDS = 0.5
 # Several API servers are killed by their parent when the time is over, so they refuse earlier.
 MARGIN_SECONDS = 2.0
@@ -64,7 +64,7 @@ class GracefulShutdown:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator[None]:
-        """Around a request that is being handed to the engine; the shutdown waits for it.
+        """A context around handing a request to the engine; the shutdown waits for it to end.
 
         Raises:
             ShuttingDownError: the server takes no more requests.

@@ -34,9 +34,9 @@ KIND_OF_FIELD = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
-# A pattern of white space that allows none.
+# The pattern that allows no white space.
 NO_WHITESPACE = ""
-# When a client should come again whose constraint was not compiled because of others.
+# Seconds after which a client may retry if its constraint was not compiled because of others.
 RETRY_SECONDS = 2
 
 

@@ -33,7 +33,7 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
 
     Raises:
         AttributeError: the owner has nothing of this name.
-        TypeError: what it has is neither callable nor a property with a getter.
+        TypeError: the attribute is neither callable nor a property with a getter.
     """
     attribute = inspect.getattr_static(owner, name)
     original = _function_in(attribute)
@@ -69,7 +69,7 @@ def with_globals(function: Callable[..., Any], **values: Any) -> Callable[..., A
 
 
 def _function_in(attribute: Any) -> Any:
-    """The plain function in what a class or a module holds under a name."""
+    """The plain function in an attribute of a class or a module."""
     if isinstance(attribute, property):
         return attribute.fget
     if isinstance(attribute, (staticmethod, classmethod)):
@@ -78,7 +78,7 @@ def _function_in(attribute: Any) -> Any:
 
 
 def _of_the_same_kind(attribute: Any, wrapper: Callable[..., Any]) -> Any:
-    """What a class or a module has to hold so that `wrapper` is used as `attribute` was."""
+    """An attribute that makes a class or a module use `wrapper` as it used `attribute`."""
     if isinstance(attribute, property):
         return property(wrapper, attribute.fset, attribute.fdel, attribute.__doc__)
     if isinstance(attribute, staticmethod):
