@@ -4,13 +4,13 @@
     .venv/bin/python benchmarks/accuracy.py MODEL --http --per-task 100 --json out.json
     .venv/bin/python benchmarks/accuracy.py QUANTIZED... --against ORIGINAL
 
-A setting is a list of `name=value`: names of the server's `dllm` table (docs/settings.md), request
-options (`diffusion_...`) or vLLM's sampling parameters (`temperature`, `seed`, ...). Each
-setting answers the same problems (`examples/tiny/tasks.py`). Printed are the rate of exact
-matches with its 95 % interval, the steps (forward passes, the committing one included) per
-block, the answer's tokens per step, and the wall time. With `--against` a quantized checkpoint
-is compared with its original: what is left of the exact matches, of the committed tokens, and
-how many steps more a block takes.
+A setting is a list of `name=value`. A name is one of the server's `dllm` table (docs/settings.md),
+a request option (`diffusion_...`) or one of vLLM's sampling parameters (`temperature`, `seed`,
+...). Every setting answers the same problems (`examples/tiny/tasks.py`). The benchmark prints the
+rate of exact matches with its 95 % interval, the steps per block (forward passes, including the one
+that commits), the answer's tokens per step, and the wall time. `--against` compares a quantized
+checkpoint with its original: the share of exact matches and of committed tokens that it keeps, and
+how many more steps a block takes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to answer: its text, and where each value goes."""
+    """A setting: its text on the command line, and where each of its values goes."""
 
     text: str
     server: dict[str, Any]
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one problem."""
+    """The answer to one problem."""
 
     text: str
     prompt_tokens: int
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass
 class Run:
-    """One setting's answers and what they cost."""
+    """The answers of one setting, and what they cost."""
 
     answers: list[Answer] = field(default_factory=list)
     seconds: float = 0.0
@@ -95,7 +95,7 @@ class Run:
 
 
 def blocks_of(answer: Answer, length: int, aligned: bool) -> int:
-    """Blocks that an answer reached into; aligned ones begin at multiples of the length."""
+    """Blocks that an answer reached into; aligned blocks begin at multiples of the length."""
     start = answer.prompt_tokens % length if aligned else 0
     return -(-(start + answer.tokens) // length)
 
@@ -166,9 +166,9 @@ def offline(
         for name, value in counters().items():
             setattr(run, name, value - before[name])
         for output in outputs:
-            one = output.outputs[0]
-            ids = tuple(one.token_ids)
-            run.answers.append(Answer(one.text, len(output.prompt_token_ids), len(ids), ids))
+            completion = output.outputs[0]
+            ids = tuple(completion.token_ids)
+            run.answers.append(Answer(completion.text, len(output.prompt_token_ids), len(ids), ids))
         return run
 
     try:
@@ -179,7 +179,7 @@ def offline(
 
 @contextlib.contextmanager
 def over_http(model: str, server: dict[str, Any], concurrency: int, dtype: str) -> Iterator[Any]:
-    """The same through `vllm serve` and chat completions."""
+    """A server; yields the same function as `offline`, over chat completions."""
     flags = ["--dtype", dtype, "--limit-mm-per-prompt", '{"image": 0, "video": 0}']
     if server:
         flags += ["--additional-config", json.dumps({"dllm": server})]
@@ -237,17 +237,17 @@ def main() -> int:
     originals = measure(args.against, args, problems) if args.against else {}
     results = {}
     for model in args.models:
-        found = measure(model, args, problems, args.quantization)
-        compare(found)
-        for text, result in found.items():
+        measured = measure(model, args, problems, args.quantization)
+        compare(measured)
+        for text, result in measured.items():
             if originals:
                 result["against"] = recovery(result, originals[text], problems)
                 show_recovery(f"{Path(model).name}, {text}", result["against"])
-        # Several models are told apart by their name.
-        named = {f"{Path(model).name}, {text}": result for text, result in found.items()}
-        results |= found if len(args.models) == 1 else named
-    how = "over HTTP" if args.http else "offline"
-    write(args.json, f"accuracy, {how}, {len(problems)} problems", results)
+        # The names of the models tell their results apart.
+        named = {f"{Path(model).name}, {text}": result for text, result in measured.items()}
+        results |= measured if len(args.models) == 1 else named
+    transport = "over HTTP" if args.http else "offline"
+    write(args.json, f"accuracy, {transport}, {len(problems)} problems", results)
     return 0
 
 
@@ -260,7 +260,7 @@ def measure(
     """The summary of each setting, with the answers."""
     settings: list[Setting] = args.setting or [Setting.parse("")]
     aligned, results = is_aligned(model), {}
-    # Settings that differ in request options only share one engine.
+    # Settings that differ only in request options share one engine.
     for server in {json.dumps(setting.server): setting.server for setting in settings}.values():
         if args.http:
             path = over_http(model, server, args.concurrency, args.dtype)

@@ -1,20 +1,20 @@
-"""What `accuracy.py` prints."""
+"""The tables that `accuracy.py` prints."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# More steps a block than this share of the original's are pointed out.
+# A checkpoint that takes more than this many times the original's steps is pointed out.
 MANY_STEPS = 1.1
 
 
 def show(text: str, result: dict[str, Any]) -> None:
-    """One setting's table."""
+    """Print the table of one setting."""
     print(f"\n{text}")
-    for task, found in result["exact_match"].items():
-        low, high = (100 * bound for bound in found["interval"])
-        rate = 100 * found["right"] / found["of"]
-        print(f"  {task:10}{rate:6.1f} %   [{low:5.1f}, {high:5.1f}]   of {found['of']}")
+    for task, score in result["exact_match"].items():
+        low, high = (100 * bound for bound in score["interval"])
+        rate = 100 * score["right"] / score["of"]
+        print(f"  {task:10}{rate:6.1f} %   [{low:5.1f}, {high:5.1f}]   of {score['of']}")
     print(
         f"  {result['steps_per_block']:.2f} steps per block, "
         f"{result['tokens_per_step']:.2f} tokens per step, {result['seconds']:.1f} s"
@@ -22,30 +22,30 @@ def show(text: str, result: dict[str, Any]) -> None:
 
 
 def compare(results: dict[str, dict[str, Any]]) -> None:
-    """All settings, a line each."""
+    """Print one line for each setting."""
     print(f"\n{'setting':32}{'exact match':>12}{'interval':>18}{'steps/block':>13}{'s':>8}")
     for text, result in results.items():
-        found = result["exact_match"]["all"]
-        low, high = (100 * bound for bound in found["interval"])
+        score = result["exact_match"]["all"]
+        low, high = (100 * bound for bound in score["interval"])
         print(
-            f"{text:32}{100 * found['right'] / found['of']:10.1f} %   [{low:5.1f}, {high:5.1f}]"
+            f"{text:32}{100 * score['right'] / score['of']:10.1f} %   [{low:5.1f}, {high:5.1f}]"
             f"{result['steps_per_block']:13.2f}{result['seconds']:8.1f}"
         )
 
 
-def show_recovery(text: str, found: dict[str, Any]) -> None:
-    """One setting's comparison."""
-    percent = found["recovery_percent"]
+def show_recovery(text: str, recovery: dict[str, Any]) -> None:
+    """Print the comparison of one setting with the original."""
+    percent = recovery["recovery_percent"]
     print(f"\n{text}: against the original")
     print(
         f"  recovery {'-' if percent is None else f'{percent:.1f} %'}   "
-        f"({found['lost']} lost, {found['gained']} gained)   "
-        f"{100 * found['token_agreement']:.1f} % of committed tokens agree"
+        f"({recovery['lost']} lost, {recovery['gained']} gained)   "
+        f"{100 * recovery['token_agreement']:.1f} % of committed tokens agree"
     )
-    ratio = found["steps_ratio"]
+    ratio = recovery["steps_ratio"]
     print(
-        f"  {found['steps_per_block']:.2f} steps per block, "
-        f"{found['steps_per_block_original']:.2f} before ({ratio:.2f} times)"
+        f"  {recovery['steps_per_block']:.2f} steps per block, "
+        f"{recovery['steps_per_block_original']:.2f} before ({ratio:.2f} times)"
     )
     if ratio > MANY_STEPS:
         print(f"  MORE STEPS: quantization costs {100 * (ratio - 1):.0f} % more of them")

@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its figures: the command, the code, the machine."""
+"""Helpers of all benchmarks, and the record of command, code and machine that each one writes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def quiet_engines() -> None:
-    """One thread, warnings only, no hub, unless the caller said otherwise. Before vLLM's import."""
+    """Default to one thread, warnings only and no hub. Call this before vLLM is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def engines_in_this_process() -> None:
-    """The same, with the engine's core and its worker where they can be stepped and looked into."""
+    """As `quiet_engines`; also keep the engine's core and worker in this process for inspection."""
     quiet_engines()
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind", HF_HUB_OFFLINE="1"
@@ -34,7 +34,7 @@ def engines_in_this_process() -> None:
 
 
 def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None:
-    """Write `results` as JSON with what is needed to reproduce them; nothing without a path."""
+    """Write `results` as JSON with what is needed to reproduce them; without a path, do nothing."""
     if path is None:
         return
     record = {"benchmark": benchmark, **surroundings(), "results": results}
@@ -43,7 +43,7 @@ def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None
 
 
 def environment(native: bool) -> dict[str, str]:
-    """Of a child process; `native` leaves DiffusionGemma to vLLM's own class."""
+    """Environment of a child process; `native` leaves DiffusionGemma to vLLM's own class."""
     return os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"}
 
 
@@ -65,7 +65,7 @@ def child(script: str, *arguments: str, native: bool = False) -> Any:
 
 
 def mixed_problems(per_task: int) -> list[Any]:
-    """Held-out problems, tasks mixed as users would."""
+    """Held-out problems of all tasks in a mixed order, as users would send them."""
     from examples.tiny.tasks import held_out_set
 
     problems = held_out_set(per_task)
@@ -75,7 +75,7 @@ def mixed_problems(per_task: int) -> list[Any]:
 def in_flight(
     engine: Any, prompts: Iterable[Any], params: Any, at_once: int
 ) -> Iterator[tuple[int, float, Any]]:
-    """Keep so many prompts in an engine: each one's number, seconds and output when it has ended.
+    """Keep a number of prompts in an engine; yields number, seconds and output of each that ends.
 
     A prompt is taken from the iterable when there is room for it.
     """
@@ -96,7 +96,7 @@ def surroundings() -> dict[str, Any]:
     """The command line, the commit (and whether the tree differs), versions, the machine.
 
     `load_average` is the machine's over 1, 5 and 15 minutes when the benchmark ends, itself
-    included; `written` the time in UTC. Files from before either was kept lack it.
+    included. `written` is the time in UTC. Older files lack these two fields.
     """
     import torch
     import transformers
@@ -129,7 +129,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def _public(word: str) -> str:
-    """A command line's word without the place where this checkout lies."""
+    """A word of the command line, without the path of this checkout."""
     return word.replace(f"{ROOT}/", "")
 
 
@@ -148,8 +148,8 @@ def _processor() -> str:
 def with_equal_steps(model: Path, copy: Path, steps: int) -> Path:
     """A copy of a DiffusionGemma checkpoint that takes so many denoise steps for every canvas.
 
-    Early stopping is out of reach: with it the number of steps is chance, as vLLM's own class takes
-    no seed.
+    Early stopping is switched off, because with it the number of steps would be random: vLLM's own
+    class takes no seed.
     """
     shutil.copytree(model, copy)
     path = copy / "generation_config.json"

@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/constraints.py [--json PATH] [--only date] [--repeats 20]
 
-No model runs: a step is random logits of a canvas. Two vocabularies: that of the tiny LLaDA2
-checkpoint, and the 150,000 tokens of a tokenizer that vLLM's dependency ``mistral_common`` brings
-along (random pieces of bytes stand in where it is absent). Each constraint and canvas length gives
-the milliseconds of the parts of a greedy step (from logits to weights of classes; the best path)
-and of a sampled one (the same, and a token of each class), beside the statistics of rows that a
-step without a constraint computes from the same logits.
+No model runs: a step works on random logits of a canvas. There are two vocabularies: that of the
+tiny LLaDA2 checkpoint, and the 150,000 tokens of a tokenizer that vLLM's dependency
+``mistral_common`` brings along (random pieces of bytes where it is absent). For each constraint and
+canvas length, the benchmark gives the milliseconds of the parts of a greedy step (from logits to
+weights of classes; the best path) and of a sampled step (the same, and a token of each class). It
+also gives those of the row statistics that a step without a constraint computes from these logits.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ CONSTRAINTS: dict[str, tuple[str, Any]] = {
 
 def real_tokens() -> list[bytes]:
     """Tokens of a real byte-level vocabulary, or pieces of bytes where there is none."""
-    found = util.find_spec("mistral_common")
-    path = Path(found.origin or "").parent / "data" / "tekken_240911.json" if found else Path()
+    package = util.find_spec("mistral_common")
+    path = Path(package.origin or "").parent / "data" / "tekken_240911.json" if package else Path()
     if path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         return [base64.b64decode(entry["token_bytes"]) for entry in content["vocab"]]
@@ -111,7 +111,7 @@ def real_tokens() -> list[bytes]:
 
 
 def vocabularies() -> dict[str, Vocabulary]:
-    """By the names of the table."""
+    """Vocabularies by the names that the table gives them."""
     path = TINY_LLADA2 / "tokenizer.json"
     tokens = real_tokens()
     return {
@@ -121,7 +121,7 @@ def vocabularies() -> dict[str, Vocabulary]:
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:
-    """The median of some runs, after one that does not count."""
+    """Median milliseconds of some runs, after one run that does not count."""
     work()
     times = []
     for _ in range(repeats):
@@ -134,32 +134,32 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
 def compile_timed(
     kind: str, value: Any, vocabulary: Vocabulary
 ) -> tuple[TokenAutomaton, dict[str, float]]:
-    """An automaton, and how big it is and how long it took."""
+    """An automaton, its size, and the milliseconds of its compilation."""
     limits = CompileLimits()
     began = time.perf_counter()
     over_bytes = byte_automaton(constraint_language(Constraint.of(kind, value), limits), limits)
     between = time.perf_counter()
-    found = token_automaton(over_bytes, vocabulary, limits)
+    automaton = token_automaton(over_bytes, vocabulary, limits)
     behind = time.perf_counter()
-    return found, {
+    return automaton, {
         "bytes_ms": (between - began) * 1e3,
         "tokens_ms": (behind - between) * 1e3,
-        "states": found.states,
-        "classes": found.classes,
-        "edges": len(found.edge_label),
-        "minimum": found.minimum,
-        "stored_bytes": len(found.to_bytes()),
+        "states": automaton.states,
+        "classes": automaton.classes,
+        "edges": len(automaton.edge_label),
+        "minimum": automaton.minimum,
+        "stored_bytes": len(automaton.to_bytes()),
     }
 
 
-def step(found: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
+def step(compiled: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
     """Milliseconds of each part of a step of one canvas that has far to go."""
-    automaton = DeviceAutomaton.of(found, torch.device("cpu"))
+    automaton = DeviceAutomaton.of(compiled, torch.device("cpu"))
     chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
     logits = torch.randn(length, ids, generator=torch.Generator().manual_seed(0)) * 3
     free = torch.full((1, length), -1)
-    one = [torch.tensor([n]) for n in (0, 0, 10 * length + found.minimum, length)]
-    window = CanvasWindow(*one, free)
+    fields = [torch.tensor([n]) for n in (0, 0, 10 * length + compiled.minimum, length)]
+    window = CanvasWindow(*fields, free)
     keys = row_keys(torch.arange(length))
     best, _ = class_maxima(logits, chunks)
     total, by_chunk = class_logsumexp(logits, chunks)
@@ -194,9 +194,9 @@ def main() -> None:
         for name, (kind, value) in CONSTRAINTS.items():
             if args.only not in (None, name):
                 continue
-            found, figures = compile_timed(kind, value, vocabulary)
+            automaton, figures = compile_timed(kind, value, vocabulary)
             steps = {
-                str(length): step(found, len(vocabulary), length, args.repeats)
+                str(length): step(automaton, len(vocabulary), length, args.repeats)
                 for length in args.lengths
             }
             results.setdefault(size, {})[name] = {**figures, "steps": steps}

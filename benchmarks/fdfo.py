@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/fdfo.py --json benchmarks/results/fdfo.json
 
-Both answer the same held-out problems with the same model, a given number of requests at a time
-(the next one enters when one has left). Printed are tokens per second, request-steps (forward
-passes of a canvas; what `sync` has more of is waste: passes over finished canvases), the median and
-99th percentile of the latency, and exact match with its 95 % interval.
+Both modes answer the same held-out problems with the same model and a given number of requests at a
+time; the next request enters when one has left. The benchmark prints tokens per second,
+request-steps (forward passes of a canvas), the median and 99th percentile of the latency, and exact
+match with its 95 % interval. The request-steps that `sync` takes beyond those of `fdfo` are wasted:
+they are passes over finished canvases.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_TOKENS = 64
 
 @dataclass
 class Measured:
-    """One mode at one concurrency."""
+    """Measurements of one mode at one concurrency."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -49,7 +50,7 @@ class Measured:
     latencies: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        """What is printed and written."""
+        """The figures that are printed and written."""
         ordered = sorted(self.latencies)
         total = len(ordered)
         return {
@@ -68,7 +69,7 @@ def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
     params = llm.get_default_sampling_params()
     params.max_tokens = MAX_TOKENS
-    found = Measured()
+    measured = Measured()
     texts = (
         tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.prompt}],
@@ -80,18 +81,18 @@ def measure(llm: Any, problems: Sequence[Problem], concurrency: int) -> Measured
     before, begin = counted(llm), time.monotonic()
     with tqdm(total=len(problems), unit="problem", leave=False) as bar:
         for number, seconds, output in in_flight(engine, texts, params, concurrency):
-            found.latencies.append(seconds)
+            measured.latencies.append(seconds)
             answer = output.outputs[0]
-            found.tokens += len(answer.token_ids)
-            found.right += answer.text == problems[number].answer
+            measured.tokens += len(answer.token_ids)
+            measured.right += answer.text == problems[number].answer
             bar.update()
-    found.seconds = time.monotonic() - begin
-    found.steps = counted(llm) - before
-    return found
+    measured.seconds = time.monotonic() - begin
+    measured.steps = counted(llm) - before
+    return measured
 
 
 def counted(llm: Any) -> float:
-    """Forward passes of canvases so far."""
+    """Number of forward passes of canvases so far."""
     return sum(metric.value for metric in llm.get_metrics() if metric.name == STEPS)
 
 
@@ -121,8 +122,8 @@ def main() -> None:
         )
         measure(llm, problems[:64], max(args.concurrency))  # warm up
         for concurrency in args.concurrency:
-            found = measure(llm, problems, concurrency).figures()
-            results.setdefault(str(concurrency), {})[mode] = found
+            figures = measure(llm, problems, concurrency).figures()
+            results.setdefault(str(concurrency), {})[mode] = figures
         llm.llm_engine.engine_core.shutdown()
         del llm
     show(results)
@@ -130,20 +131,20 @@ def main() -> None:
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
-    """A line for each mode and concurrency."""
+    """Print a line for each mode and concurrency."""
     print(
         f"{'requests':>8}  {'mode':6}{'tokens/s':>10}{'steps':>8}{'wasted':>8}"
         f"{'p50 s':>8}{'p99 s':>8}{'exact match':>13}{'interval':>18}"
     )
     for concurrency, modes in results.items():
         least = modes["fdfo"]["request_steps"]
-        for mode, found in modes.items():
-            low, high = (100 * bound for bound in found["interval"])
-            rate = 100 * found["right"] / found["of"]
+        for mode, figures in modes.items():
+            low, high = (100 * bound for bound in figures["interval"])
+            rate = 100 * figures["right"] / figures["of"]
             print(
-                f"{concurrency:>8}  {mode:6}{found['tokens_per_second']:10.0f}"
-                f"{found['request_steps']:8.0f}{found['request_steps'] - least:8.0f}"
-                f"{found['p50_s']:8.3f}{found['p99_s']:8.3f}{rate:11.1f} %"
+                f"{concurrency:>8}  {mode:6}{figures['tokens_per_second']:10.0f}"
+                f"{figures['request_steps']:8.0f}{figures['request_steps'] - least:8.0f}"
+                f"{figures['p50_s']:8.3f}{figures['p99_s']:8.3f}{rate:11.1f} %"
                 f"    [{low:5.1f}, {high:5.1f}]"
             )
         gain = modes["fdfo"]["tokens_per_second"] / modes["sync"]["tokens_per_second"]

@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/floor.py --requests 1 4 16 64 --context 1024
 
-For the real geometry of both families on one H200; nothing is run. A step can take no less than the
-larger of its bytes over the bandwidth and its operations over the matrix rate. It reads each weight
-that a token needs once (an expert only where some token is routed to it: with uniform routing
-E (1 - (1 - k/E)^tokens) of E experts) and each request's keys and values once. What it writes is
-left out; it is small.
+The figures are for the real geometry of both families on one H200; nothing is run. A step can take
+no less than the larger of its bytes over the bandwidth and its operations over the matrix rate. It
+reads each weight that a token needs once (an expert only where some token is routed to it: with
+uniform routing E (1 - (1 - k/E)^tokens) of E experts) and each request's keys and values once. The
+bytes that it writes are few and left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BANDWIDTH, RATE = 4.8e12, 989e12
 
 @dataclass(frozen=True)
 class Attention:
-    """Layers of one kind; a window of None sees the whole context. `values` is 1 where K is V."""
+    """Layers of one kind. A window of None is the whole context; `values` is 1 where V is K."""
 
     layers: int
     heads: int
@@ -94,7 +94,7 @@ GEOMETRIES = {"LLaDA2.0-mini": LLADA2_MINI, "DiffusionGemma-26B-A4B": DIFFUSION_
 
 @dataclass(frozen=True)
 class Floor:
-    """Of one step, in bytes and operations (a multiply-add is two)."""
+    """The bytes and operations of one step; a multiply-add is two operations."""
 
     weight_bytes: float
     cache_bytes: float
@@ -102,18 +102,18 @@ class Floor:
 
     @property
     def milliseconds(self) -> float:
-        """No step is faster on one H200."""
+        """The least time of the step on one H200."""
         return 1e3 * max((self.weight_bytes + self.cache_bytes) / BANDWIDTH, self.operations / RATE)
 
     @property
     def bound(self) -> str:
-        """What limits it."""
+        """What limits the step: its bytes or its operations."""
         by_bytes = (self.weight_bytes + self.cache_bytes) / BANDWIDTH > self.operations / RATE
         return "bytes" if by_bytes else "operations"
 
 
 def floor(model: Geometry, requests: int, context: int, width: int = 2) -> Floor:
-    """Of a step in which so many requests denoise, each behind `context` tokens.
+    """The floor of a step in which `requests` requests denoise, each behind `context` tokens.
 
     Args:
         model: its geometry.
@@ -147,13 +147,13 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for name, model in GEOMETRIES.items():
         for requests in args.requests:
-            one = floor(model, requests, args.context)
+            bound = floor(model, requests, args.context)
             results.setdefault(name, {})[str(requests)] = {
-                "weights_gb": one.weight_bytes / 1e9,
-                "cache_gb": one.cache_bytes / 1e9,
-                "tflop": one.operations / 1e12,
-                "floor_ms": one.milliseconds,
-                "bound": one.bound,
+                "weights_gb": bound.weight_bytes / 1e9,
+                "cache_gb": bound.cache_bytes / 1e9,
+                "tflop": bound.operations / 1e12,
+                "floor_ms": bound.milliseconds,
+                "bound": bound.bound,
             }
     for row in table(results):
         print("".join(f"{cell:>24}" if n == 0 else f"{cell:>12}" for n, cell in enumerate(row)))

@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/fuzz.py
     .venv/bin/python benchmarks/fuzz.py --model gemma --bodies 1000 --json out.json
 
-A server for each model with every endpoint open, including those behind flags and for development;
-each field's extremes, contradictions, random options and broken bytes, many at a time. In between,
-requests whose answers are known. All of it is in `tests/support/fuzz`.
+Each model gets a server with every endpoint open, including those behind flags and for development.
+The bodies hold each field's extremes, contradictions, random options and broken bytes, and many are
+sent at a time. Requests whose answers are known are sent in between. The code is in
+`tests/support/fuzz`.
 
 A finding is one of these (`tests/support/fuzz/rules.py`); the exit status is 1 if there is any:
 
@@ -39,35 +40,35 @@ from tests.support.server import Server  # noqa: E402
 
 
 def judge(fuzzer: Fuzzer, scratch: Path) -> None:
-    """Ask plain vLLM the same: what it fails at as well is its own, the rest is ours."""
+    """Send failed bodies to plain vLLM: a failure there too is vLLM's own, any other is ours."""
     if not fuzzer.failed:
         return
     with plain_server(scratch) as server:
-        own = asyncio.run(_plainly(server, [reply.body for reply in fuzzer.failed]))
+        plain_replies = asyncio.run(_plainly(server, [reply.body for reply in fuzzer.failed]))
     for reply in fuzzer.failed:
-        again, site = own[reply.body]
-        if not again.failed:
-            what = f"fails, where plain vLLM says {again.status}"
-            fuzzer.find(what, reply, fuzzer.sites.get(reply))
+        plain_reply, site = plain_replies[reply.body]
+        if not plain_reply.failed:
+            problem = f"fails, where plain vLLM says {plain_reply.status}"
+            fuzzer.find(problem, reply, fuzzer.sites.get(reply))
             continue
-        where = str(site or f"no traceback: {again.text[:100]}")
-        count, example = fuzzer.report.own.get(where, (0, str(reply.body)))
-        fuzzer.report.own[where] = (count + 1, example)
+        place = str(site or f"no traceback: {plain_reply.text[:100]}")
+        count, example = fuzzer.report.own.get(place, (0, str(reply.body)))
+        fuzzer.report.own[place] = (count + 1, example)
         if count == 0 and (site is None or site.key not in VLLMS_OWN):
-            fuzzer.find(f"fails in plain vLLM too, and is not in VLLMS_OWN: {where}", reply)
+            fuzzer.find(f"fails in plain vLLM too, and is not in VLLMS_OWN: {place}", reply)
 
 
 async def _plainly(server: Server, bodies: Iterable[Body]) -> dict[Body, tuple[Reply, Site | None]]:
-    """Each body alone to plain vLLM, which is started again when it dies of one."""
-    found = {}
+    """The replies of plain vLLM to each body alone; it is started again when a body kills it."""
+    replies = {}
     async with session() as opened:
         for body in bodies:
-            reply, _ = found[body] = await traced(opened, server, body)
+            reply, _ = replies[body] = await traced(opened, server, body)
             if reply.failed and not _lives(server):
                 server.stop()
                 server.launch()
                 server.wait_until_ready()
-    return found
+    return replies
 
 
 def _lives(server: Server) -> bool:

@@ -3,13 +3,15 @@
     .venv/bin/python benchmarks/gemma.py --json benchmarks/results/gemma.json
     .venv/bin/python benchmarks/gemma.py --vocabulary 32768 --rounds 1
 
-One checkpoint (default: `tiny-diffusiongemma`), one machine, one thread each, in turns, so that
-each ratio is of runs that stood side by side. Every canvas takes the same number of denoise steps
-(early stopping is switched off), so that all three do the same work. vLLM compiles both of its
-models, as it does unless told not to. Tokens per second at 1, 4 and 16 concurrent requests of
-equal length, and at 16 of mixed lengths and mixed numbers of steps, where transformers' lockstep
-batch waits for its slowest row; and what share of the time the model's forward takes, which both
-of vLLM's classes share.
+All three run one checkpoint (default: `tiny-diffusiongemma`) on one machine with one thread each.
+They take turns, so that each ratio compares runs of about the same time. Every canvas takes the
+same number of denoise steps (early stopping is switched off), so that all three do the same work.
+vLLM compiles both of its models, which is its default.
+
+The figures are tokens per second at 1, 4 and 16 concurrent requests of equal length, and at 16 of
+mixed lengths and mixed numbers of steps, where transformers' lockstep batch waits for its slowest
+row. They include the share of the time that the model's forward takes, which both of vLLM's classes
+have in common.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def random_model(vocabulary: int, scratch: Path) -> Path:
     return path
 
 
-# Jobs to seconds, and how many of them the model's forward took (0: not looked at).
+# From jobs to their seconds, and the seconds that the model's forward took (0: not measured).
 Run = Callable[[list[Job]], tuple[float, float]]
 
 
@@ -125,7 +127,7 @@ def through_transformers(model: Path) -> Run:
     def run(jobs: list[Job]) -> tuple[float, float]:
         ids = torch.tensor([prompt(n) for n in range(len(jobs))])
         begin = time.perf_counter()
-        # One lockstep batch: the longest answer and the most steps, for every row.
+        # In one lockstep batch every row has the longest answer and the most steps.
         network.generate(
             ids,
             max_new_tokens=CANVAS * max(job.canvases for job in jobs),
@@ -137,7 +139,7 @@ def through_transformers(model: Path) -> Run:
 
 
 class Peer:
-    """A process that holds one of the three, and runs a workload when it is told its name."""
+    """A process that holds one of the three, and runs a workload when it is sent the name."""
 
     def __init__(self, kind: str, model: Path, scratch: Path) -> None:
         self.errors = scratch / f"{kind}.log"
@@ -183,26 +185,26 @@ def serve(kind: str, model: Path) -> None:
 
 
 def in_turns(peers: Mapping[str, Peer], rounds: int) -> dict[str, dict[str, list[Any]]]:
-    """Each one's (seconds, of them forward) by workload; a round behind a warm-up is a turn each.
+    """(seconds, seconds of the forward) by peer and workload, for each round after a warm-up.
 
-    A machine that other work slows down slows down all of a round.
+    The peers take turns in a round, so that other work on the machine slows down all of them.
     """
     samples: dict[str, dict[str, list[Any]]] = {kind: {} for kind in peers}
     for name in tqdm(workloads(), desc="workloads", leave=False):
         for number in range(1 + rounds):
             for kind, peer in peers.items():
-                found = peer(name)
+                sample = peer(name)
                 if number:
-                    samples[kind].setdefault(name, []).append(found)
+                    samples[kind].setdefault(name, []).append(sample)
     return samples
 
 
 def figures(samples: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, Any]:
-    """Of each: tokens and steps per second at best, and the forward's share of the time.
+    """For each peer: its best tokens and steps per second, and the forward's share of the time.
 
-    And how many times as fast we are as each peer: the median of the rounds' ratios.
+    They include how many times as fast we are as each peer, the median of the rounds' ratios.
     """
-    found: dict[str, Any] = {kind: {} for kind in samples}
+    results: dict[str, Any] = {kind: {} for kind in samples}
     for name, jobs in workloads().items():
         tokens = sum(job.canvases * CANVAS for job in jobs)
         steps = sum(job.canvases * job.steps for job in jobs)
@@ -210,15 +212,17 @@ def figures(samples: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, Any]:
         for kind, by_name in samples.items():
             seconds = [all_of_it for all_of_it, _ in by_name[name]]
             shares = [forward / all_of_it for all_of_it, forward in by_name[name]]
-            rounds = [theirs / own for theirs, own in zip(seconds, ours, strict=True)]
-            found[kind][name] = {
+            rounds = [
+                theirs / our_seconds for theirs, our_seconds in zip(seconds, ours, strict=True)
+            ]
+            results[kind][name] = {
                 "tokens_per_s": tokens / min(seconds),
                 "steps_per_s": steps / min(seconds),
                 "forward_share": median(shares) or None,
                 "times_as_fast": median(rounds),
                 "samples_s": seconds,
             }
-    return found
+    return results
 
 
 def main() -> None:
@@ -235,8 +239,8 @@ def main() -> None:
         serve(args.child, args.model)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        made = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
-        model = with_equal_steps(made, Path(scratch) / "model", STEPS)
+        checkpoint = random_model(args.vocabulary, Path(scratch)) if args.vocabulary else args.model
+        model = with_equal_steps(checkpoint, Path(scratch) / "model", STEPS)
         peers = {kind: Peer(kind, model, Path(scratch)) for kind in KINDS}
         try:
             results = figures(in_turns(peers, args.rounds))

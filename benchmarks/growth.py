@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/growth.py --json benchmarks/results/growth.json
 
-`tiny-llada2` in this process. The median step at 1 to 64 requests and the exponent between its
-ends (1 would be a request after the other); the same step again after some thousand requests have
-come and gone; and the bytes that one more request holds: its keys and values, and its slot.
+`tiny-llada2` runs in this process. The benchmark gives the median step at 1 to 64 requests, and the
+exponent between these ends (1 would mean one request after the other). It measures the same step
+again after some thousand requests have come and gone. It also gives the bytes that one more request
+holds: its keys and values, and its slot.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PROMPT, MAX_TOKENS = 100, 64
 
 
 def pass_through(llm: Any, requests: int, at_once: int) -> None:
-    """So many short requests, start to end."""
+    """Run a number of short requests from start to end."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -46,15 +47,15 @@ def pass_through(llm: Any, requests: int, at_once: int) -> None:
             bar.update(len(batch))
 
 
-def tensors_of(thing: Any, depth: int = 5) -> Iterator[Any]:
+def tensors_of(value: Any, depth: int = 5) -> Iterator[Any]:
     """The tensors that an object holds, some more than once."""
     import torch
 
-    if isinstance(thing, torch.Tensor):
-        yield thing
+    if isinstance(value, torch.Tensor):
+        yield value
     elif depth:
         parts = (
-            thing.values() if isinstance(thing, dict) else getattr(thing, "__dict__", {}).values()
+            value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
         )
         for part in parts:
             yield from tensors_of(part, depth - 1)
@@ -112,9 +113,9 @@ def main() -> None:
     pass_through(llm, args.finished, slots)
     after = {requests: step(requests, args.steps)["total"] for requests in (1, slots)}
     results = {
-        "steps": {str(n): found["total"] for n, found in parts.items()},
-        "outside": {str(n): found["total"] - found["forward"] for n, found in parts.items()},
-        "exponent": exponent({n: found["total"] for n, found in parts.items()}),
+        "steps": {str(n): times["total"] for n, times in parts.items()},
+        "outside": {str(n): times["total"] - times["forward"] for n, times in parts.items()},
+        "exponent": exponent({n: times["total"] for n, times in parts.items()}),
         "finished": args.finished,
         "after": {str(n): ms for n, ms in after.items()},
         "held": held(core, slots),
@@ -124,7 +125,7 @@ def main() -> None:
 
 
 def exponent(steps: dict[int, float]) -> float:
-    """Of requests in the time of a step, between the fewest and the most."""
+    """The exponent of requests in the time of a step, between the fewest and the most requests."""
     fewest, most = min(steps), max(steps)
     if fewest == most:
         return math.nan
@@ -142,12 +143,12 @@ def show(results: dict[str, Any]) -> None:
             f"{requests:>4} requests {ms:8.2f} ms a step after {results['finished']} requests "
             f"({before:.2f} before)"
         )
-    found = results["held"]
+    memory = results["held"]
     print(
         f"a request of {PROMPT} + {MAX_TOKENS} tokens: "
-        f"{found['kv_bytes_per_request'] / 1024:.0f} KiB of keys and values "
-        f"({found['kv_bytes_per_token']:.0f} bytes a token), "
-        f"{found['slot_bytes_per_request'] / 1024:.1f} KiB of slot"
+        f"{memory['kv_bytes_per_request'] / 1024:.0f} KiB of keys and values "
+        f"({memory['kv_bytes_per_token']:.0f} bytes a token), "
+        f"{memory['slot_bytes_per_request'] / 1024:.1f} KiB of slot"
     )
 
 

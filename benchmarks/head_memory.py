@@ -46,10 +46,10 @@ def main() -> None:
             (COMPILED, args.requests),
             (NATIVE, args.native_requests),
         ):
-            results[name] = found = in_child(model, name, requests)
+            results[name] = usage = in_child(model, name, requests)
             print(
-                f"{name:20}{found['requests']:5.0f} requests{found['bytes'] / MEGABYTE:10.0f} MB"
-                f"{found['per_request'] / MEGABYTE:10.1f} MB a request{found['s']:8.1f} s a step"
+                f"{name:20}{usage['requests']:5.0f} requests{usage['bytes'] / MEGABYTE:10.0f} MB"
+                f"{usage['per_request'] / MEGABYTE:10.1f} MB a request{usage['s']:8.1f} s a step"
             )
     write(args.json, "head_memory", results)
 

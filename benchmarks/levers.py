@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/levers.py --json benchmarks/results/levers.json
 
-The same held-out problems with every lever on, and with one of them off at a time: passes over a
-canvas for each request (a count, so it does not depend on the machine), passes for each token, and
-whether the answers are those with everything on; it stops if they are not.
+The same held-out problems are answered with every lever on, and with one lever off at a time. The
+benchmark gives passes over a canvas for each request (a count, so it does not depend on the
+machine) and tokens for each pass. It stops if an answer differs from that with every lever on.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def answers(settings: dict[str, Any], prompts: Sequence[str], at_once: int) -> d
         running.runner.execute_model = counted
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
         outputs = running.llm.chat(chats, params, use_tqdm=False)
-        found = [list(output.outputs[0].token_ids) for output in outputs]
+        token_ids = [list(output.outputs[0].token_ids) for output in outputs]
         del running.runner.execute_model
-    return {"passes": passes, "tokens": sum(map(len, found)), "answers": found}
+    return {"passes": passes, "tokens": sum(map(len, token_ids)), "answers": token_ids}
 
 
 def main() -> None:
@@ -72,19 +72,19 @@ def main() -> None:
     print("| levers | passes a request | tokens a pass | passes saved |")
     print("|---|---|---|---|")
     for name, off in LEVERS.items():
-        found = answers({"threshold": args.threshold} | off, prompts, args.at_once)
-        expected = expected or found
-        if found["answers"] != expected["answers"]:
+        measured = answers({"threshold": args.threshold} | off, prompts, args.at_once)
+        expected = expected or measured
+        if measured["answers"] != expected["answers"]:
             raise SystemExit(f"{name}: other answers than with all levers on")
-        saved = 1 - expected["passes"] / found["passes"]
+        saved = 1 - expected["passes"] / measured["passes"]
         results[name] = {
-            "passes_per_request": found["passes"] / len(prompts),
-            "tokens_per_pass": found["tokens"] / found["passes"],
+            "passes_per_request": measured["passes"] / len(prompts),
+            "tokens_per_pass": measured["tokens"] / measured["passes"],
             "saved": saved,
         }
         print(
-            f"| {name} | {found['passes'] / len(prompts):.2f} | "
-            f"{found['tokens'] / found['passes']:.2f} | {saved:.0%} |",
+            f"| {name} | {measured['passes'] / len(prompts):.2f} | "
+            f"{measured['tokens'] / measured['passes']:.2f} | {saved:.0%} |",
             flush=True,
         )
     write(args.json, "levers", results)

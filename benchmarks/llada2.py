@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/llada2.py --json benchmarks/results/llada2.json
 
-`tiny-llada2`, the same held-out problems, one machine, one run, one thread, float32. The engine
-takes a new request whenever one has ended; the loops (`benchmarks/plain_llada2.py`) take so many
-problems at a time and wait for the slowest, as loops do. It stops if an answer differs.
+`tiny-llada2` answers the same held-out problems on one machine, in one run, with one thread, in
+float32. The engine takes a new request whenever one has ended. The loops
+(`benchmarks/plain_llada2.py`) take a batch of problems and wait for its slowest. The benchmark
+stops if an answer differs.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ def served(model: Path = MODEL, **options: Any) -> Any:
 
 
 def answers(
-    llm: Any, asked: Sequence[list[int]], at_once: int, temperature: float | None = None
+    llm: Any, questions: Sequence[list[int]], at_once: int, temperature: float | None = None
 ) -> list[list[int]]:
-    """Token ids of the answers, so many requests at a time; at the model's own temperature."""
+    """Token ids of the answers, `at_once` at a time; a temperature of None is the model's own."""
     params = llm.get_default_sampling_params()
     params.max_tokens, params.seed = MAX_TOKENS, 0
     if temperature is not None:
         params.temperature = temperature
-    given = ({"prompt_token_ids": ids} for ids in asked)
-    ended = in_flight(llm.llm_engine, given, params, at_once)
-    found = {number: list(output.outputs[0].token_ids) for number, _, output in ended}
-    return [found[number] for number in range(len(asked))]
+    inputs = ({"prompt_token_ids": ids} for ids in questions)
+    ended = in_flight(llm.llm_engine, inputs, params, at_once)
+    by_number = {number: list(output.outputs[0].token_ids) for number, _, output in ended}
+    return [by_number[number] for number in range(len(questions))]
 
 
 def through_loop(cached: bool) -> Any:
@@ -82,8 +83,8 @@ def through_loop(cached: bool) -> Any:
     rules = Rules(config["mask_token_id"], end, THRESHOLD, MAX_TOKENS)
     reader = (Cached if cached else Recomputing)(load(MODEL))
 
-    def run(asked: Sequence[list[int]], at_once: int) -> list[list[int]]:
-        batches = (asked[n : n + at_once] for n in range(0, len(asked), at_once))
+    def run(questions: Sequence[list[int]], at_once: int) -> list[list[int]]:
+        batches = (questions[n : n + at_once] for n in range(0, len(questions), at_once))
         return [answer for batch in batches for answer in generate(reader, batch, rules)]
 
     return run
@@ -92,32 +93,32 @@ def through_loop(cached: bool) -> Any:
 def measure(kind: str, args: argparse.Namespace) -> dict[str, Any]:
     """Answers, and seconds of each repeat for each number of requests at a time."""
     run = partial(answers, served()) if kind == KINDS[0] else through_loop(kind == "cached")
-    asked = prompts(args.per_task, llada2_tokenizer())
-    found = run(asked[:32], 16)  # warm up
+    questions = prompts(args.per_task, llada2_tokenizer())
+    last_answers = run(questions[:32], 16)  # warm up
     seconds: dict[str, list[float]] = {}
     for at_once in args.at_once:
         for _ in range(args.repeats):
             begin = time.perf_counter()
-            found = run(asked, at_once)
+            last_answers = run(questions, at_once)
             seconds.setdefault(str(at_once), []).append(time.perf_counter() - begin)
-    return {"answers": found, "seconds": seconds}
+    return {"answers": last_answers, "seconds": seconds}
 
 
-def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def figures(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Tokens per second of each kind at each number of requests.
 
     Raises:
         RuntimeError: their answers differ.
     """
-    expected = found[KINDS[0]]["answers"]
+    expected = measured[KINDS[0]]["answers"]
     for kind in KINDS:
-        if found[kind]["answers"] != expected:
+        if measured[kind]["answers"] != expected:
             raise RuntimeError(f"{kind}: other answers; the figures would mean nothing")
     tokens = sum(map(len, expected))
     return {
-        at_once: {kind: tokens / min(found[kind]["seconds"][at_once]) for kind in KINDS}
-        | {"seconds": {kind: found[kind]["seconds"][at_once] for kind in KINDS}}
-        for at_once in found[KINDS[0]]["seconds"]
+        at_once: {kind: tokens / min(measured[kind]["seconds"][at_once]) for kind in KINDS}
+        | {"seconds": {kind: measured[kind]["seconds"][at_once] for kind in KINDS}}
+        for at_once in measured[KINDS[0]]["seconds"]
     }
 
 
@@ -134,8 +135,8 @@ def main() -> None:
         return
     shared = ["--per-task", str(args.per_task), "--repeats", str(args.repeats)]
     shared += ["--at-once", *map(str, args.at_once)]
-    found = {kind: child(__file__, "--child", kind, *shared) for kind in KINDS}
-    results = figures(found)
+    measured = {kind: child(__file__, "--child", kind, *shared) for kind in KINDS}
+    results = figures(measured)
     print(f"{'tokens per second':20}" + "".join(f"{kind:>14}" for kind in KINDS))
     for at_once, by_kind in results.items():
         ours = by_kind[KINDS[0]]

@@ -42,7 +42,7 @@ class Recomputing:
         """Nothing is kept."""
 
     def read(self, ids: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """What stands behind a row's canvas is not seen by it: the mask is block-causal."""
+        """A row's canvas does not see what is behind it, because the mask is block-causal."""
         logits = self.model(ids[:, : int(start.max()) + self.length])
         return logits.gather(
             1, _canvas(start, self.length)[:, :, None].expand(-1, -1, logits.shape[2])
@@ -63,7 +63,7 @@ class Cached:
         shape = self.model.shape
         size = (*ids.shape, shape.num_key_value_heads, shape.head_dim)
         layers = range(shape.num_hidden_layers)
-        self.kept = [
+        self.cache = [
             (ids.new_zeros(size, dtype=torch.float32), ids.new_zeros(size, dtype=torch.float32))
             for _ in layers
         ]
@@ -72,11 +72,11 @@ class Cached:
             self._forward(ids[:, :whole], position)
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows go on."""
-        self.kept = [(k[rows], v[rows]) for k, v in self.kept]
+        """Drop all rows but these."""
+        self.cache = [(k[rows], v[rows]) for k, v in self.cache]
 
     def read(self, ids: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The canvas over what is kept; its own keys and values take the canvas' place there."""
+        """Read the canvas over the cache; its keys and values are written to its place there."""
         position = _canvas(start, self.length)
         hidden = self._forward(ids.gather(1, position), position)
         return self.model.lm_head(self.model.model.norm(hidden))
@@ -88,9 +88,9 @@ class Cached:
         mask = torch.arange(last) < (position[:, :, None] // self.length + 1) * self.length
         rope = self.model.rope(position[:, None])  # for all heads
         x = body.word_embeddings(tokens)
-        for layer, kept in zip(body.layers, self.kept, strict=True):
+        for layer, cache in zip(body.layers, self.cache, strict=True):
             read = layer.input_layernorm(x)
-            x = x + _attend(layer.attention, read, rope, mask[:, None], (position, *kept))
+            x = x + _attend(layer.attention, read, rope, mask[:, None], (position, *cache))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return x
 
@@ -103,12 +103,12 @@ def _attend(
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """`Attention.forward` with keys and values from a cache of (positions to write, K, V)."""
-    position, *kept = cache
+    position, *cached = cache
     q, *new = attention.project(x, rope)
     row, last = torch.arange(len(x))[:, None], mask.shape[-1]
-    for old, fresh in zip(kept, new, strict=True):
+    for old, fresh in zip(cached, new, strict=True):
         old[row, position] = fresh.transpose(1, 2)
-    k, v = (old[:, :last].transpose(1, 2) for old in kept)
+    k, v = (old[:, :last].transpose(1, 2) for old in cached)
     return attention.attend(q, k, v, mask)
 
 

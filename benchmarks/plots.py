@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.records import Record, RefusedError
 
-# Told apart without red against green, and in grey.
+# Colours that can be told apart without telling red from green, and in greyscale.
 BLUE, ORANGE, GREY = "#1f6fb4", "#e07b1a", "#8a8a8a"
 LIGHT, DARK, SAND = "#9cc7e8", "#15354f", "#f3c794"
-# The same file from the same figures: no date, ids that do not change, letters as letters.
+# Equal figures give equal files: no date, stable ids, and text as text.
 STYLE = {
     "svg.hashsalt": "vllm-dllm",
     "svg.fonttype": "none",
@@ -33,7 +33,7 @@ INCHES = (5.2, 3.2)
 
 @dataclass(frozen=True)
 class Plot:
-    """How a plot is made: the kind of benchmark, stems of its files, what draws their results."""
+    """A plot: the kind of benchmark, the stems of its files, and the drawing function."""
 
     kind: str
     files: tuple[str, ...]
@@ -42,7 +42,7 @@ class Plot:
 
 
 def draw_all(records: Mapping[str, Record], folder: Path) -> tuple[list[Path], list[str]]:
-    """Draw what there are files for; the plots, and why others are refused."""
+    """Draw the plots whose files exist; returns them, and why others are refused."""
     drawn, refused = [], []
     for name, plot in PLOTS.items():
         if not all(stem in records for stem in plot.files):
@@ -55,7 +55,7 @@ def draw_all(records: Mapping[str, Record], folder: Path) -> tuple[list[Path], l
 
 
 def draw(name: str, records: list[Record], folder: Path) -> Path:
-    """One plot.
+    """Draw one plot.
 
     Raises:
         RefusedError: no matplotlib, a file of another benchmark, or results laid out otherwise.
@@ -91,7 +91,7 @@ def draw(name: str, records: list[Record], folder: Path) -> Path:
 def bars(
     axis: Any, groups: list[str], series: Mapping[str, list[float]], colours: list[str]
 ) -> None:
-    """Bars side by side, a group for each load, with their values on top."""
+    """Draw bars side by side, a group for each load, with their values on top."""
     width = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [n + (number - (len(series) - 1) / 2) * width for n in range(len(groups))]
@@ -105,9 +105,9 @@ def step_time(axis: Any, results: Mapping[str, Any]) -> None:
     colours = (BLUE, LIGHT, ORANGE, DARK, SAND, GREY)
     left = [0.0] * len(results)
     for part, colour in zip(parts, colours, strict=True):
-        values = [found[part] for found in results.values()]
+        values = [times[part] for times in results.values()]
         axis.barh(list(results), values, 0.6, left=left, label=part, color=colour)
-        left = [one + other for one, other in zip(left, values, strict=True)]
+        left = [position + width for position, width in zip(left, values, strict=True)]
     axis.grid(False)
     axis.xaxis.grid(True)
     axis.set(xlabel="ms of a denoise step (medians)", ylabel="requests")
@@ -118,12 +118,12 @@ def step_time(axis: Any, results: Mapping[str, Any]) -> None:
 
 def accuracy(axis: Any, results: Mapping[str, Any]) -> None:
     labels = []
-    for place, (setting, found) in enumerate(results.items()):
-        match = found["exact_match"]["all"]
+    for place, (setting, result) in enumerate(results.items()):
+        match = result["exact_match"]["all"]
         rate = 100 * match["right"] / match["of"]
         low, high = (100 * bound for bound in match["interval"])
         axis.errorbar(place, rate, [[rate - low], [high - rate]], fmt="o", color=BLUE, capsize=3)
-        labels.append(f"{setting.rpartition('=')[2]}\n{found['steps_per_block']:.2f}")
+        labels.append(f"{setting.rpartition('=')[2]}\n{result['steps_per_block']:.2f}")
     axis.set_xticks(range(len(labels)), labels)
     axis.set(xlabel="threshold, and steps per block", ylabel="exact match, % (95 % interval)")
 
@@ -155,9 +155,9 @@ def fdfo(axis: Any, results: Mapping[str, Any]) -> None:
 def serve(axis: Any, results: Mapping[str, Any]) -> None:
     styles = [(BLUE, "o-"), (GREY, "s--"), (ORANGE, "o-"), (DARK, "s--"), (DARK, "^:")]
     used = styles[: len(results)]
-    for (system, found), (colour, style) in zip(results.items(), used, strict=True):
-        speeds = [one["output_throughput"] for one in found.values()]
-        axis.plot([int(n) for n in found], speeds, style, label=system, color=colour)
+    for (system, by_concurrency), (colour, style) in zip(results.items(), used, strict=True):
+        speeds = [figures["output_throughput"] for figures in by_concurrency.values()]
+        axis.plot([int(n) for n in by_concurrency], speeds, style, label=system, color=colour)
     axis.set_xscale("log", base=2)
     loads = [int(n) for n in next(iter(results.values()))]
     axis.set_xticks(loads, [str(load) for load in loads])
@@ -167,11 +167,11 @@ def serve(axis: Any, results: Mapping[str, Any]) -> None:
 
 def prefill(axis: Any, results: Mapping[str, Any]) -> None:
     styles = zip((BLUE, GREY, ORANGE), ("o-", "s--", "^:"), strict=True)
-    for (way, found), (colour, style) in zip(results["ways"].items(), styles, strict=True):
+    for (way, by_length), (colour, style) in zip(results["ways"].items(), styles, strict=True):
         fitted = results["fits"][way]
         power = f" (tokens^{fitted['exponent']:.2f})" if fitted else ""
-        times = [one["min_ms"] for one in found.values()]
-        axis.plot([int(n) for n in found], times, style, label=way + power, color=colour)
+        times = [figures["min_ms"] for figures in by_length.values()]
+        axis.plot([int(n) for n in by_length], times, style, label=way + power, color=colour)
     axis.set(xscale="log", yscale="log", xlabel="tokens to prefill", ylabel="ms (minimum)")
     lengths = [int(n) for n in results["gain"]]
     axis.set_xticks(lengths, [str(length) for length in lengths])

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=2 .venv/bin/python benchmarks/prefill.py --json benchmarks/results/prefill.json
 
-One LLaDA2 engine in this process, prefix caching off, one request at a time. Three ways, timed in
-turn, round after round:
+One LLaDA2 engine runs in this process, without prefix caching, one request at a time. Three ways
+are timed in turn, round after round:
 
 - `whole`: the prompt in one step. It is block-causal: a block sees itself and what is before it.
 - `block by block`: the same engine with the scheduler's token budget at one block, so that each
@@ -12,8 +12,8 @@ turn, round after round:
   prefix that is already there. Its queries see M keys on average, however long the chunk is, so
   that attention does not grow with it; in `whole` they see half the prompt's length.
 
-Timed are the engine's steps that prefill and do nothing else. Before the clock starts all ways of
-cutting a prompt must answer with the same tokens, with the same log-probabilities.
+Only the engine's prefill steps are timed. Before the clock starts, all ways of cutting a prompt
+must give the same tokens with the same log-probabilities.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 MODEL = TINY_LLADA2
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
 WHOLE, BLOCKS, FIXED = "whole", "block by block", "fixed context"
-# Of a log-probability; another way of cutting sums in another order, in float32.
+# For a log-probability: another way of cutting adds in another order, in float32.
 TOLERANCE = 1e-3
 # Tokens of context for the answers that are compared.
 ROOM = 256
@@ -53,7 +53,7 @@ class WrongAnswerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Cut:
-    """One prompt, cut into prefill steps.
+    """A prompt that is cut into prefill steps.
 
     Attributes:
         prompt: its token ids.
@@ -68,14 +68,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine wrote behind a prompt: token ids, and the log-probability of each."""
+    """The token ids that follow a prompt, and the log-probability of each."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
 class Prefill:
-    """A real engine, stepped by hand."""
+    """A real engine that is stepped by hand."""
 
     def __init__(self, llm: Any) -> None:
         self.engine = llm.llm_engine
@@ -90,13 +90,13 @@ class Prefill:
         while True:
             for output in self.engine.step():
                 if output.finished:
-                    (found,) = output.outputs
-                    places = zip(found.token_ids, found.logprobs, strict=True)
+                    (completion,) = output.outputs
+                    places = zip(completion.token_ids, completion.logprobs, strict=True)
                     values = tuple(float(place[token].logprob) for token, place in places)
-                    return Answer(tuple(found.token_ids), values)
+                    return Answer(tuple(completion.token_ids), values)
 
     def seconds(self, cut: Cut) -> float:
-        """The timed steps of a prefill; the request ends before it decodes anything."""
+        """Seconds of the timed steps of a prefill; the request ends before it decodes anything."""
         name, took = self._prefill(cut, 1, logprobs=None)
         self.engine.abort_request([name])
         self.engine.step()
@@ -152,25 +152,27 @@ def made_up(length: int) -> tuple[int, ...]:
     return tuple(draw.randrange(32, 127) for _ in range(length))
 
 
-def check_same(what: str, first: Answer, second: Answer) -> None:
+def check_same(label: str, first: Answer, second: Answer) -> None:
     """Refuse answers that differ.
 
     Raises:
         WrongAnswerError: other tokens, or a log-probability that is off by more than `TOLERANCE`.
     """
     if first.tokens != second.tokens:
-        raise WrongAnswerError(f"{what}: {first.tokens} and {second.tokens}")
-    for one, other in zip(first.logprobs, second.logprobs, strict=True):
-        if not abs(one - other) <= TOLERANCE:  # NaN is refused, too
-            raise WrongAnswerError(f"{what}: a token's log-probability is {one} and {other}")
+        raise WrongAnswerError(f"{label}: {first.tokens} and {second.tokens}")
+    for first_value, second_value in zip(first.logprobs, second.logprobs, strict=True):
+        if not abs(first_value - second_value) <= TOLERANCE:  # NaN is refused, too
+            raise WrongAnswerError(
+                f"{label}: a token's log-probability is {first_value} and {second_value}"
+            )
 
 
 def check(runs: Prefill, ways: Mapping[str, Cut]) -> None:
-    """All ways answer as the whole prompt does, over two canvases."""
+    """Check that all ways answer as the whole prompt does, over two canvases."""
     for name in (BLOCKS, FIXED):
         cut = ways[name]
         whole = Cut(cut.prompt, 0, (len(cut.prompt),))
-        answers = [runs.answer(each, 2 * runs.block) for each in (whole, cut)]
+        answers = [runs.answer(variant, 2 * runs.block) for variant in (whole, cut)]
         check_same(f"{len(cut.prompt)} tokens, {name}", *answers)
 
 
@@ -181,19 +183,19 @@ def measure(
     ways = {length: cuts(length, middle, runs.block) for length in lengths}
     for length in tqdm(lengths, desc="the same answers", unit="length", leave=False):
         check(runs, ways[length])
-    found = {name: {str(n): list[float]() for n in lengths} for name in (WHOLE, BLOCKS, FIXED)}
+    samples = {name: {str(n): list[float]() for n in lengths} for name in (WHOLE, BLOCKS, FIXED)}
     for _ in tqdm(range(repeats), desc="rounds", leave=False):
         for length in lengths:
             for name, cut in ways[length].items():
-                found[name][str(length)].append(1e3 * runs.seconds(cut))
-    return found
+                samples[name][str(length)].append(1e3 * runs.seconds(cut))
+    return samples
 
 
 def figures(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     """Minimum and median of each way and length; fits of the minima; the gain.
 
     The gain is `block by block` over `whole`, of the minima. Its median is that of the rounds'
-    own gains: what is compared there ran within a second of each other.
+    own gains, which compare steps that ran within a second of each other.
     """
     ways = {
         name: {
@@ -253,21 +255,21 @@ def start(model: Path, lengths: Sequence[int], middle: int) -> Any:
     )
 
 
-def show(found: Mapping[str, Any]) -> Iterator[str]:
+def show(results: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a table."""
-    ways = found["ways"]
+    ways = results["ways"]
     yield f"{'tokens':>8}" + "".join(f"{name + ', ms':>22}" for name in ways) + f"{'gain':>8}"
-    for length, gain in found["gain"].items():
+    for length, gain in results["gain"].items():
         cells = (by_length[length] for by_length in ways.values())
         times = (f"{c['min_ms']:.1f} ({c['median_ms']:.1f})" for c in cells)
-        yield f"{length:>8}" + "".join(f"{each:>22}" for each in times) + f"{gain:7.2f}x"
-    for name, fitted in found["fits"].items():
+        yield f"{length:>8}" + "".join(f"{time:>22}" for time in times) + f"{gain:7.2f}x"
+    for name, fitted in results["fits"].items():
         if fitted:
             fixed, slope = fitted["line"]
             power = f"ms ~ tokens^{fitted['exponent']:.2f}"
             yield f"{name}: {power}, or {fixed:.1f} ms + {slope:.1f} ms per 1,000 tokens"
     yield "minimum (median) of the repeats; gain: block by block over whole, of the minima"
-    rounds = (f"{length}: {gain:.2f}x" for length, gain in found["gain_median"].items())
+    rounds = (f"{length}: {gain:.2f}x" for length, gain in results["gain_median"].items())
     yield f"median of the rounds' gains: {', '.join(rounds)}"
 
 
@@ -284,11 +286,11 @@ def main() -> int:
     runs = Prefill(start(args.model, lengths, middle))
     if any(length < 1 or length % runs.block for length in lengths) or 2 * middle < max(lengths):
         parser.error(f"lengths are multiples of the block, {runs.block}, and at most twice M")
-    found = figures(measure(runs, lengths, middle, args.repeats))
-    print("\n".join(show(found)))
+    results = figures(measure(runs, lengths, middle, args.repeats))
+    print("\n".join(show(results)))
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     setting = {"model": args.model.name, "block": runs.block, "middle": middle}
-    write(args.json, "prefill", setting | found)
+    write(args.json, "prefill", setting | results)
     return 0
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/real_size.py --json benchmarks/results/real_size.json
 
-For a GPU that holds 52 GB of weights; no checkpoint is downloaded. The engine runs in this process,
-compiled and with CUDA graphs as vLLM has them by default. Every request denoises behind
-`--context` tokens; nothing converges, so that LLaDA2 decides one token a step and DiffusionGemma
+This needs a GPU that holds 52 GB of weights; no checkpoint is downloaded. The engine runs in this
+process, compiled and with CUDA graphs as vLLM has them by default. Every request denoises behind
+`--context` tokens. Nothing converges, so that LLaDA2 decides one token a step and DiffusionGemma
 takes all its steps. To try the script on a CPU:
 
     .venv/bin/python benchmarks/real_size.py --tiny --requests 1 2 --context 40 --steps 20
@@ -38,14 +38,14 @@ WARM = 10  # steps before the clock starts
 
 @dataclass(frozen=True)
 class System:
-    """What is timed.
+    """A system that is timed.
 
     Attributes:
         tiny: checkpoint of the same architecture; `--tiny` takes its sizes.
         geometry: the published ones.
         native: vLLM's own class.
         quantization: vLLM's, of the weights when they are loaded.
-        most: requests that it is asked to serve at most; None for any number.
+        most: most requests that it is asked to serve; None for any number.
         extra: what a request carries so that nothing converges.
     """
 
@@ -139,7 +139,7 @@ def _gemma(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
 
 
 def start(system: System, model: Path, args: argparse.Namespace) -> Any:
-    """The engine, for as many requests as will be asked."""
+    """The engine, with room for all requests of the measurement."""
     from vllm import LLM
 
     # On a GPU vLLM finds out what is left; on a CPU it would take half of the memory.
@@ -209,15 +209,15 @@ def run_child(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         return {str(n): measure(llm, system, n, args) for n in counts(system, args.requests)}
 
 
-def figures(found: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """The same with the floor beside it, where the sizes are the published ones."""
+def figures(by_system: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The results with the floor beside each step, where the sizes are the published ones."""
     published = not (args.tiny or args.layers)
-    for name, by_requests in found.items():
+    for name, by_requests in by_system.items():
         system = SYSTEMS[name]
-        for requests, one in by_requests.items():
+        for requests, measured in by_requests.items():
             least = floor(system.geometry, int(requests), args.context, system.width)
-            one["floor_ms"] = least.milliseconds if published else None
-    return {"tokens_per_forward": args.tokens_per_forward, "systems": dict(found)}
+            measured["floor_ms"] = least.milliseconds if published else None
+    return {"tokens_per_forward": args.tokens_per_forward, "systems": dict(by_system)}
 
 
 def main() -> None:
@@ -242,15 +242,15 @@ def main() -> None:
     if args.child:
         print(json.dumps(run_child(args)))
         return
-    same = ["--tiny"] * args.tiny + (["--layers", str(args.layers)] if args.layers else [])
+    shared = ["--tiny"] * args.tiny + (["--layers", str(args.layers)] if args.layers else [])
     for name in ("context", "room", "steps"):
-        same += [f"--{name}", str(getattr(args, name))]
-    same += ["--requests", *map(str, args.requests)]
-    found = {
-        name: child(__file__, "--child", name, *same, native=SYSTEMS[name].native)
+        shared += [f"--{name}", str(getattr(args, name))]
+    shared += ["--requests", *map(str, args.requests)]
+    by_system = {
+        name: child(__file__, "--child", name, *shared, native=SYSTEMS[name].native)
         for name in args.systems
     }
-    results = figures(found, args)
+    results = figures(by_system, args)
     print("\n".join(markdown(real_size(results))))
     write(args.json, "real_size", results)
 

@@ -13,7 +13,7 @@ KINDS = (
     *("accuracy", "constraints", "fdfo", "floor", "gemma", "growth", "head_memory", "levers"),
     *("llada2", "prefill", "real_size", "serve", "step_time", "turns"),
 )
-# Benchmarks of before -> what took their place.
+# Former benchmark -> the one that took its place.
 REPLACED = {"serving": "benchmarks/serve.py"}
 
 
@@ -67,7 +67,7 @@ class Record:
         return cls(path.name, kind, content, content["results"])
 
     def source(self) -> str:
-        """File, code and machine, in a sentence without a verb. The command is in the file."""
+        """File, code and machine in one line. The command is in the file."""
         machine, versions = self.fields["machine"], self.fields["versions"]
         changed = " with uncommitted changes" if self.fields["modified"] else ""
         load, gpu, threads = (machine.get(name) for name in ("load_average", "gpu", "threads"))

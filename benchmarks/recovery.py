@@ -9,20 +9,23 @@ from examples.tiny.tasks import Problem
 
 
 def agreement(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> float:
-    """The share of committed tokens that are the same, place by place; a missing one is none."""
+    """The share of committed tokens that agree by position; a missing token agrees with none."""
     same = sum(
         a == b
-        for one, other in zip(first, second, strict=True)
-        for a, b in zip(one, other, strict=False)
+        for first_answer, second_answer in zip(first, second, strict=True)
+        for a, b in zip(first_answer, second_answer, strict=False)
     )
-    longest = sum(max(len(one), len(other)) for one, other in zip(first, second, strict=True))
+    longest = sum(
+        max(len(first_answer), len(second_answer))
+        for first_answer, second_answer in zip(first, second, strict=True)
+    )
     return same / longest if longest else 1.0
 
 
 def recovery(
     quantized: dict[str, Any], original: dict[str, Any], problems: Sequence[Problem]
 ) -> dict[str, Any]:
-    """What is left of the original's exact matches, tokens and speed.
+    """The share of the original's exact matches, tokens and speed that is left.
 
     Both are summaries (`accuracy.summary`) with their `answers` and `tokens`, problem by problem.
     """

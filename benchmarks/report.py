@@ -58,38 +58,38 @@ def refreshed(text: str, sections: Mapping[str, str]) -> str:
         if end is None or (following and following.start() < end.start()):
             raise RefusedError(f"<!-- benchmark: {name} --> has no <!-- /benchmark -->")
         if name not in sections:
-            known = ", ".join(sections) or "none"
-            raise RefusedError(f"<!-- benchmark: {name} --> has no results; there are: {known}")
+            available = ", ".join(sections) or "none"
+            raise RefusedError(f"<!-- benchmark: {name} --> has no results; there are: {available}")
         parts += [text[place : begin.end()], f"\n{sections[name]}\n", end[0]]
         place = end.end()
     return "".join([*parts, text[place:]])
 
 
 def stale(text: str, sections: Mapping[str, str]) -> list[str]:
-    """Names of a document's tables that are not what the results say."""
+    """Names of a document's tables that differ from the results."""
     fresh = refreshed(text, sections)
     return [
-        name[1]
-        for name, other in zip(BEGIN.finditer(text), BEGIN.finditer(fresh), strict=True)
-        if text[name.end() : END.search(text, name.end()).start()]
-        != fresh[other.end() : END.search(fresh, other.end()).start()]
+        marker[1]
+        for marker, fresh_marker in zip(BEGIN.finditer(text), BEGIN.finditer(fresh), strict=True)
+        if text[marker.end() : END.search(text, marker.end()).start()]
+        != fresh[fresh_marker.end() : END.search(fresh, fresh_marker.end()).start()]
     ]
 
 
 def all_sections(records: Mapping[str, Record]) -> tuple[dict[str, str], list[str]]:
     """The text of each table whose files are there, and why others are refused."""
-    found, refused = {}, []
+    sections, refused = {}, []
     for name, table in TABLES.items():
         if any(stem in records for stem in table.files):
             try:
-                found[name] = section(name, records)
+                sections[name] = section(name, records)
             except RefusedError as error:
                 refused.append(str(error))
-    return found, refused
+    return sections, refused
 
 
 def see_to(document: Path, sections: Mapping[str, str], check: bool) -> list[str]:
-    """Refresh a document's tables, or only look at them; what is wrong with it."""
+    """Refresh a document's tables, or only check them; returns what is wrong with it."""
     text = document.read_text(encoding="utf-8")
     try:
         if check:
@@ -114,8 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, find stale tables")
     args = parser.parse_args(argv)
     records, refused = read_all(args.results)
-    sections, more = all_sections(records)
-    refused += more
+    sections, further = all_sections(records)
+    refused += further
     for document in args.documents:
         refused += see_to(document, sections, args.check)
     if not args.check:
@@ -123,8 +123,8 @@ def main(argv: list[str] | None = None) -> int:
 
         for name, body in sections.items():
             print(f"{name}\n\n{body}\n")
-        drawn, more = draw_all(records, args.images)
-        refused += more
+        drawn, further = draw_all(records, args.images)
+        refused += further
         print("\n".join(str(path) for path in drawn))
     for line in refused:
         print(f"report: {line}", file=sys.stderr)

@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/serve.py --concurrency 1 4 16 64 --json out.json
     .venv/bin/python benchmarks/serve.py --systems llada2 causal
 
-Each system is a real server on loopback that vLLM's own benchmark drives; vLLM compiles them, as it
-does by default, unless ``--eager`` is given. All servers are up at the same time and take turns, so
-that a machine that is slow for a minute is so for all of them; figures are medians of the turns:
+Each system is a real server on loopback that vLLM's own benchmark drives. vLLM compiles the models
+unless ``--eager`` is given. All servers are up at the same time and take turns, so that a slow
+minute of the machine slows all of them; figures are medians of the turns. The systems are:
 
     llada2          this package, tiny-llada2
     causal          vLLM's autoregressive serving of its weights: what a user would pick instead
@@ -14,9 +14,9 @@ that a machine that is slow for a minute is so for all of them; figures are medi
     gemma-native-8  that class with 8 requests in a step, the most that it takes unless told
                     otherwise; the others may take 64
 
-The prompts are held-out problems of `examples/tiny/tasks.py`, 64 tokens are put out for each. All
-systems do the same number of tokens; the causal one puts out nonsense, because its weights were
-trained to see both ways, and is there for its speed.
+The prompts are held-out problems of `examples/tiny/tasks.py`, with 64 output tokens for each. All
+systems generate the same number of tokens. The causal one generates nonsense, because its weights
+were trained with bidirectional attention; only its speed matters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class System:
-    """What is served: the checkpoint, and the server's flags and environment beside it."""
+    """A served system: the checkpoint, and the server's flags and environment."""
 
     model: Path
     flags: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class System:
     at_once: int = 64  # most requests in a step
 
     def at(self, scratch: Path) -> System:
-        """The same, with a checkpoint that says how many steps there are."""
+        """This system with a copy of the checkpoint that fixes the number of steps."""
         if self.steps is None:
             return self
         return replace(self, model=with_equal_steps(self.model, scratch, self.steps))
@@ -113,8 +113,8 @@ def lines_of(file: Path) -> int:
 def write_prompts(file: Path, count: int) -> None:
     """Held-out problems in the form that ``vllm bench serve`` reads."""
     streams = [problems(task, seed=0, test=True) for task in TASKS]
-    asked = islice((problem for row in zip(*streams, strict=False) for problem in row), count)
-    file.write_text("".join(json.dumps({"prompt": one.prompt}) + "\n" for one in asked))
+    chosen = islice((problem for row in zip(*streams, strict=False) for problem in row), count)
+    file.write_text("".join(json.dumps({"prompt": problem.prompt}) + "\n" for problem in chosen))
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             for name, system in systems.items()
         }
         start(list(servers.values()), stack)
-        found: dict[str, dict[str, Any]] = {name: {} for name in servers}
+        results: dict[str, dict[str, Any]] = {name: {} for name in servers}
         for concurrency in args.concurrency:
             prompts = scratch / "prompts.jsonl"
             write_prompts(prompts, max(args.least, args.rounds * concurrency))
@@ -137,12 +137,12 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                     speed = turns[name][-1]["output_throughput"]
                     print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr)
             for name, samples in turns.items():
-                found[name][str(concurrency)] = median_of(samples)
-    return found
+                results[name][str(concurrency)] = median_of(samples)
+    return results
 
 
 def start(servers: list[Server], stack: ExitStack) -> None:
-    """Start them, two at a time: to import vLLM takes a core. The stack stops them."""
+    """Start servers, two at a time, because importing vLLM takes a core. The stack stops them."""
     for number, server in enumerate(servers):
         server.launch()
         stack.callback(server.stop)
@@ -152,7 +152,7 @@ def start(servers: list[Server], stack: ExitStack) -> None:
 
 
 def server_of(system: System, log: Path, eager: bool) -> Server:
-    """Its server, not started yet."""
+    """The server of a system, not started yet."""
     flags = [
         *("--max-num-seqs", str(system.at_once), "--kv-cache-memory-bytes", str(1 << 28)),
         *("--enforce-eager" if eager else "--no-enforce-eager", *system.flags),
@@ -162,15 +162,15 @@ def server_of(system: System, log: Path, eager: bool) -> Server:
 
 def median_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
     """The median of each figure, and the throughput of every turn."""
-    found: dict[str, Any] = {"turns": [sample["output_throughput"] for sample in samples]}
+    medians: dict[str, Any] = {"turns": [sample["output_throughput"] for sample in samples]}
     for key in FIGURES:
         values = [sample[key] for sample in samples if sample[key] is not None]
-        found[key] = median(values) if values else None
-    return found
+        medians[key] = median(values) if values else None
+    return medians
 
 
 def show(results: dict[str, Any]) -> None:
-    """A table for each figure that any system has."""
+    """Print a table for each figure that any system has."""
     for key, title in FIGURES.items():
         print(title)
         for name, by_concurrency in results.items():

@@ -4,12 +4,13 @@
     .venv/bin/python benchmarks/soak.py --model gemma --requests 20000 --json out.json
     .venv/bin/python benchmarks/soak.py --model llada2 -- --async-scheduling
 
-Every decoding algorithm, greedy and sampled, streamed and whole, 64 at a time for 40 seats and too
-few KV pages; one request in ten is left by its client, one in twenty is malformed, one in thirty
-is read slowly. Beside them requests that are sent in part, garbage, and an engine that stands still
-for seconds. All of it is in `tests/support/soak`.
+The requests use every decoding algorithm, greedy and sampled, streamed and whole. 64 run at a time
+for 40 seats and too few KV pages. One request in ten is left by its client, one in twenty is
+malformed, and one in thirty is read slowly. Other faults are requests that are sent in part,
+garbage, and an engine that stands still for seconds. The code is in `tests/support/soak`.
+
 Afterwards (`tests/support/soak/rules.py`): every answer is that of the same request alone, nothing
-is held, all seats are free, memory is flat, and the log has no error. Exit status 1 otherwise.
+is held, all seats are free, memory is flat, and the log has no error. If not, the exit status is 1.
 
 Prefix caching is on under load; before each request that is asked alone the cache is emptied, so
 that answers from shared pages are compared with answers that had to be computed whole.
@@ -68,7 +69,7 @@ MOST_SHOWN = 20  # complaints; the figures have all of them
 
 @dataclass(frozen=True)
 class Size:
-    """How much is asked: requests, of which so many are distinct, and how many at a time."""
+    """The size of a soak: requests, how many of them are distinct, and how many run at a time."""
 
     requests: int = 500
     distinct: int = 150
@@ -78,7 +79,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Report:
-    """What a soak has measured, and what was wrong.
+    """The measurements of a soak, and the problems that it found.
 
     Attributes:
         counts: requests by `Outcome.status`.
@@ -99,7 +100,7 @@ class Report:
     wrong: Sequence[str]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text for people."""
         total = sum(self.counts.values())
         counted = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
         lines = [
@@ -131,20 +132,20 @@ def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Repor
 
 
 async def soak(server: Server, model: Model, size: Size) -> Report:
-    """The load, then every check but that of the log."""
+    """Run the load, then every check but that of the log."""
     pool = draw_pool(size.distinct, model.corruption, size.seed)
-    plan = draw_plan(size.requests, pool, size.seed)
+    sendings = draw_plan(size.requests, pool, size.seed)
     alone: dict[str, Answer] = {}
     memory, preemptions = None, 0
     async with session() as opened:
         client = Client(server.url, opened)
         begin = time.monotonic()
         faults = Faults(server.url, server.process.pid, size.seed)
-        outcomes, samples = await load(server, client, plan, size.concurrency, faults)
+        outcomes, samples = await load(server, client, sendings, size.concurrency, faults)
         seconds = time.monotonic() - begin
         wrong = faults.wrong + unexpected(outcomes)
-        if len(outcomes) < len(plan):
-            wrong.append(f"given up after {len(outcomes)} of {len(plan)} requests")
+        if len(outcomes) < len(sendings):
+            wrong.append(f"given up after {len(outcomes)} of {len(sendings)} requests")
         else:
             memory = growth(samples)
             wrong += memory.complaints()
@@ -164,11 +165,11 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
 
 
 async def load(
-    server: Server, client: Client, plan: Sequence[Sending], concurrency: int, faults: Faults
+    server: Server, client: Client, sendings: Sequence[Sending], concurrency: int, faults: Faults
 ) -> tuple[list[Outcome], list[Sample]]:
-    """Send the plan, with faults beside it, and watch the server's memory meanwhile."""
+    """Send the requests, cause faults beside them, and watch the server's memory meanwhile."""
     samples = [Sample(0, resident_bytes(server.process.pid))]
-    progress, every = Progress("load", len(plan)), max(1, len(plan) // SAMPLES)
+    progress, every = Progress("load", len(sendings)), max(1, len(sendings) // SAMPLES)
 
     def finished(outcome: Outcome) -> None:
         progress.step()
@@ -176,7 +177,7 @@ async def load(
         if progress.done % every == 0:
             samples.append(Sample(progress.done, resident_bytes(server.process.pid)))
 
-    outcomes = await send_all(client, plan, concurrency, finished)
+    outcomes = await send_all(client, sendings, concurrency, finished)
     await faults.end()
     return outcomes, samples
 
@@ -188,17 +189,17 @@ def completed(outcomes: Sequence[Outcome]) -> list[Ask]:
 
 
 async def seats_are_back(server: Server, client: Client, model: Model) -> list[str]:
-    """As many requests as there are seats, slow ones, must be seen to run at the same time.
+    """Check that as many slow requests as there are seats run at the same time.
 
-    They are of one canvas each, so that no one waits for pages. Seen, because the first may end
-    before the last has arrived: a second and a third try. What is lost stays lost.
+    Each is of one canvas, so that none waits for pages. The first request may end before the last
+    one has arrived, so there are several tries; a lost seat stays lost in all of them.
     """
     body = {"prompt": "seats", "max_tokens": 27, "ignore_eos": True, "temperature": 0, "seed": 1}
     ask = Ask("seat", "/v1/completions", body | {"vllm_xargs": model.slow()})
-    plan = [Sending(number, ask, stream=False) for number in range(SEATS)]
+    sendings = [Sending(number, ask, stream=False) for number in range(SEATS)]
     most = 0
     for _ in range(SEAT_TRIES):
-        sent = asyncio.create_task(send_all(client, plan, SEATS))
+        sent = asyncio.create_task(send_all(client, sendings, SEATS))
         while not sent.done():
             running = await asyncio.to_thread(server.metric, "vllm:num_requests_running")
             most = max(most, int(running))
@@ -210,7 +211,7 @@ async def seats_are_back(server: Server, client: Client, model: Model) -> list[s
 async def ask_alone(
     server: Server, client: Client, asks: Sequence[Ask]
 ) -> tuple[dict[str, Answer], list[str]]:
-    """Each request by itself, whole, by a server with an empty prefix cache."""
+    """Send each request by itself, not streamed, to a server with an empty prefix cache."""
     outcomes: list[Outcome] = []
     progress = Progress("alone", len(asks))
     for number, ask in enumerate(asks):
@@ -259,8 +260,8 @@ def main() -> int:
         print(f"{name}: {size.requests} requests, {distinct} distinct", flush=True)
         reports[name] = run(chosen(model), size, log, args.flags)
         print("\n".join(reports[name].lines()), flush=True)
-    found = {name: asdict(report) for name, report in reports.items()}
-    write(args.json, "soak", {"size": asdict(size)} | found)
+    figures = {name: asdict(report) for name, report in reports.items()}
+    write(args.json, "soak", {"size": asdict(size)} | figures)
     return 1 if any(report.wrong for report in reports.values()) else 0
 
 

@@ -1,4 +1,4 @@
-"""What a result file says, and as which Markdown table: one function for each table."""
+"""Result files as Markdown tables: one function for each table."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def markdown(rows: Iterable[Sequence[str]]) -> Iterable[str]:
 def step_time(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     parts = ("schedule", "prepare", "forward", "head", "decoding", "rest", "total")
     yield ["requests", *parts, "outside the forward"]
-    for requests, found in results.items():
-        outside = found["total"] - found["forward"]
-        yield [requests, *(f"{found[part]:.2f}" for part in parts), f"{outside:.2f}"]
+    for requests, times in results.items():
+        outside = times["total"] - times["forward"]
+        yield [requests, *(f"{times[part]:.2f}" for part in parts), f"{outside:.2f}"]
 
 
 def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -85,40 +85,40 @@ def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     }
     yield ["system", "concurrency", *(title for title, _ in columns.values())]
     for system, by_concurrency in results.items():
-        for concurrency, found in by_concurrency.items():
-            values = ((found[key], form) for key, (_, form) in columns.items())
+        for concurrency, figures in by_concurrency.items():
+            values = ((figures[key], form) for key, (_, form) in columns.items())
             cells = ("-" if value is None else format(value, form) for value, form in values)
             yield [system, concurrency, *cells]
 
 
 def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    # Settings of one and the same option: its name heads the column, its values are the rows.
+    # If all settings are of one option, its name heads the column and its values are the rows.
     options = {setting.rpartition("=")[0] for setting in results}
-    same = options.pop() if len(options) == 1 else ""
-    title = same.removeprefix("diffusion_") or "setting"
+    option = options.pop() if len(options) == 1 else ""
+    title = option.removeprefix("diffusion_") or "setting"
     yield [title, "exact match", "95 % interval", "steps per block", "seconds"]
-    for setting, found in results.items():
-        match = found["exact_match"]["all"]
+    for setting, result in results.items():
+        match = result["exact_match"]["all"]
         low, high = (100 * bound for bound in match["interval"])
         yield [
-            setting.removeprefix(f"{same}="),
+            setting.removeprefix(f"{option}="),
             f"{100 * match['right'] / match['of']:.1f} %",
             f"{low:.1f} - {high:.1f}",
-            f"{found['steps_per_block']:.2f}",
-            f"{found['seconds']:.1f}",
+            f"{result['steps_per_block']:.2f}",
+            f"{result['seconds']:.1f}",
         ]
 
 
 def gemma_side(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    """Of one vocabulary."""
+    """The rows of one vocabulary."""
     peers = {"native": "vLLM's class", "transformers": "transformers"}
     columns = (column for peer in peers.values() for column in (peer, f"to {peer}"))
     yield ["requests", "vllm-dllm", "forward", *columns]
     for load, ours in results["vllm-dllm"].items():
         row = [_load(load), f"{ours['tokens_per_s']:.0f}", f"{100 * ours['forward_share']:.0f} %"]
         for peer in peers:
-            found = results[peer][load]
-            row += [f"{found['tokens_per_s']:.0f}", f"{found['times_as_fast']:.2f}x"]
+            figures = results[peer][load]
+            row += [f"{figures['tokens_per_s']:.0f}", f"{figures['times_as_fast']:.2f}x"]
         yield row
 
 
@@ -146,17 +146,17 @@ def gemma_bound(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 
 def _load(name: str) -> str:
-    """A workload's name as a table has it."""
+    """The name that a table gives a workload."""
     return name.removesuffix(" equal").replace(" mixed", ", mixed lengths and steps")
 
 
 def llada2(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     loops = {"cached": "loop with a KV cache", "recomputing": "loop without"}
     yield ["requests at a time", "vllm-dllm", *loops.values(), *(f"to {n}" for n in loops.values())]
-    for at_once, found in results.items():
-        ours = found["vllm-dllm"]
-        speeds = (f"{found[kind]:.0f}" for kind in ("vllm-dllm", *loops))
-        yield [at_once, *speeds, *(f"{ours / found[kind]:.2f}x" for kind in loops)]
+    for at_once, by_loop in results.items():
+        ours = by_loop["vllm-dllm"]
+        speeds = (f"{by_loop[kind]:.0f}" for kind in ("vllm-dllm", *loops))
+        yield [at_once, *speeds, *(f"{ours / by_loop[kind]:.2f}x" for kind in loops)]
 
 
 def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -167,9 +167,9 @@ def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["exponent", f"{results['exponent']:.2f}", "", ""]
     for requests, ms in results["after"].items():
         yield [f"{requests}, after {results['finished']} others", f"{ms:.2f}", "", ""]
-    held = results["held"]
-    kept, slot = (held[key] / 1024 for key in ("kv_bytes_per_request", "slot_bytes_per_request"))
-    yield ["a request holds", f"{kept:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
+    memory = results["held"]
+    kv, slot = (memory[key] / 1024 for key in ("kv_bytes_per_request", "slot_bytes_per_request"))
+    yield ["a request holds", f"{kv:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
 
 
 def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -177,36 +177,39 @@ def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
         *("vocabulary", "constraint", "states", "classes", "compiled in", "L"),
         *("without", "greedy: weights + path", "sampled: weights + path + tokens"),
     ]
-    for vocabulary, every in results.items():
-        for name, found in every.items():
-            compiled = found["bytes_ms"] + found["tokens_ms"]
-            for length, parts in found["steps"].items():
+    for vocabulary, by_constraint in results.items():
+        for name, figures in by_constraint.items():
+            compiled = figures["bytes_ms"] + figures["tokens_ms"]
+            for length, parts in figures["steps"].items():
                 greedy = [parts["best_weights_ms"], parts["best_path_ms"]]
                 drawn = [parts["sums_ms"], parts["drawn_path_ms"], parts["drawn_token_ms"]]
                 yield [
-                    *(vocabulary, name, f"{found['states']}", f"{found['classes']}"),
+                    *(vocabulary, name, f"{figures['states']}", f"{figures['classes']}"),
                     *(f"{compiled:.0f} ms", length, f"{parts['without_ms']:.1f} ms"),
-                    *(" + ".join(f"{part:.1f}" for part in way) + " ms" for way in (greedy, drawn)),
+                    *(
+                        " + ".join(f"{part:.1f}" for part in times) + " ms"
+                        for times in (greedy, drawn)
+                    ),
                 ]
 
 
 def turns(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["lever", "requests", "times as fast, median", "least", "most", "turns"]
     for lever, by_requests in results.items():
-        for requests, found in by_requests.items():
-            figures = (f"{figure:.2f}" for figure in (median(found), min(found), max(found)))
-            yield [lever, requests, *figures, f"{len(found)}"]
+        for requests, gains in by_requests.items():
+            figures = (f"{figure:.2f}" for figure in (median(gains), min(gains), max(gains)))
+            yield [lever, requests, *figures, f"{len(gains)}"]
 
 
 def head_memory(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["class", "requests", "MB of its own", "MB a request", "seconds a step"]
-    for name, found in results.items():
+    for name, usage in results.items():
         yield [
             name,
-            f"{found['requests']}",
-            f"{found['bytes'] / MEGABYTE:,.0f}",
-            f"{found['per_request'] / MEGABYTE:,.1f}",
-            f"{found['s']:.1f}",
+            f"{usage['requests']}",
+            f"{usage['bytes'] / MEGABYTE:,.0f}",
+            f"{usage['per_request'] / MEGABYTE:,.1f}",
+            f"{usage['s']:.1f}",
         ]
 
 
@@ -231,7 +234,7 @@ def prefill(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     ways = results["ways"]
     yield ["prompt tokens", *(f"{way}, ms" for way in ways), "gain", "median gain of the rounds"]
     for length, gain in results["gain"].items():
-        times = (f"{found[length]['min_ms']:.1f}" for found in ways.values())
+        times = (f"{by_length[length]['min_ms']:.1f}" for by_length in ways.values())
         yield [length, *times, f"{gain:.1f}x", f"{results['gain_median'][length]:.1f}x"]
     fits = results["fits"].values()
     yield ["exponent", *(f"{fit['exponent']:.2f}" if fit else "-" for fit in fits), "", ""]
@@ -239,18 +242,18 @@ def prefill(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 def levers(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["levers", "passes a request", "tokens a pass", "passes that the lever saves"]
-    for name, found in results.items():
-        passes, tokens = found["passes_per_request"], found["tokens_per_pass"]
-        saved = f"{100 * found['saved']:.0f} %" if found["saved"] else ""
+    for name, figures in results.items():
+        passes, tokens = figures["passes_per_request"], figures["tokens_per_pass"]
+        saved = f"{100 * figures['saved']:.0f} %" if figures["saved"] else ""
         yield [name, f"{passes:.2f}", f"{tokens:.2f}", saved]
 
 
 def floor(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["model", "requests", "weights GB", "cache GB", "TFLOP", "floor ms", "bound by"]
     for model, by_requests in results.items():
-        for requests, found in by_requests.items():
-            amounts = (found[key] for key in ("weights_gb", "cache_gb", "tflop", "floor_ms"))
-            yield [model, requests, *(f"{amount:.2f}" for amount in amounts), found["bound"]]
+        for requests, figures in by_requests.items():
+            amounts = (figures[key] for key in ("weights_gb", "cache_gb", "tflop", "floor_ms"))
+            yield [model, requests, *(f"{amount:.2f}" for amount in amounts), figures["bound"]]
 
 
 def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -261,8 +264,8 @@ def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     systems = results["systems"]
     for name, by_requests in systems.items():
         peer = systems.get(PEERS.get(name, ""), {})
-        for requests, found in by_requests.items():
-            ms, least = found["ms"], found["floor_ms"]
+        for requests, figures in by_requests.items():
+            ms, least = figures["ms"], figures["floor_ms"]
             steps, ratio = 1e3 / ms, peer.get(requests)
             tokens = steps * int(requests) * results["tokens_per_forward"]
             yield [

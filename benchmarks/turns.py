@@ -1,10 +1,10 @@
-"""What a lever brings in time: with it and without it in turns, in one engine.
+"""The time that each lever saves: one engine runs with it and without it in turns.
 
     .venv/bin/python benchmarks/turns.py --json benchmarks/results/turns.json
 
-A machine that is slow for a minute is so for both sides of a turn, so the median of the turns'
-ratios says more than two runs would. The tiny checkpoints answer held-out problems in float32, in a
-process for each engine; it stops if an answer differs.
+A slow minute of the machine slows both sides of a turn, so the median of the turns' ratios says
+more than two runs would. The tiny checkpoints answer held-out problems in float32, and each engine
+has a process of its own. The benchmark stops if an answer differs.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def sampler_of(llm: Any) -> Any:
 
 @contextlib.contextmanager
 def without_fused_commits(llm: Any) -> Iterator[None]:
-    """Blocks are committed in passes of their own."""
+    """Commit blocks in passes of their own."""
     decoder = sampler_of(llm).canvas_update
     with mock.patch.object(decoder, "policy", replace(decoder.policy, fused=False)):
         yield
 
 
 def without_compiled_norms(llm: Any) -> contextlib.AbstractContextManager[Any]:
-    """Norms by elementwise operators, as vLLM's CPU platform has them."""
+    """Compute norms by elementwise operators, as vLLM's CPU platform does."""
     return mock.patch.object(norms, "_takes", return_value=False)
 
 
 def with_plain_functions(**functions: Any) -> Without:
-    """Row statistics and noise by PyTorch's operators."""
+    """Compute row statistics and noise by PyTorch's operators."""
     return lambda llm: mock.patch.multiple(sampler_of(llm).readout, **functions)
 
 
@@ -106,15 +106,15 @@ RIDES = {
 
 
 def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[float]:
-    """Of one turn after the other: seconds without the lever over seconds with it."""
+    """For one turn after the other: seconds without the lever over seconds with it."""
     while True:
         begin = time.perf_counter()
         expected = answered()
         middle = time.perf_counter()
         with without(llm):
-            found = answered()
+            actual = answered()
         end = time.perf_counter()
-        if found != expected:
+        if actual != expected:
             raise RuntimeError("other answers without the lever; the figures would mean nothing")
         yield (end - middle) / (middle - begin)
 
@@ -122,8 +122,8 @@ def gains(llm: Any, without: Without, answered: Callable[[], Any]) -> Iterator[f
 def measured(ride: Ride, at_once: int, per_task: int, turns: int) -> dict[str, list[float]]:
     """The ratios of the turns, by lever."""
     llm = ride.start()
-    asked = prompts(per_task, llm.get_tokenizer())
-    answered = partial(answers, llm, asked, at_once, ride.temperature)
+    questions = prompts(per_task, llm.get_tokenizer())
+    answered = partial(answers, llm, questions, at_once, ride.temperature)
     answered()  # warm up
     return {
         name: list(itertools.islice(gains(llm, without, answered), turns))
@@ -145,8 +145,8 @@ def main() -> None:
     results: dict[str, dict[str, list[float]]] = {}
     sizes = "--per-task", str(args.per_task), "--turns", str(args.turns)
     for ride, at_once in itertools.product(RIDES, map(str, args.at_once)):
-        found = child(__file__, "--child", ride, "--at-once", at_once, *sizes)
-        for name, ratios in found.items():
+        by_lever = child(__file__, "--child", ride, "--at-once", at_once, *sizes)
+        for name, ratios in by_lever.items():
             results.setdefault(name, {})[at_once] = ratios
             print(
                 f"{name:34}{at_once:>4} at a time: {statistics.median(ratios):.2f} x "

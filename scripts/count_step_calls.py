@@ -37,14 +37,14 @@ REQUESTS = 2
 
 @dataclass(frozen=True)
 class Calls:
-    """Frames that one step entered, in order, as (file, function)."""
+    """The functions that one step entered, in order, as (file, function)."""
 
-    frames: tuple[tuple[str, str], ...]
+    functions: tuple[tuple[str, str], ...]
 
     @property
     def visits(self) -> list[str]:
         """The files in the order in which the step calls them; one entry for each call."""
-        files = [file for file, _ in self.frames]
+        files = [file for file, _ in self.functions]
         return [file for n, file in enumerate(files) if n == 0 or files[n - 1] != file]
 
     @property
@@ -70,19 +70,19 @@ class CountingSampler:
 
     def __call__(self, hidden_states: Any, input_batch: Any) -> Any:
         """Sample, and record what is called."""
-        made: list[tuple[str, str]] = []
+        calls: list[tuple[str, str]] = []
 
         def profile(frame: Any, event: str, _: Any) -> None:
             code = frame.f_code
             if event == "call" and code.co_filename.startswith(PACKAGE):
-                made.append((code.co_filename[len(PACKAGE) + 1 :], code.co_qualname))
+                calls.append((code.co_filename[len(PACKAGE) + 1 :], code.co_qualname))
 
         sys.setprofile(profile)
         try:
             return self.sampler(hidden_states, input_batch)
         finally:
             sys.setprofile(None)
-            self.last = Calls(tuple(made))
+            self.last = Calls(tuple(calls))
 
 
 def steady_calls(checkpoint: Path, options: dict[str, float]) -> Calls:
@@ -130,14 +130,14 @@ def main() -> int:
     for family in args.families:
         checkpoint, most_calls, most_files, options = FAMILIES[family]
         calls = steady_calls(CHECKPOINTS / checkpoint, options)
-        made, files = len(calls.visits), len(calls.files)
-        within &= made <= most_calls and files <= most_files
+        visits, files = len(calls.visits), len(calls.files)
+        within &= visits <= most_calls and files <= most_files
         print(
-            f"{family}: {made} calls (at most {most_calls}) in {files} files "
-            f"(at most {most_files}), {calls.returns} returns, {len(calls.frames)} frames"
+            f"{family}: {visits} calls (at most {most_calls}) in {files} files "
+            f"(at most {most_files}), {calls.returns} returns, {len(calls.functions)} frames"
         )
         if args.list:
-            print("\n".join(f"    {file}: {function}" for file, function in calls.frames))
+            print("\n".join(f"    {file}: {function}" for file, function in calls.functions))
     return 1 if args.check and not within else 0
 
 

@@ -39,7 +39,7 @@ CHECKED = 2
 def check(batch: Batch) -> float:
     """Root mean square error over that of eager PyTorch in `DTYPE`, against float64.
 
-    At most 1 is right; twice that in float32, where sums in another order are all there is.
+    At most 1 is right. In float32 it is 2, because only the order of the sums differs there.
 
     Raises:
         SystemExit: the kernel is wrong.
@@ -51,19 +51,19 @@ def check(batch: Batch) -> float:
     # The last requests have the largest offsets.
     for row in range(max(0, shape.requests - CHECKED), shape.requests):
         tokens = slice(row * shape.query, (row + 1) * shape.query)
-        one = replace(
+        request = replace(
             queries,
             query_start=queries.query_start[:2],
             seq_lens=queries.seq_lens[row : row + 1],
             page_table=queries.page_table[row : row + 1],
         )
-        # A head at a time of the first group: scores of a long prefill are many.
-        few = shape.heads // shape.kv_heads
+        # Only the first group's heads: the scores of a long prefill take much memory.
+        group = shape.heads // shape.kv_heads
         kv = PagedKV(batch.kv.keys[:, :, :1], batch.kv.values[:, :, :1])
-        given = (batch.query[tokens, :few], kv, one, batch.layer, [shape.mask])
-        truth = attention_reference(*given, torch.float64)
-        budget = attention_reference(*given, DTYPE).double() - truth
-        error = out[tokens, :few].double() - truth
+        arguments = (batch.query[tokens, :group], kv, request, batch.layer, [shape.mask])
+        truth = attention_reference(*arguments, torch.float64)
+        budget = attention_reference(*arguments, DTYPE).double() - truth
+        error = out[tokens, :group].double() - truth
         worst = max(worst, float(error.square().mean().sqrt() / budget.square().mean().sqrt()))
     limit = 2.0 if torch.float32 == DTYPE else 1.0
     if not worst <= limit or not out.isfinite().all():
@@ -72,7 +72,7 @@ def check(batch: Batch) -> float:
 
 
 def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
-    """Milliseconds of ours, it against the machine, and the others as multiples of it."""
+    """Milliseconds of our kernel, its share of the machine's rates, and the others' ratios."""
     shape, ms = batch.shape, time_ms(ours(batch))
     return {
         "ms": ms,
@@ -89,10 +89,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--only", default="", help="shapes whose names begin so")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, checked but not timed")
-    asked = parser.parse_args()
-    device = require_gpu(quick=asked.quick)
-    chosen = [shape for shape in shapes(asked.quick) if shape.name.startswith(asked.only)]
-    if asked.quick:
+    args = parser.parse_args()
+    device = require_gpu(quick=args.quick)
+    chosen = [shape for shape in shapes(args.quick) if shape.name.startswith(args.only)]
+    if args.quick:
         for shape in chosen:
             batch = make_batch(shape, device)
             print(f"{shape.name:36} error {check(batch):.2f} of eager's; as {list(others(batch))}")
@@ -110,8 +110,8 @@ def main() -> None:
         print(f"{shape.name:36} {numbers} {ratios}")
         del batch
         torch.cuda.empty_cache()
-    if asked.json:
-        write_json(asked.json, machine, rows)
+    if args.json:
+        write_json(args.json, machine, rows)
 
 
 if __name__ == "__main__":

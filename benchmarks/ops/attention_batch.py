@@ -116,18 +116,18 @@ def shapes(quick: bool) -> list[Shape]:
             Shape("window", 4, 2, 32, masks.window_symmetric(48), 96, 32, 2),
             Shape("reference", 4, 2, 32, masks.window_reference(48), 96, 64, 2),
         ]
-    found = []
+    chosen = []
     for context in (1024, 8192, 32768):
         for requests in (1, 16, 64):
-            where = f"{context // 1024}k x{requests}"
+            size = f"{context // 1024}k x{requests}"
             llada2 = masks.block_causal(32)
-            found.append(Shape(f"llada2 canvas {where}", 16, 4, 128, llada2, context, 32, requests))
+            chosen.append(Shape(f"llada2 canvas {size}", 16, 4, 128, llada2, context, 32, requests))
             for mask in (masks.window_symmetric(1024), masks.window_reference(1024)):
-                name = f"gemma {mask.name} {where}"
-                found.append(Shape(name, 8, 4, 256, mask, context, 256, requests))
-            name = f"gemma global {where}"
-            found.append(Shape(name, 8, 2, 512, masks.bidirectional(), context, 256, requests))
+                name = f"gemma {mask.name} {size}"
+                chosen.append(Shape(name, 8, 4, 256, mask, context, 256, requests))
+            name = f"gemma global {size}"
+            chosen.append(Shape(name, 8, 2, 512, masks.bidirectional(), context, 256, requests))
     for prompt in (2048, 8192):
         name = f"llada2 prefill {prompt // 1024}k"
-        found.append(Shape(name, 16, 4, 128, masks.block_causal(32), 0, prompt, 1))
-    return found
+        chosen.append(Shape(name, 16, 4, 128, masks.block_causal(32), 0, prompt, 1))
+    return chosen

@@ -16,7 +16,7 @@ from vllm_dllm.ops.attention.masks import MaskRule
 
 
 def ours(batch: Batch, queries: QueryBatch | None = None) -> Callable[[], torch.Tensor]:
-    """The kernel, on the batch's requests or on others over the same tokens."""
+    """Our kernel, on the batch's requests or on others over the same tokens."""
     out = torch.empty_like(batch.query)
 
     def run() -> torch.Tensor:
@@ -47,7 +47,7 @@ def virtual_sequences(batch: Batch) -> Callable[[], torch.Tensor] | None:
 
 
 def sdpa(batch: Batch) -> Callable[[], Any]:
-    """PyTorch's attention: a dense mask where not all keys are seen."""
+    """PyTorch's attention, with a dense mask where not all keys are seen."""
     shape = batch.shape
     query, keys, values = batch.contiguous()
     dense = shape.mask.dense(shape.span, query.device)
@@ -73,7 +73,7 @@ def flex(batch: Batch) -> Callable[[], Any]:
 
 
 def unified(batch: Batch) -> Callable[[], Any] | None:
-    """VLLM's Triton attention with one causal flag a request; None where it does not apply."""
+    """Triton attention of vLLM with a causal flag per request, or None if it does not apply."""
     rule = batch.shape.mask.rule
     if rule.block not in (1, masks.WHOLE) and batch.shape.query > rule.block:
         return None
@@ -87,9 +87,9 @@ def unified(batch: Batch) -> Callable[[], Any] | None:
     if not HAS_TRITON:
         return None
     queries, shape = batch.queries, batch.shape
-    out, one = torch.empty_like(batch.query), torch.ones(1, device=batch.query.device)
+    out, unit = torch.empty_like(batch.query), torch.ones(1, device=batch.query.device)
     width = shape.mask.window_width - 1
-    descale = one.expand(shape.requests, shape.kv_heads)
+    descale = unit.expand(shape.requests, shape.kv_heads)
     # Room for its own split of keys, as vLLM's metadata builder makes it.
     rows, parts = 128 // shape.kv_heads, 16
     room = (rows, shape.heads, parts)
@@ -125,7 +125,7 @@ def unified(batch: Batch) -> Callable[[], Any] | None:
     return run
 
 
-# What may return None does not apply to every shape.
+# An alternative that may return None does not apply to every shape.
 OTHERS: dict[str, Callable[[Batch], Callable[[], torch.Tensor] | None]] = {
     "flex": flex,
     "sdpa": sdpa,
@@ -135,12 +135,12 @@ OTHERS: dict[str, Callable[[Batch], Callable[[], torch.Tensor] | None]] = {
 
 
 def others(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
-    """What else there is for a shape, each of the same result: else it is no alternative.
+    """The alternatives to our kernel for a shape; each must compute the same result.
 
     Raises:
         SystemExit: one computes something else.
     """
-    found, wanted = {}, ours(batch)()
+    alternatives, expected = {}, ours(batch)()
     for name, prepare in OTHERS.items():
         try:
             run = prepare(batch)
@@ -152,7 +152,7 @@ def others(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
             continue
         if result.dim() == 4:  # [requests, heads, tokens, head size]
             result = result.transpose(1, 2).flatten(0, 1)
-        if not torch.allclose(result, wanted, atol=0.05, rtol=0.05):
+        if not torch.allclose(result, expected, atol=0.05, rtol=0.05):
             raise SystemExit(f"{batch.shape.name}: {name} computes something else")
-        found[name] = run
-    return found
+        alternatives[name] = run
+    return alternatives

@@ -1,6 +1,6 @@
-"""What the scripts for a bare GPU machine share: its own ceilings, timing, and the record.
+"""Helpers of the scripts for a bare GPU machine: its ceilings, timing, and the record.
 
-Needs torch and Triton, nothing else of what the package depends on.
+They need torch and Triton, and nothing else of what the package depends on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton
 ROOT = Path(__file__).resolve().parents[2]
 # Written before each timed run, so that nothing is left in a cache; several times an L2 cache.
 FLUSH_BYTES = 512 << 20
-# Of the device's clock, some two milliseconds.
+# Cycles of the device's clock, about two milliseconds.
 AHEAD_CYCLES = 4_000_000
 
 
@@ -56,8 +56,8 @@ class Machine:
 def require_gpu(quick: bool = False) -> torch.device:
     """The device to run on.
 
-    Without a GPU that is the CPU where `quick` is asked for and kernels are interpreted; else
-    this says what is missing and ends the process with code 2.
+    Without a GPU that is the CPU if `quick` is set and kernels are interpreted. Otherwise this says
+    what is missing and ends the process with code 2.
     """
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -116,7 +116,7 @@ def time_ms(run: Callable[[], Any], repeats: int = 25, warm_up: int = 5) -> floa
     """
     for _ in range(warm_up):
         run()
-    found = []
+    times = []
     for _ in range(repeats):
         _flushed().zero_()
         torch.cuda._sleep(AHEAD_CYCLES)
@@ -125,8 +125,8 @@ def time_ms(run: Callable[[], Any], repeats: int = 25, warm_up: int = 5) -> floa
         run()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end))
-    return statistics.median(found)
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
 
 
 @cache

@@ -33,7 +33,7 @@ from vllm_dllm.ops.statistics.head_triton import HeadTile
 
 
 def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
-    """Milliseconds of ours, ours against the machine, and how much longer the others take."""
+    """Milliseconds of our kernels, their share of the machine's rates, and the others' ratios."""
     shape = batch.shape
     ours = time_ms(batch.ours)
     row: dict[str, Any] = {
@@ -54,7 +54,7 @@ def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
 
 
 def tiles(rows: int) -> Iterator[HeadTile]:
-    """Others that may suit a number of rows."""
+    """Other tiles that may suit a number of rows."""
     of_rows = [r for r in (16, 32, 64, 128) if r < 2 * rows]
     for r in of_rows[-2:]:
         for ids in (128, 256):
@@ -66,14 +66,14 @@ def tiles(rows: int) -> Iterator[HeadTile]:
 
 def sweep(batch: Batch) -> dict[str, float]:
     """Milliseconds of the first pass with other tiles, the fastest first."""
-    found = {}
+    times = {}
     for tile in tiles(batch.shape.rows):
         name = f"{tile.rows}x{tile.ids}x{tile.depth}, {tile.warps} warps, {tile.stages} stages"
         try:
-            found[name] = time_ms(partial(batch.first_pass, tile), repeats=9, warm_up=2)
+            times[name] = time_ms(partial(batch.first_pass, tile), repeats=9, warm_up=2)
         except Exception as error:  # too much shared memory or a compiler's failure: go on
             print(f"    {name}: {type(error).__name__}")
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    return dict(sorted(times.items(), key=lambda item: item[1]))
 
 
 def main() -> None:
@@ -82,18 +82,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes whose names begin so")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, checked but not timed")
     parser.add_argument("--sweep", action="store_true", help="time other tiles, too")
-    asked = parser.parse_args()
-    device = require_gpu(quick=asked.quick)
-    chosen = [shape for shape in shapes(asked.quick) if shape.name.startswith(asked.only)]
+    args = parser.parse_args()
+    device = require_gpu(quick=args.quick)
+    chosen = [shape for shape in shapes(args.quick) if shape.name.startswith(args.only)]
     try:
-        report(chosen, device, asked)
+        report(chosen, device, args)
     except WrongKernelError as wrong:
         sys.exit(f"A kernel is wrong, errors over their budgets: {wrong}")
 
 
-def report(chosen: list[Shape], device: torch.device, asked: argparse.Namespace) -> None:
+def report(chosen: list[Shape], device: torch.device, args: argparse.Namespace) -> None:
     """Check and time, and print a line for each shape."""
-    if asked.quick:
+    if args.quick:
         for shape in chosen:
             worst = max(check(Batch.make(shape, device)).values())
             print(f"{shape.name:24} worst error {worst:.2f} of its budget")
@@ -112,14 +112,14 @@ def report(chosen: list[Shape], device: torch.device, asked: argparse.Namespace)
             f"{shape.name:24}{row['ms']:9.3f}{row['first_pass_ms']:9.3f}"
             f"{row['bandwidth']:6.0%}{row['matrix']:7.0%}{ratios}"
         )
-        if asked.sweep:
+        if args.sweep:
             row["sweep"] = sweep(batch)
             for name, ms in list(row["sweep"].items())[:5]:
                 print(f"    {ms:9.3f} ms  {name}")
         del batch
         torch.cuda.empty_cache()
-        if asked.json:  # after each shape, so that an interrupted run leaves what it has
-            write_json(asked.json, machine, rows)
+        if args.json:  # after each shape, so that an interrupted run leaves what it has
+            write_json(args.json, machine, rows)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from vllm_dllm.ops.statistics.head_triton import HeadTile, head_statistics
 from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics, measured
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 
-# As the engine has it (`worker/masked_kernels.py`).
+# The engine's own value (`worker/readout/contract.py`).
 TILE_BYTES = 32 << 20
 
 
@@ -100,7 +100,7 @@ class Batch:
         return cls(shape, hidden, head, temperature, keys)
 
     def ours(self) -> tuple[MeasuredStatistics, torch.Tensor | None]:
-        """What the engine would call."""
+        """The statistics as the engine would compute them."""
         if self.shape.soft:
             return fused_statistics(self.hidden, self.head, self.temperature, self.keys, TILE_BYTES)
         return self.first_pass(), None
@@ -108,10 +108,12 @@ class Batch:
     def first_pass(self, tile: HeadTile | None = None) -> MeasuredStatistics:
         """Statistics without the soft embedding."""
         if self.shape.soft:
-            found = head_statistics(self.hidden, self.head, self.temperature, self.keys, tile=tile)
-            return measured(found, self.temperature == 0)
-        found = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
-        return measured(found, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
+            partials = head_statistics(
+                self.hidden, self.head, self.temperature, self.keys, tile=tile
+            )
+            return measured(partials, self.temperature == 0)
+        partials = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
+        return measured(partials, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
 
 
 def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a user would have instead of the row-statistics kernels, as functions to be timed."""
+"""The alternatives to the row-statistics kernels, as functions to be timed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vllm_dllm.ops.statistics.tiled import tiled_statistics
 def whole_rows(
     hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The same from whole rows of logits, in plain torch operators."""
+    """The same results from whole rows of logits, in plain torch operators."""
     logits = (hidden @ head.weight.T).float()
     if head.embedding is None:
-        found = row_statistics(logits, 0, entropy=True)
-        return found.token, found.probability, found.entropy
+        statistics = row_statistics(logits, 0, entropy=True)
+        return statistics.token, statistics.probability, statistics.entropy
     greedy = (temperature == 0)[:, None]
     scaled = capped(logits, head.soft_cap) / torch.where(greedy, 1.0, temperature[:, None])
     token = scaled.argmax(-1)
@@ -35,7 +35,7 @@ def whole_rows(
 
 
 def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What a user would have instead; the last two are parts of the work."""
+    """The alternatives by name; the last two are only parts of the work."""
     arguments = batch.hidden, batch.head, batch.temperature, batch.keys
     yield "eager", lambda: whole_rows(*arguments)
     compiled = torch.compile(whole_rows, dynamic=False)

@@ -141,8 +141,8 @@ class MaskAttentionImpl(TritonAttentionImpl):
             "attention chunks": self.chunk_lookback >= 0,
             f"attention of type {self.attn_type}": self.attn_type != AttentionType.DECODER,
         }
-        for feature, wanted in unsupported.items():
-            if wanted:
+        for feature, is_used in unsupported.items():
+            if is_used:
                 raise ValueError(f"attention backend CUSTOM (vllm-dllm) has no {feature}")
         self.layer = AttentionLayer(
             scale=self.scale,
@@ -227,12 +227,12 @@ class MaskRules:
         if self.fill is not None:
             self.fill(batch, self.rule)
         rule = MaskRule(self.rule.block[: batch.rows], self.rule.window[: batch.rows])
-        found = batch.one_query_per_request(causal=False)
+        metadata = batch.one_query_per_request(causal=False)
         # Layers of a KV cache group share one object.
         ruled: dict[int, MaskMetadata] = {}
-        for name, entry in found.items():
+        for name, entry in metadata.items():
             if id(entry) not in ruled:
                 queries = replace(entry.queries, rule=rule)
                 ruled[id(entry)] = replace(entry, queries=queries)
-            found[name] = ruled[id(entry)]
-        return found
+            metadata[name] = ruled[id(entry)]
+        return metadata

@@ -1,4 +1,4 @@
-"""What an attention rule of a model family is given, and what it has to return.
+"""The input and the result of a model family's attention rule.
 
 A rule says which keys a batch's queries see, in the terms of vLLM's attention backends. Each family
 has its own: see `families.block_causal.attention` and `families.diffusion_gemma.attention`.
@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """A batch, as an attention rule is given it.
+    """The batch that an attention rule is given.
 
     Attributes:
         input: vLLM's ``InputBatch``.
@@ -43,7 +43,7 @@ class AttentionBatch:
         """Attention metadata for every layer with the requests as they are.
 
         Args:
-            causal: for all requests, or int32 ``[rows]``, one flag for each.
+            causal: one flag for all requests, or int32 ``[rows]`` with a flag for each.
         """
         batch, rows = self.input, self.rows
         return build_attn_metadata(

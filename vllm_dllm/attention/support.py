@@ -1,4 +1,4 @@
-"""Which attention backend can express which mask, settled at start-up.
+"""The choice, at start-up, of how an attention backend expresses a model's masks.
 
 There are four methods to express a model's masks to an attention backend:
 
@@ -89,7 +89,7 @@ def support_for(layers: LayerBackend, masks: ModelMasks) -> MaskSupport:
     """How these layers express the model's masks.
 
     Raises:
-        ValueError: they cannot; the message names the backends that can.
+        ValueError: they cannot express them; the message names the backends that can.
     """
     if layers.backend == OURS:
         return MaskSupport("rules", "the kernel takes a rule for each request")
@@ -138,21 +138,21 @@ def _check_long_canvas(layers: LayerBackend, masks: ModelMasks) -> None:
         )
 
 
-def support_for_all(layers: Iterable[LayerBackend], masks: ModelMasks) -> list[LayerSupport]:
+def support_for_all(all_layers: Iterable[LayerBackend], masks: ModelMasks) -> list[LayerSupport]:
     """How each of a model's layers expresses the model's masks.
 
     Raises:
         ValueError: as `support_for`; or some layers have our backend and others do not.
     """
-    found = [(some, support_for(some, masks)) for some in layers]
-    backends = {some.backend for some, _ in found}
+    support = [(layers, support_for(layers, masks)) for layers in all_layers]
+    backends = {layers.backend for layers, _ in support}
     if OURS in backends and len(backends) > 1:
-        others = ", ".join(sorted(backends - {OURS}))
+        other_backends = ", ".join(sorted(backends - {OURS}))
         raise ValueError(
-            f"some layers have attention backend CUSTOM (vllm-dllm), others {others}; choose one "
-            "with --attention-backend"
+            f"some layers have attention backend CUSTOM (vllm-dllm), others "
+            f"{other_backends}; choose one with --attention-backend"
         )
-    return found
+    return support
 
 
 def check_backend_choice(vllm_config: VllmConfig, masks: ModelMasks) -> None:
@@ -209,7 +209,7 @@ def layer_backends(vllm_config: VllmConfig) -> list[LayerBackend]:
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
-    found: dict[LayerBackend, None] = {}
+    backends: dict[LayerBackend, None] = {}
     for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
         backend = layer.get_attn_backend()
         of_layer = LayerBackend(
@@ -219,8 +219,8 @@ def layer_backends(vllm_config: VllmConfig) -> list[LayerBackend]:
             # Only FlashAttention's layers have versions.
             getattr(layer.impl, "vllm_flash_attn_version", None),
         )
-        found[of_layer] = None
-    return list(found)
+        backends[of_layer] = None
+    return list(backends)
 
 
 def settle_support(vllm_config: VllmConfig, masks: ModelMasks) -> bool:
@@ -235,9 +235,9 @@ def settle_support(vllm_config: VllmConfig, masks: ModelMasks) -> bool:
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
-    found = support_for_all(layer_backends(vllm_config), masks)
-    logger.info("dllm: attention: %s", described(found))
-    methods = {support.method for _, support in found}
+    layer_support = support_for_all(layer_backends(vllm_config), masks)
+    logger.info("dllm: attention: %s", described(layer_support))
+    methods = {support.method for _, support in layer_support}
     if "canvas rows" in methods:
         from vllm_dllm.cpu.reference_window import use_reference_window
 
@@ -245,6 +245,8 @@ def settle_support(vllm_config: VllmConfig, masks: ModelMasks) -> bool:
     return "rules" in methods
 
 
-def described(found: Iterable[LayerSupport]) -> str:
-    """All layers in one line."""
-    return "; ".join(f"{layers}: {support.method} ({support.reason})" for layers, support in found)
+def described(layer_support: Iterable[LayerSupport]) -> str:
+    """The support of all layers, in one line for the log."""
+    return "; ".join(
+        f"{layers}: {support.method} ({support.reason})" for layers, support in layer_support
+    )

@@ -51,12 +51,12 @@ def prepare_prefill_inputs(
     following = next_prefill_tokens_ptr.numpy()
     ahead = min(num_lookahead, LOOKAHEAD_BLOCK)
     for i in todo:
-        slot, done, limit = int(slots[i]), int(computed[i]), int(limits[i])
+        slot, position, limit = int(slots[i]), int(computed[i]), int(limits[i])
         start, end = starts[i], starts[i + 1]
-        run = tokens[slot, done : done + end - start]
+        run = tokens[slot, position : position + end - start]
         input_ids[start : start + len(run)] = run
-        done += end - start
-        run = tokens[slot, done : min(done + ahead, max(limit, done))]
+        position += end - start
+        run = tokens[slot, position : min(position + ahead, max(limit, position))]
         following[: len(run), slot] = run
         following[len(run) : ahead, slot] = 0
 
@@ -181,12 +181,12 @@ def post_update(
             continue
         if draft_tokens_ptr is not None and draft_tokens_out_ptr is not None:
             draft_tokens_out_ptr[slot] = draft_tokens_ptr[i]
-        taken = num_sampled[i]
-        if taken > 0:
-            run, begin = sampled[i, :taken], int(total[slot])
+        sampled_count = num_sampled[i]
+        if sampled_count > 0:
+            run, begin = sampled[i, :sampled_count], int(total[slot])
             last[slot] = run[-1]
-            total[slot] = begin + taken
-            room = tokens[slot, begin : begin + taken]
+            total[slot] = begin + sampled_count
+            room = tokens[slot, begin : begin + sampled_count]
             room[:] = run[: len(room)]
             if bins is not None:
                 np.add.at(bins[slot], run, 1)  # a token may occur more than once

@@ -1,4 +1,4 @@
-"""What a process gets of the stand-ins on a CPU, and when.
+"""The installation of the stand-ins in a process that serves from a CPU.
 
 vLLM's Model Runner V2 needs Triton, which vLLM's CPU platform usually has not. There the process
 gets, in this order:
@@ -32,10 +32,10 @@ def lacks_triton() -> bool:
 
 
 def bridged_parts() -> tuple[str, ...]:
-    """Short words for what this process lacks and gets; changes nothing.
+    """Short names of the parts that this process lacks and is given; changes nothing.
 
     For example ("v2-runner", "triton-kernels:13", "torchvision-schemas"); empty where nothing is
-    missing, and on another platform. The same before and after it was given.
+    missing, and on another platform. The result is the same before and after they are given.
     """
     if not on_cpu():
         return ()

@@ -22,7 +22,7 @@ def all_gatherv(
     """Gather every rank's ``[sizes[rank], ...]`` to ``[sum(sizes), ...]``, in the ranks' order."""
     assert dim == 0, "rows only"
     if isinstance(input_, list):
-        return [_all_rows(self, one, sizes) for one in input_]
+        return [_all_rows(self, part, sizes) for part in input_]
     return _all_rows(self, input_, sizes)
 
 

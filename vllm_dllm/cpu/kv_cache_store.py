@@ -22,6 +22,6 @@ def store_keys_and_values(
     if kv_cache.dtype != key.dtype:
         raise ValueError(f"no {kv_cache.dtype} KV cache for {key.dtype} keys on this platform")
     real = (slot_mapping >= 0).nonzero()[:, 0]
-    at = slot_mapping[real]
-    page, slot = at // kv_cache.shape[2], at % kv_cache.shape[2]
+    slots = slot_mapping[real]
+    page, slot = slots // kv_cache.shape[2], slots % kv_cache.shape[2]
     kv_cache.transpose(1, 2)[page, slot] = torch.cat([key[real], value[real]], -1)

@@ -80,15 +80,15 @@ class KernelStandIn:
         """
         # A JIT wrapper keeps the Python function in `fn`; without Triton it is the function.
         parameters = inspect.signature(getattr(kernel, "fn", kernel)).parameters
-        wanted = dict(inspect.signature(function).parameters)
-        wanted.pop("grid")
+        accepted = dict(inspect.signature(function).parameters)
+        accepted.pop("grid")
         self.original = kernel
         self.function = function
         self.__name__ = getattr(kernel, "__name__", function.__name__)
         self.arg_names = tuple(parameters)
-        unknown = parameters.keys() - wanted.keys() - _TILING - _STRIDES
+        unknown = parameters.keys() - accepted.keys() - _TILING - _STRIDES
         # An argument with a default is not in every version of the kernel.
-        needed = {name for name, p in wanted.items() if p.default is p.empty}
+        needed = {name for name, p in accepted.items() if p.default is p.empty}
         missing = needed - parameters.keys()
         if unknown or missing:
             raise KernelMismatchError(
@@ -96,7 +96,7 @@ class KernelStandIn:
                 f"unknown arguments {sorted(unknown)}, missing arguments {sorted(missing)}"
             )
         self._names = frozenset(parameters)
-        self._dropped = tuple(parameters.keys() - wanted.keys())
+        self._dropped = tuple(parameters.keys() - accepted.keys())
         self._defaults = {
             name: p.default for name, p in parameters.items() if p.default is not p.empty
         }

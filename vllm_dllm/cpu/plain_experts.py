@@ -49,12 +49,12 @@ class PlainExperts(mk.FusedMoEExpertsModular):
 
     @property
     def expects_unquantized_inputs(self) -> bool:
-        """`apply` rounds the rows, vLLM must not do it before."""
+        """Yes: `apply` rounds the rows, and vLLM must not do so before."""
         return True
 
     @staticmethod
     def activation_format() -> mk.FusedMoEActivationFormat:
-        """One row per token."""
+        """The layout of the activations: one row per token."""
         return mk.FusedMoEActivationFormat.Standard
 
     @staticmethod

@@ -56,8 +56,8 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See vLLM's class; shapes ``[tokens, heads, head size]``."""
-        given = (layer, query, key, value, kv_cache, attn_metadata, output)
-        super().forward(*given, output_scale, output_block_scale)
+        arguments = (layer, query, key, value, kv_cache, attn_metadata, output)
+        super().forward(*arguments, output_scale, output_block_scale)
         if attn_metadata is None:
             return output
         blocks, heads, page, _ = kv_cache.shape
@@ -89,10 +89,10 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
 
     def _canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
         """The rows of a step's canvases; the first layer finds them, the metadata keeps them."""
-        found: list[CanvasRows] | None = getattr(metadata, "dllm_canvas_rows", None)
-        if found is None:
-            metadata.dllm_canvas_rows = found = self._find_canvas_rows(layer, metadata)
-        return found
+        rows: list[CanvasRows] | None = getattr(metadata, "dllm_canvas_rows", None)
+        if rows is None:
+            metadata.dllm_canvas_rows = rows = self._find_canvas_rows(layer, metadata)
+        return rows
 
     def _find_canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
         if metadata.dynamic_causal is None:

@@ -57,8 +57,8 @@ def apply_write(
         assert isinstance(output_stride, int)
         flat = flat_view(output_ptr)
         for row, start, end in zip(rows, starts, ends, strict=True):
-            to = row * output_stride + start
-            flat[to : to + end - begin] = contents[begin:end]
+            destination = row * output_stride + start
+            flat[destination : destination + end - begin] = contents[begin:end]
             begin = end
         return
     assert isinstance(output_stride, Tensor) and write_group_ids_ptr is not None
@@ -69,8 +69,8 @@ def apply_write(
     source = contents.ctypes.data
     groups = write_group_ids_ptr.numpy()[:count].tolist()
     for group, row, start, end in zip(groups, rows, starts, ends, strict=True):
-        to = bases[group] + 4 * (row * strides[group] + start)
-        ctypes.memmove(to, source + 4 * begin, 4 * (end - begin))
+        destination = bases[group] + 4 * (row * strides[group] + start)
+        ctypes.memmove(destination, source + 4 * begin, 4 * (end - begin))
         begin = end
 
 

@@ -25,7 +25,7 @@ LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 # The integers of a message to the engine, and of the tensor that holds a slot's seed.
 LEAST_INT64, MOST_INT64 = -(2**63), 2**63 - 1
 
-# What no diffusion model can do, or not yet: (parameter, whether a request sets it, why not).
+# Unsupported with diffusion models: (parameter, whether a request sets it, the reason).
 _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "prompt_logprobs",
@@ -204,10 +204,10 @@ def validate_sampling_params(params: Any, served: Served) -> None:
 
 
 def resolve_options(params: Any, served: Served) -> ResolvedRequest:
-    """Parse a request's diffusion options, the first time; note what they come to.
+    """Resolve a request's diffusion options, or return what an earlier call has resolved.
 
-    From then on it stands among the extra arguments of `params`, which must not be an object of
-    the user's.
+    The first call stores the result among the extra arguments of `params`, which must not be an
+    object of the user's.
 
     Args:
         params: vLLM's ``SamplingParams``.
@@ -216,9 +216,9 @@ def resolve_options(params: Any, served: Served) -> ResolvedRequest:
     Raises:
         VLLMValidationError: an option is unknown, out of range, or does not fit the others.
     """
-    known = ResolvedRequest.given(params.extra_args)
-    if known is not None:
-        return known
+    resolved_before = ResolvedRequest.given(params.extra_args)
+    if resolved_before is not None:
+        return resolved_before
     try:
         options = served.options(params.extra_args)
         choice = served.choose(options)

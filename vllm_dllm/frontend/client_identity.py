@@ -25,7 +25,7 @@ def client_of(handler_arguments: list[Any]) -> Client:
             address = argument.client.host if argument.client else ""
             shown = argument.headers.get("authorization", "").encode(errors="replace")
             key = hashlib.sha256(shown).hexdigest()[:16] if shown else ""
-            given = getattr(getattr(argument.app.state, "args", None), "api_key", None)
-            checked = any(given or [os.environ.get("VLLM_API_KEY")])
+            api_keys = getattr(getattr(argument.app.state, "args", None), "api_key", None)
+            checked = any(api_keys or [os.environ.get("VLLM_API_KEY")])
             return (key, address) if checked else (address, key)
     return NOBODY

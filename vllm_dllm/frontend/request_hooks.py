@@ -1,4 +1,4 @@
-"""What happens to a request in the process that takes it, beside what vLLM does with it.
+"""The steps that this package adds to a request in the process that takes it.
 
 The methods of `FrontEnd` are called around functions of vLLM, by the wrappers in `vllm_patches`,
 in this order: `answer` around the handler of an HTTP request, `convert` around the making of its
@@ -51,7 +51,7 @@ class AwaitedConstraint(NamedTuple):
 
     Attributes:
         structured_outputs: the constraint, as the request's sampling parameters hold it.
-        automaton: what came of it; done.
+        automaton: the result of its compilation; this future is done.
     """
 
     structured_outputs: Any
@@ -199,7 +199,7 @@ class FrontEnd:
         if not isinstance(params, SamplingParams):
             return make(prompt, params)
         automaton = self._automaton_of(params)
-        # Validation notes there what the request's options come to.
+        # Validation stores the resolved options of the request there.
         unconstrained = params.clone()
         unconstrained.structured_outputs = None
         request = make(prompt, unconstrained)

@@ -21,10 +21,10 @@ from vllm.logger import init_logger
 
 logger = init_logger("vllm.dllm")
 
-# What may pass after the running requests have ended: for the engine to free its device, and for
-# clients to read their answers.
+# Seconds that may pass after the running requests have ended. The first are for the engine to free
+# its device, the second for clients to read their answers.
 TEARDOWN_SECONDS, CLOSE_SECONDS = 10.0, 5.0
-# Between refusing requests and ending what sends the refusals.
+# Seconds between refusing requests and ending what sends the refusals.
 REFUSAL_SECONDS = 0.5
 # Several API servers are killed by their parent when the time is over, so they refuse earlier.
 MARGIN_SECONDS = 2.0
@@ -45,26 +45,26 @@ class GracefulShutdown:
     """The shutdown of one front end: of its requests, its engine and its HTTP server.
 
     Attributes:
-        asked: a signal has asked the server to end; no new request is taken.
-        hurried: a second signal has asked it to end at once.
+        begun: a signal has asked the server to end; no new request is taken.
+        second_signal: set when a second signal has asked it to end at once.
         app: the FastAPI app of the HTTP server, once there is one.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self.hurried = threading.Event()
+        self.begun = False
+        self.second_signal = threading.Event()
         self.app: Any = None
         self._adding = 0
         self._aborting: asyncio.Future[Any] | None = None
 
     def refuse_when_asked(self) -> None:
         """Raises `ShuttingDownError` once the server was asked to end."""
-        if self.asked:
+        if self.begun:
             raise ShuttingDownError
 
     @contextlib.contextmanager
     def adding(self) -> Iterator[None]:
-        """Around a request that is being handed to the engine; the shutdown waits for it.
+        """A context around handing a request to the engine; the shutdown waits for it to end.
 
         Raises:
             ShuttingDownError: the server takes no more requests.
@@ -90,10 +90,10 @@ class GracefulShutdown:
         handler = getattr(client, "output_handler", None)
         # vLLM calls this on the event loop, too, when all is over. No request could be answered
         # there while this waits.
-        if self.asked or timeout is None or handler is None or client.errored or _on_event_loop():
+        if self.begun or timeout is None or handler is None or client.errored or _on_event_loop():
             stop_engine(timeout)
             return
-        self.asked = True
+        self.begun = True
         loop = handler.get_loop()
         server = getattr(self.app.state, "server", None) if self.app is not None else None
         loop.call_soon_threadsafe(self._react_to_second_signal, client, server)
@@ -118,7 +118,7 @@ class GracefulShutdown:
             )
         deadline = time.monotonic() + seconds
         while running or self._adding:
-            if time.monotonic() >= deadline or client.errored or self.hurried.wait(0.05):
+            if time.monotonic() >= deadline or client.errored or self.second_signal.wait(0.05):
                 return False
         return True
 
@@ -132,7 +132,7 @@ class GracefulShutdown:
 
     def _hurry(self, client: Any, server: Any) -> None:
         logger.warning("dllm: a second signal; the server ends at once")
-        self.hurried.set()
+        self.second_signal.set()
         self._refuse_running(client)
         loop = asyncio.get_running_loop()
         loop.call_later(REFUSAL_SECONDS, _kill_engine, client)

@@ -34,9 +34,9 @@ KIND_OF_FIELD = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
-# A pattern of white space that allows none.
+# The pattern that allows no white space.
 NO_WHITESPACE = ""
-# When a client should come again whose constraint was not compiled because of others.
+# Seconds after which a client may retry if its constraint was not compiled because of others.
 RETRY_SECONDS = 2
 
 
@@ -81,10 +81,10 @@ def refuse_incompatible_parameters(params: Any, end_tokens: Iterable[int]) -> No
     Raises:
         ConstraintError: names the parameter.
     """
-    others = set(params.stop_token_ids or ()) - set(end_tokens)
+    other_stop_tokens = set(params.stop_token_ids or ()) - set(end_tokens)
     incompatible = {
         "stop": bool(params.stop),
-        f"stop_token_ids={shown(sorted(others))}": bool(others),
+        f"stop_token_ids={shown(sorted(other_stop_tokens))}": bool(other_stop_tokens),
         "ignore_eos": params.ignore_eos,
         "min_tokens": params.min_tokens > 0,
         **{
@@ -92,8 +92,8 @@ def refuse_incompatible_parameters(params: Any, end_tokens: Iterable[int]) -> No
             for name in ("diffusion_pinned", "diffusion_read_only", "diffusion_constrained")
         },
     }
-    for name, given in incompatible.items():
-        if given:
+    for name, is_set in incompatible.items():
+        if is_set:
             raise ConstraintError(
                 f"{name} is not supported beside structured outputs with diffusion models: an "
                 "output ends where its constraint is satisfied, and nowhere else"

@@ -1,7 +1,7 @@
-"""Every function of vLLM that is wrapped, and all that depends on vLLM's versions.
+"""The wrappers around functions of vLLM, and everything that depends on vLLM's version.
 
-Each module is about one thing that vLLM does otherwise for our models, and each wrapper passes
-every other model on to the original. `wrapping` has the one helper that wraps.
+Each module changes one thing that vLLM does for our models, and each wrapper passes every other
+model on to the original. `wrapping` has the one helper that wraps.
 
 This package is imported in every process of vLLM, early. So importing its modules imports nothing
 of vLLM (`shutdown` is the exception, and is imported late), and large modules of vLLM that not

@@ -22,10 +22,10 @@ def apply() -> None:
 
 def _remember_the_option(original: Callable[..., None]) -> Callable[..., None]:
     def try_verify_and_update_config(self: Any) -> None:
-        asked = self.scheduler_config.async_scheduling is True
+        requested = self.scheduler_config.async_scheduling is True
         original(self)
         if is_ours(self.model_config):
-            self.model_config.dllm_async_scheduling = asked
+            self.model_config.dllm_async_scheduling = requested
 
     return try_verify_and_update_config
 

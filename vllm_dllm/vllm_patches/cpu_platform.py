@@ -38,7 +38,7 @@ def apply(needs_runner: Callable[[VllmConfig], bool]) -> tuple[str, ...]:
             model, and possibly before that configuration is complete.
 
     Returns:
-        Short words for what was done, see `bridge.bridged_parts`.
+        Short names of what was done, see `bridge.bridged_parts`.
     """
     global _applied
     if not bridge.on_cpu() or _applied:
@@ -84,9 +84,9 @@ def _choose_runner(needs_runner: Callable[[VllmConfig], bool]) -> None:
 
 
 def _with_triton(check: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, for which Triton is there.
+    """A copy of a function that takes Triton to be available.
 
-    The function's other checks stay, those of a later vLLM included.
+    All other checks of the function stay, including those of a later vLLM.
     """
     return with_globals(check, HAS_TRITON=True)
 
@@ -132,7 +132,7 @@ def _prepare_worker_in_time() -> None:
 
     platform = type(current_platform)
     if not hasattr(platform, "register_triton_kernel_overrides"):
-        # A vLLM without that call: better an early import than a worker without kernels.
+        # This vLLM has no such call, and an early import is better than a worker without kernels.
         _wrap_init_device()
         return
 

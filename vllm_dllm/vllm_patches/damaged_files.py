@@ -1,4 +1,4 @@
-"""The files of a checkpoint: one that is damaged is named in the error that it causes."""
+"""The name of a damaged checkpoint file in the error that it causes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
     def set_default_limits(
         self: Any, usage_context: Any, model_config: Any, *positional: Any
     ) -> None:
-        given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
+        is_given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
         original(self, usage_context, model_config, *positional)
         ours = is_ours(model_config)
         if isinstance(self.shutdown_timeout, NotGiven):
@@ -34,7 +34,7 @@ def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
         if ours:
             from vllm_dllm.vllm_patches import shutdown
 
-            set_defaults(self, model_config, given)
+            set_defaults(self, model_config, is_given)
             # The parent of several API servers makes no front end: here it learns of its model.
             shutdown.apply_to_parent_of_api_servers()
 

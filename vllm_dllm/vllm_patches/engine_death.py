@@ -1,7 +1,7 @@
-"""Why an engine died: it tells its front ends, and the log's last line says it.
+"""The cause of an engine's death, which it tells its front ends and which ends the log.
 
-vLLM's engine tells its front ends no more than that it died, and the reason is somewhere in the
-log, among what all other processes write when they end.
+vLLM's engine tells its front ends only that it died. The reason is somewhere in the log, among what
+all other processes write when they end.
 """
 
 from __future__ import annotations

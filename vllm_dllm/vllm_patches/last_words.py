@@ -16,24 +16,24 @@ from typing import Any
 # A name below `vllm`, because that logger has vLLM's handler and level.
 logger = logging.getLogger("vllm.dllm")
 
-# How long other processes may take to write their own last lines.
+# Seconds that other processes may take to write their own last lines.
 OTHERS_SECONDS = 3.0
 
 
 def describe_end(process: multiprocessing.Process) -> str:
     """How a process ended, in words: with an exit status, or killed by a signal."""
-    code, who = process.exitcode, f"process {process.name} (pid {process.pid})"
+    code, subject = process.exitcode, f"process {process.name} (pid {process.pid})"
     if code is None or code >= 0:
-        return f"{who} ended with exit status {code}; its own error is above"
+        return f"{subject} ended with exit status {code}; its own error is above"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    return f"{who} was killed by signal {-code} ({name})"
+    return f"{subject} was killed by signal {-code} ({name})"
 
 
 def fail_with_last_line(cause: str) -> None:
     """See that this process ends with exit status 1, with the cause in the log's last line.
 
-    What runs at the interpreter's exit writes lines, too: about leaked semaphores, about reference
-    counts of bindings. So the line is written after it.
+    More lines are written at the interpreter's exit, such as those about leaked semaphores and
+    about reference counts of bindings. So the line is written after them.
 
     In a child process it is written at once: such a process runs no exit functions, and the last
     line is its parent's.
@@ -50,8 +50,8 @@ def fail_with_last_line(cause: str) -> None:
 def _write_last_line(cause: str) -> None:
     atexit.unregister(_write_last_line)
     with contextlib.suppress(Exception):
-        # Those of others, which end processes and remove files. This function is the first that
-        # runs, because it was registered last, and does not return.
+        # The exit functions of others, which end processes and remove files. This function runs
+        # first, because it was registered last, and does not return.
         atexit._run_exitfuncs()
     with contextlib.suppress(Exception):
         # The process of the resource tracker ends, and says what was leaked, once all processes

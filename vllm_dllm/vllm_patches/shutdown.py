@@ -70,7 +70,7 @@ def _fail_with_engine(original: Callable[..., Any]) -> Callable[..., Any]:
             return await original(app, *args, **kwargs)
         ours.app = app
         remaining = await original(app, *args, **kwargs)
-        if ours.asked or not client.errored:
+        if ours.begun or not client.errored:
             return remaining
         processes = engine_processes(client)
         if engine_ended_well(processes):

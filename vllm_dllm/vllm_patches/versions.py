@@ -30,8 +30,8 @@ def version_problem() -> str | None:
     if MIN_VERSION <= (major, minor) < BELOW_VERSION:
         return None
     older = (major, minor) < MIN_VERSION
-    why = "its model states and schedulers lack hooks" if older else "it has not been tried"
-    return f"vLLM {version} is not supported ({why}; needs {supported_versions()})"
+    reason = "its model states and schedulers lack hooks" if older else "it has not been tried"
+    return f"vLLM {version} is not supported ({reason}; needs {supported_versions()})"
 
 
 def supported_versions() -> str:

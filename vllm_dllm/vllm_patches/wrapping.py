@@ -33,17 +33,17 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
 
     Raises:
         AttributeError: the owner has nothing of this name.
-        TypeError: what it has is neither callable nor a property with a getter.
+        TypeError: the attribute is neither callable nor a property with a getter.
     """
-    found = inspect.getattr_static(owner, name)
-    original = _function_in(found)
+    attribute = inspect.getattr_static(owner, name)
+    original = _function_in(attribute)
     if not callable(original):
         raise TypeError(f"{name} of {owner!r} is no function that could be wrapped")
     if hasattr(original, _WRAPPED):
         return
     wrapper = functools.wraps(original)(decorator(original))
     setattr(wrapper, _WRAPPED, True)
-    setattr(owner, name, _of_the_same_kind(found, wrapper))
+    setattr(owner, name, _of_the_same_kind(attribute, wrapper))
 
 
 def is_wrapped(owner: Any, name: str) -> bool:
@@ -68,21 +68,21 @@ def with_globals(function: Callable[..., Any], **values: Any) -> Callable[..., A
     return copy
 
 
-def _function_in(found: Any) -> Any:
-    """The plain function in what a class or a module holds under a name."""
-    if isinstance(found, property):
-        return found.fget
-    if isinstance(found, (staticmethod, classmethod)):
-        return found.__func__
-    return found
+def _function_in(attribute: Any) -> Any:
+    """The plain function in an attribute of a class or a module."""
+    if isinstance(attribute, property):
+        return attribute.fget
+    if isinstance(attribute, (staticmethod, classmethod)):
+        return attribute.__func__
+    return attribute
 
 
-def _of_the_same_kind(found: Any, wrapper: Callable[..., Any]) -> Any:
-    """What a class or a module has to hold so that `wrapper` is used as `found` was."""
-    if isinstance(found, property):
-        return property(wrapper, found.fset, found.fdel, found.__doc__)
-    if isinstance(found, staticmethod):
+def _of_the_same_kind(attribute: Any, wrapper: Callable[..., Any]) -> Any:
+    """An attribute that makes a class or a module use `wrapper` as it used `attribute`."""
+    if isinstance(attribute, property):
+        return property(wrapper, attribute.fset, attribute.fdel, attribute.__doc__)
+    if isinstance(attribute, staticmethod):
         return staticmethod(wrapper)
-    if isinstance(found, classmethod):
+    if isinstance(attribute, classmethod):
         return classmethod(wrapper)
     return wrapper

@@ -65,12 +65,12 @@ def _bytes() -> Vocabulary:
     return Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
 
 
-def _table(transitions: dict[int, dict[int, int]], start: int, most: int) -> np.ndarray:
+def _table(transitions: dict[int, dict[int, int]], start: int, most_states: int) -> np.ndarray:
     """The transition table, with the start state in row 0."""
-    if len(transitions) > most:
+    if len(transitions) > most_states:
         raise ConstraintError(
-            f"the constraint is too large: {len(transitions)} states over bytes, at most {most} "
-            "are served"
+            f"the constraint is too large: {len(transitions)} states over bytes, at most "
+            f"{most_states} are served"
         )
     ids = np.fromiter(transitions, dtype=np.int64, count=len(transitions))
     counts = [len(edges) for edges in transitions.values()]
@@ -99,8 +99,8 @@ def _without_dead_states(table: np.ndarray, accepting: np.ndarray) -> tuple[np.n
     if not alive[0]:
         raise ConstraintError("the constraint allows no output at all")
     number: np.ndarray = np.where(alive, alive.cumsum() - 1, DEAD).astype(np.int32)
-    kept = table[alive]
-    return np.where(kept == DEAD, DEAD, number[kept]), accepting[alive]
+    live_rows = table[alive]
+    return np.where(live_rows == DEAD, DEAD, number[live_rows]), accepting[alive]
 
 
 def _merge_equal_states(table: np.ndarray, accepting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -113,6 +113,6 @@ def _merge_equal_states(table: np.ndarray, accepting: np.ndarray) -> tuple[np.nd
         first, number = equal_rows(np.column_stack([table, accepting]))
         if len(first) == len(table):
             break
-        kept = table[first]
-        table, accepting = np.where(kept == DEAD, DEAD, number[kept]), accepting[first]
+        rows = table[first]
+        table, accepting = np.where(rows == DEAD, DEAD, number[rows]), accepting[first]
     return table.astype(np.int32), accepting

@@ -67,13 +67,13 @@ class Constraint:
                 value = json.dumps(value)
             except (TypeError, ValueError, RecursionError) as error:
                 raise ConstraintError(f"{kind}: not JSON ({error})") from error
-        made = cls(kind, value, whitespace)
+        constraint = cls(kind, value, whitespace)
         size = len(value) + len(whitespace or "")
         if size > limits.characters:
             raise ConstraintError(
                 f"{kind} is {size} characters long, at most {limits.characters} are served"
             )
-        return made
+        return constraint
 
 
 def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
@@ -118,9 +118,9 @@ def _check_blank(gap: Node) -> None:
     """Refuse characters that are not white space in JSON."""
     if isinstance(gap, Chars):
         blank = tuple((code, code) for code in sorted(JSON_SPACE))
-        held = sum(last - first + 1 for first, last in gap.ranges)
-        both = sum(last - first + 1 for first, last in intersection(gap.ranges, blank))
-        if held != both or intersection(gap.ranges, ANY) != gap.ranges:
+        characters = sum(last - first + 1 for first, last in gap.ranges)
+        blank_characters = sum(last - first + 1 for first, last in intersection(gap.ranges, blank))
+        if characters != blank_characters or intersection(gap.ranges, ANY) != gap.ranges:
             raise ConstraintError("whitespace may hold only JSON's: space, tab and line ends")
     for part in gap.inside():
         _check_blank(part)

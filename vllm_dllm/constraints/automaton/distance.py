@@ -32,8 +32,8 @@ def fewest_steps(source: np.ndarray, target: np.ndarray, goal: np.ndarray) -> np
         steps += 1
         counts = first[frontier + 1] - first[frontier]
         begin: np.ndarray = np.repeat(first[frontier] - (counts.cumsum() - counts), counts)
-        before = np.unique(into[begin + np.arange(counts.sum())])
-        frontier = before[distance[before] == NEVER]
+        predecessors = np.unique(into[begin + np.arange(counts.sum())])
+        frontier = predecessors[distance[predecessors] == NEVER]
         distance[frontier] = steps
     return distance
 

@@ -101,9 +101,9 @@ class TokenAutomaton:
     def from_bytes(cls, data: bytes) -> TokenAutomaton:
         """The inverse of `to_bytes`."""
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            found = cls(**{f.name: stored[f.name] for f in fields(cls)})
-        found.__dict__["_packed"] = data
-        return found
+            automaton = cls(**{f.name: stored[f.name] for f in fields(cls)})
+        automaton.__dict__["_packed"] = data
+        return automaton
 
 
 def token_automaton(
@@ -123,8 +123,8 @@ def token_automaton(
     columns = table[:, first]
     leads = (columns != DEAD).any(0)
     class_of_function: np.ndarray = np.full(len(functions), NO_CLASS, dtype=np.int32)
-    kept = leads[merged]
-    class_of_function[used[kept]] = (leads.cumsum() - 1)[merged[kept]]
+    leads_on = leads[merged]
+    class_of_function[used[leads_on]] = (leads.cumsum() - 1)[merged[leads_on]]
     class_of_token = class_of_function[function_of_token]
     class_of_token, order = _by_first_token(class_of_token, int(leads.sum()))
     class_of_token[list(vocabulary.ends)] = len(order)
@@ -162,28 +162,28 @@ def _without_dead_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     inside = alive[source] & alive[target]
     alive &= reachable(source[inside], target[inside], np.arange(states) == 0)
     number: np.ndarray = np.where(alive, alive.cumsum() - 1, DEAD).astype(np.int32)
-    kept = table[alive]
-    return np.where(kept == DEAD, DEAD, number[kept]), distance[alive]
+    live_rows = table[alive]
+    return np.where(live_rows == DEAD, DEAD, number[live_rows]), distance[alive]
 
 
 def _pairs(table: np.ndarray) -> np.ndarray:
     """Pairs of states with any class between them, ascending, as ``source * states + target``."""
     states = len(table)
-    found = []
+    pairs = []
     for first in range(0, states, 512):
-        some = np.sort(table[first : first + 512], axis=1).astype(np.int64)
-        new = some != DEAD
-        new[:, 1:] &= some[:, 1:] != some[:, :-1]
+        targets = np.sort(table[first : first + 512], axis=1).astype(np.int64)
+        new = targets != DEAD
+        new[:, 1:] &= targets[:, 1:] != targets[:, :-1]
         row, column = np.nonzero(new)
-        found.append((row + first) * states + some[row, column])
-    return np.concatenate(found)
+        pairs.append((row + first) * states + targets[row, column])
+    return np.concatenate(pairs)
 
 
 def _by_first_token(class_of_token: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Renumber classes by their lowest token, so that ties go to it; also returns the old ones."""
     first: np.ndarray = np.full(count, len(class_of_token), dtype=np.int64)
-    known = np.flatnonzero(class_of_token != NO_CLASS)
-    np.minimum.at(first, class_of_token[known], known)
+    tokens = np.flatnonzero(class_of_token != NO_CLASS)
+    np.minimum.at(first, class_of_token[tokens], tokens)
     order = np.argsort(first, kind="stable")
     number: np.ndarray = np.empty(count + 1, dtype=np.int32)
     number[order] = np.arange(count)

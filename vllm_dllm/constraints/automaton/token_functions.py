@@ -43,13 +43,13 @@ def token_functions(
     rounds = np.arange(lengths.max(initial=0))
     going = np.asarray(np.searchsorted(-lengths[order], -rounds, side="left"))
     current: np.ndarray = np.full(len(lengths), functions.identity)
-    for at, count in enumerate(going.tolist()):
-        byte = vocabulary.data[begin[:count] + at]
+    for index, count in enumerate(going.tolist()):
+        byte = vocabulary.data[begin[:count] + index]
         current[:count] = functions.followed_by(current[:count], column_of_byte[byte])
     current[lengths[order] == 0] = 0
-    found: np.ndarray = np.empty(len(lengths), dtype=np.int32)
-    found[order] = current
-    return found, functions.table()
+    function_of_token: np.ndarray = np.empty(len(lengths), dtype=np.int32)
+    function_of_token[order] = current
+    return function_of_token, functions.table()
 
 
 class _Functions:
@@ -69,27 +69,27 @@ class _Functions:
             np.arange(states + 1, dtype=self.type),
         ]
         self.number = {row.tobytes(): n for n, row in enumerate(self.rows)}
-        self.known: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
-        self.known[0] = 0
+        self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
+        self.composed[0] = 0
 
     def followed_by(self, function: np.ndarray, column: np.ndarray) -> np.ndarray:
         """Each function, int ``[n]``, followed by a byte, given by its column, int ``[n]``."""
-        found = self.known[function, column]
-        missing = found == UNKNOWN
+        numbers = self.composed[function, column]
+        missing = numbers == UNKNOWN
         if missing.any():
-            width = self.known.shape[1]
+            width = self.composed.shape[1]
             pairs = np.unique(function[missing].astype(np.int64) * width + column[missing])
             step = max(1, TILE // self.moves.shape[1])
             for first in range(0, len(pairs), step):
                 self._compose(*np.divmod(pairs[first : first + step], width))
-            found = self.known[function, column]
-        return found
+            numbers = self.composed[function, column]
+        return numbers
 
     def _compose(self, function: np.ndarray, column: np.ndarray) -> None:
-        before = np.stack([self.rows[n] for n in function.tolist()])
-        after = self.moves[column[:, None], before]  # [n, states + 1]
+        inner = np.stack([self.rows[n] for n in function.tolist()])
+        composed = self.moves[column[:, None], inner]  # [n, states + 1]
         numbers = []
-        for row in after:
+        for row in composed:
             key = row.tobytes()
             number = self.number.get(key)
             if number is None:
@@ -101,10 +101,12 @@ class _Functions:
                 f"the constraint is too large: more than {self.limits.cells} pairs of a state and "
                 "a kind of token"
             )
-        if len(self.rows) > len(self.known):
-            more = max(2 * len(self.known), len(self.rows)) - len(self.known)
-            self.known = np.pad(self.known, ((0, more), (0, 0)), constant_values=UNKNOWN)
-        self.known[function, column] = numbers
+        if len(self.rows) > len(self.composed):
+            missing_rows = max(2 * len(self.composed), len(self.rows)) - len(self.composed)
+            self.composed = np.pad(
+                self.composed, ((0, missing_rows), (0, 0)), constant_values=UNKNOWN
+            )
+        self.composed[function, column] = numbers
 
     def table(self) -> np.ndarray:
         """All functions, int32 ``[functions, states]``, with `DEAD` for the dead state."""

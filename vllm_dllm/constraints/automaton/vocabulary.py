@@ -42,17 +42,17 @@ class Vocabulary:
         Raises:
             ConstraintError: there are no ends, or an end is not an id.
         """
-        known = tuple(sorted(set(ends)))
-        if not known:
+        end_ids = tuple(sorted(set(ends)))
+        if not end_ids:
             raise ConstraintError("no token ends a text, so none could be finished")
-        if not 0 <= known[0] <= known[-1] < len(tokens):
-            raise ConstraintError(f"ids {known} that end a text are not all in the vocabulary")
-        kept = list(tokens)
-        for end in known:
-            kept[end] = b""
-        lengths: np.ndarray = np.fromiter(map(len, kept), dtype=np.int64, count=len(kept))
+        if not 0 <= end_ids[0] <= end_ids[-1] < len(tokens):
+            raise ConstraintError(f"ids {end_ids} that end a text are not all in the vocabulary")
+        texts = list(tokens)
+        for end in end_ids:
+            texts[end] = b""
+        lengths: np.ndarray = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         offsets = np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum()])
-        return cls(np.frombuffer(b"".join(kept), dtype=np.uint8), offsets, known)
+        return cls(np.frombuffer(b"".join(texts), dtype=np.uint8), offsets, end_ids)
 
     @classmethod
     def read(cls, document: str | Mapping[str, Any], size: int, ends: Iterable[int]) -> Vocabulary:
@@ -83,10 +83,10 @@ class Vocabulary:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    known = content["model"]["vocab"]
-    if isinstance(known, Mapping):
-        return known.items()
-    return [(pair[0], number) for number, pair in enumerate(known)]  # Unigram: (text, score)
+    entries = content["model"]["vocab"]
+    if isinstance(entries, Mapping):
+        return entries.items()
+    return [(pair[0], number) for number, pair in enumerate(entries)]  # Unigram: (text, score)
 
 
 def _writer(decoder: Mapping[str, Any] | None) -> Any:
@@ -101,8 +101,8 @@ def _writer(decoder: Mapping[str, Any] | None) -> Any:
     kinds = [part["type"] for part in parts]
     if kinds == ["ByteLevel"]:
         return _byte_level
-    known = {"Replace", "ByteFallback", "Fuse"}
-    if not kinds or set(kinds) - known or "ByteFallback" not in kinds:
+    supported = {"Replace", "ByteFallback", "Fuse"}
+    if not kinds or set(kinds) - supported or "ByteFallback" not in kinds:
         raise ConstraintError(
             f"the tokenizer's decoder ({', '.join(kinds) or 'none'}) is not supported: ByteLevel, "
             "or Replace, ByteFallback and Fuse are"
@@ -112,8 +112,8 @@ def _writer(decoder: Mapping[str, Any] | None) -> Any:
     ]
 
     def fallback(token: str) -> bytes:
-        if found := BYTE_TOKEN.fullmatch(token):
-            return bytes([int(found[1], 16)])
+        if byte_token := BYTE_TOKEN.fullmatch(token):
+            return bytes([int(byte_token[1], 16)])
         for old, new in replaced:
             token = token.replace(old, new)
         return token.encode(errors="surrogatepass")
@@ -134,6 +134,6 @@ def _byte_level(token: str) -> bytes:
 def _alphabet() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    found = {chr(byte): byte for byte in printable}
-    return found | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + n): byte for n, byte in enumerate(unprintable)}

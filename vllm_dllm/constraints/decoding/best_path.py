@@ -134,9 +134,9 @@ class CanvasWindow:
         position = torch.arange(self.forced.shape[1], device=self.forced.device)
         return (position >= self.first[:, None]) & (position < self.end[:, None])
 
-    def part(self, some: slice) -> CanvasWindow:
+    def part(self, canvases: slice) -> CanvasWindow:
         """The windows of a slice of the canvases."""
-        return CanvasWindow(*(getattr(self, f.name)[some] for f in fields(self)))
+        return CanvasWindow(*(getattr(self, f.name)[canvases] for f in fields(self)))
 
     def take(self, index: torch.Tensor) -> CanvasWindow:
         """The windows of the canvases at `index`, int64 ``[m]``."""
@@ -233,18 +233,18 @@ def _backward_messages(
     members = by_class.index_select(0, automaton.members)
     labels = reduce(members, automaton.member_count, automaton.member_label)
     labels = labels.view(-1, length, count)
-    left = window.budget - (window.end - window.first)
-    possible = automaton.distance[:, None] <= left
+    budget_left = window.budget - (window.end - window.first)
+    possible = automaton.distance[:, None] <= budget_left
     messages = allowed.new_full((length + 1, automaton.states + 1, count), -torch.inf)
     messages[length, :-1].masked_fill_(possible, 0)
     # Tensors are unbound once before the loop, because most of the loop's time is call overhead.
     rows = messages[:, :-1].unbind(0)
     steps = list(zip(rows, rows[1:], labels.unbind(1), window.inside().t().unbind(0), strict=False))
-    for before, after, label, inside in reversed(steps):
-        edges = after.index_select(0, automaton.edge_target)
+    for message, next_message, label, inside in reversed(steps):
+        edges = next_message.index_select(0, automaton.edge_target)
         edges += label.index_select(0, automaton.edge_label)
         through = reduce(edges, automaton.edge_count, automaton.edge_source)
-        torch.where(inside, through, after, out=before)
+        torch.where(inside, through, next_message, out=message)
     return messages
 
 
@@ -265,9 +265,9 @@ def _forward_walk(
     weight = messages[0].gather(0, state[None])[0]
     inside = window.inside().t()
     chosen, states = [], [state]
-    for after, weights, active in zip(messages[1:], allowed, inside, strict=True):
+    for message, weights, active in zip(messages[1:], allowed, inside, strict=True):
         target = automaton.next.index_select(0, state).t()  # [C, n]
-        kind = after.gather(0, target).add_(weights).argmax(0, keepdim=True)
+        kind = message.gather(0, target).add_(weights).argmax(0, keepdim=True)
         state = torch.where(active, target.gather(0, kind)[0], state)
         chosen.append(kind)
         states.append(state)

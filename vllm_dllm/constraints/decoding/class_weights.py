@@ -51,13 +51,13 @@ class TokenChunks:
         size = torch.bincount(kinds, minlength=classes)
         chunks = (size + CHUNK - 1).div(CHUNK, rounding_mode="floor")
         chunk_class = torch.arange(classes, device=order.device).repeat_interleave(chunks)
-        before = chunks.cumsum(0) - chunks
-        within = torch.arange(len(chunk_class), device=order.device) - before[chunk_class]
-        at = within[:, None] * CHUNK + torch.arange(CHUNK, device=order.device)
-        most = size[chunk_class][:, None]
+        first_chunk = chunks.cumsum(0) - chunks
+        within = torch.arange(len(chunk_class), device=order.device) - first_chunk[chunk_class]
+        index = within[:, None] * CHUNK + torch.arange(CHUNK, device=order.device)
+        class_size = size[chunk_class][:, None]
         first = (size.cumsum(0) - size)[chunk_class][:, None]
-        token = order[(first + torch.minimum(at, most - 1)).flatten()]
-        real = at < most
+        token = order[(first + torch.minimum(index, class_size - 1)).flatten()]
+        real = index < class_size
         padding = (~real).sum(1).float()
         return cls(token, real.flatten(), padding, chunk_class, class_of_token, classes)
 
@@ -97,10 +97,10 @@ def _class_maxima(logits: torch.Tensor, chunks: TokenChunks) -> tuple[torch.Tens
     wins = torch.where(top == best.gather(1, kinds), number, NOT_A_CHUNK)
     first = wins.new_full((rows, chunks.classes), NOT_A_CHUNK)
     first.scatter_reduce_(1, kinds, wins, "amin")
-    known = first < NOT_A_CHUNK
-    tokens = chunks.token.view(-1, CHUNK)[torch.where(known, first, 0)]  # [rows, C, CHUNK]
-    at = logits.gather(1, tokens.flatten(1)).view(tokens.shape).argmax(-1, keepdim=True)
-    return best, torch.where(known, tokens.gather(2, at)[..., 0], 0)
+    attained = first < NOT_A_CHUNK
+    tokens = chunks.token.view(-1, CHUNK)[torch.where(attained, first, 0)]  # [rows, C, CHUNK]
+    place = logits.gather(1, tokens.flatten(1)).view(tokens.shape).argmax(-1, keepdim=True)
+    return best, torch.where(attained, tokens.gather(2, place)[..., 0], 0)
 
 
 def class_logsumexp(logits: torch.Tensor, chunks: TokenChunks) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,16 +159,16 @@ def draw_in_class(
         int64 ``[rows]``, ids. Where all logits of the class are -inf, any of its tokens.
     """
     number = torch.arange(len(chunks.chunk_class), device=keys.device)
-    score = _possible(by_chunk, chunks.chunk_class == kind[:, None])
-    chunk = (score + gumbel(keys, FIRST_GROUP_INDEX + number)).argmax(-1)  # [rows]
+    chunk_scores = _possible(by_chunk, chunks.chunk_class == kind[:, None])
+    chunk = (chunk_scores + gumbel(keys, FIRST_GROUP_INDEX + number)).argmax(-1)  # [rows]
     token = chunks.token.view(-1, CHUNK)[chunk]  # [rows, CHUNK]
-    held = _possible(scaled.gather(1, token).float(), chunks.real.view(-1, CHUNK)[chunk])
-    at = (held + gumbel(keys, token)).argmax(-1, keepdim=True)
-    return token.gather(1, at)[:, 0]
+    token_scores = _possible(scaled.gather(1, token).float(), chunks.real.view(-1, CHUNK)[chunk])
+    place = (token_scores + gumbel(keys, token)).argmax(-1, keepdim=True)
+    return token.gather(1, place)[:, 0]
 
 
 def _possible(score: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
-    """Scores of members, -inf for others. Where all members have -inf, they are equally likely."""
+    """Scores of members, and -inf for others; members that all have -inf are equally likely."""
     score = score.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill(~member, -torch.inf)
     none = score.amax(-1, keepdim=True) == -torch.inf
     return torch.where(none & member, 0.0, score)

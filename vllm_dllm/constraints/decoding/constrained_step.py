@@ -56,9 +56,9 @@ class ConstrainedPath:
         feasible = torch.ones_like(window.state, dtype=torch.bool)
         return cls(window.forced.clone(), logit, inside, states, feasible)
 
-    def part(self, some: slice) -> ConstrainedPath:
+    def part(self, canvases: slice) -> ConstrainedPath:
         """Views of a slice of the canvases; writing to them writes to this object."""
-        return ConstrainedPath(*(getattr(self, f.name)[some] for f in fields(self)))
+        return ConstrainedPath(*(getattr(self, f.name)[canvases] for f in fields(self)))
 
     def put(self, index: torch.Tensor, path: ConstrainedPath) -> None:
         """Write the path of the canvases at `index`, int64 ``[m]``, in place."""
@@ -81,9 +81,9 @@ def best_tokens(
     weight, token = class_maxima(logits.reshape(-1, ids), chunks)
     weight = weight.view(n, length, -1)
     paths = best_paths(automaton, weight, window)
-    at = paths.classes.clamp_max(automaton.classes - 1)[..., None]
+    kind = paths.classes.clamp_max(automaton.classes - 1)[..., None]
     return _with_tokens(
-        automaton, logits, window, paths, token.view(n, length, -1).gather(2, at)[..., 0]
+        automaton, logits, window, paths, token.view(n, length, -1).gather(2, kind)[..., 0]
     )
 
 
@@ -124,8 +124,8 @@ def _with_tokens(
     token = torch.where(inside, token, automaton.end_token)
     # After the window, `forced` is ignored; before it, it holds the tokens of the prompt.
     position = torch.arange(token.shape[1], device=token.device)
-    kept = (window.forced >= 0) & (position < window.end[:, None])
-    token = torch.where(kept, window.forced, token)
+    is_forced = (window.forced >= 0) & (position < window.end[:, None])
+    token = torch.where(is_forced, window.forced, token)
     logit = logits.gather(2, token[..., None])[..., 0].float()
     return ConstrainedPath(
         token, torch.where(inside, logit, 0.0), inside, paths.states, paths.feasible

@@ -69,16 +69,16 @@ def as_latest(schema: Mapping[str, Any], draft: Draft) -> Mapping[str, Any]:
         for value in values:
             if isinstance(value, float):
                 raise ConstraintError(f"enum has {value}, which is no integer in draft-04")
-    found = dict(schema)
+    rewritten = dict(schema)
     for bound in ("minimum", "maximum"):
         exclusive = f"exclusive{bound.capitalize()}"
-        if exclusive not in found:
+        if exclusive not in rewritten:
             continue
-        excluded = found.pop(exclusive)
+        excluded = rewritten.pop(exclusive)
         if not isinstance(excluded, bool):
             raise ConstraintError(f"{exclusive} is true or false in draft-04, beside {bound}")
-        if excluded and bound not in found:
+        if excluded and bound not in rewritten:
             raise ConstraintError(f"{exclusive} says nothing in draft-04 without {bound}")
         if excluded:
-            found[exclusive] = found.pop(bound)
-    return schema if found == schema else found
+            rewritten[exclusive] = rewritten.pop(bound)
+    return schema if rewritten == schema else rewritten

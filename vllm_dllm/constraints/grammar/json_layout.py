@@ -28,13 +28,13 @@ WHY_NOT_ANY = (
     "any JSON is allowed here, which no automaton can follow (it nests without end); say which "
     "type, and for objects and arrays what is in them"
 )
-# From a schema and the step that leads to it to the language of its values.
+# A function from a schema, and the step that leads to it, to the language of its values.
 ReadInside = Callable[[Any, str], Node]
 
 
 @dataclass(frozen=True)
 class JsonLayout:
-    """Where JSON may have white space, and the objects and arrays that are written so.
+    """The white space of JSON, and the objects and arrays that are written with it.
 
     Attributes:
         gap: white space after an opening bracket, a colon and a comma, and before a closing
@@ -45,24 +45,24 @@ class JsonLayout:
 
     @property
     def comma(self) -> Node:
-        """What separates two items."""
+        """The text between two items: a comma and white space."""
         return sequence(literal(","), self.gap)
 
-    def array(self, schema: Mapping[str, Any], at: str, inside: ReadInside) -> Node:
-        """The language of an array; `at` is the place of its schema, for messages.
+    def array(self, schema: Mapping[str, Any], path: str, inside: ReadInside) -> Node:
+        """The language of an array; `path` is the place of its schema, for messages.
 
         Raises:
             ConstraintError: uniqueItems, or an invalid value of a keyword.
         """
-        least, most = _counts("Items", schema, at)
+        least, most = _counts("Items", schema, path)
         if schema.get("uniqueItems") not in (None, False):
             raise ConstraintError(
-                f"{at}: uniqueItems is not supported: an automaton cannot remember what was there"
+                f"{path}: uniqueItems is not supported: an automaton cannot remember what was there"
             )
         prefix = schema.get("prefixItems", [])
         items = schema.get("items", not prefix)
         if isinstance(items, list) or not isinstance(prefix, list):
-            raise ConstraintError(f"{at}: items is one schema, prefixItems is a list")
+            raise ConstraintError(f"{path}: items is one schema, prefixItems is a list")
         if most is not None and most < least:
             return NOTHING
         if most == 0:
@@ -71,16 +71,16 @@ class JsonLayout:
         rest: Node = NOTHING
         if items is not False and (most is None or most > len(first)):
             rest = inside(items, "items")
-        more = None if most is None else most - len(first)
+        rest_limit = None if most is None else most - len(first)
         if not first:
-            one_more = repeat(sequence(self.comma, rest), max(least - 1, 0), more and more - 1)
-            filled = sequence(rest, one_more)
+            limit = rest_limit and rest_limit - 1
+            filled = sequence(rest, repeat(sequence(self.comma, rest), max(least - 1, 0), limit))
             return self._bracketed("[", filled if least else optional(filled), "]")
         parts = [first[0], *(sequence(self.comma, part) for part in first[1:])]
-        one_more = repeat(sequence(self.comma, rest), max(least - len(first), 0), more)
-        return self._bracketed("[", sequence(*parts, one_more), "]")
+        others = repeat(sequence(self.comma, rest), max(least - len(first), 0), rest_limit)
+        return self._bracketed("[", sequence(*parts, others), "]")
 
-    def object(self, schema: Mapping[str, Any], at: str, inside: ReadInside) -> Node:
+    def object(self, schema: Mapping[str, Any], path: str, inside: ReadInside) -> Node:
         """The language of an object with named properties, or of any names and one value schema.
 
         Raises:
@@ -90,39 +90,39 @@ class JsonLayout:
         """
         properties, required = schema.get("properties"), schema.get("required", [])
         if properties is not None and not isinstance(properties, Mapping):
-            raise ConstraintError(f"{at}: properties is an object")
+            raise ConstraintError(f"{path}: properties is an object")
         if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
-            raise ConstraintError(f"{at}: required is a list of names")
-        least, most = _counts("Properties", schema, at)
+            raise ConstraintError(f"{path}: required is a list of names")
+        least, most = _counts("Properties", schema, path)
         unnamed = [name for name in required if name not in (properties or {})]
         if unnamed:
             raise ConstraintError(
-                f"{at}: required names {short(unnamed[0])}, which properties does not"
+                f"{path}: required names {short(unnamed[0])}, which properties does not"
             )
-        more = schema.get("additionalProperties")
+        additional = schema.get("additionalProperties")
         if properties:
             if least > len(set(required)) or (most is not None and most < len(properties)):
                 raise ConstraintError(
-                    f"{at}: minProperties or maxProperties beside optional properties is "
+                    f"{path}: minProperties or maxProperties beside optional properties is "
                     "not supported"
                 )
             return self._bracketed("{", self._properties(schema, inside), "}")
-        if isinstance(more, Mapping) or more is True:
+        if isinstance(additional, Mapping) or additional is True:
             if least > 1:
                 raise ConstraintError(
-                    f"{at}: minProperties above 1 is not supported: names may repeat"
+                    f"{path}: minProperties above 1 is not supported: names may repeat"
                 )
-            return self._map(more, (least, most), inside)
-        if properties is None and more is not False:
-            raise ConstraintError(f"{at}: {WHY_NOT_ANY}")
+            return self._map(additional, (least, most), inside)
+        if properties is None and additional is not False:
+            raise ConstraintError(f"{path}: {WHY_NOT_ANY}")
         return NOTHING if least else self._bracketed("{", EMPTY_TEXT, "}")
 
     def _map(self, schema: Any, counts: tuple[int, int | None], inside: ReadInside) -> Node:
         """An object with any names, whose values all have one schema."""
-        held = inside(schema, "additionalProperties")
+        value = inside(schema, "additionalProperties")
         name = sequence(QUOTE, repeat(ANY_CHARACTER, 0, None), QUOTE, literal(":"), self.gap)
         least, most = counts
-        pair = sequence(name, held)
+        pair = sequence(name, value)
         if most == 0:
             return self._bracketed("{", EMPTY_TEXT, "}")
         filled = sequence(
@@ -133,9 +133,9 @@ class JsonLayout:
     def _properties(self, schema: Mapping[str, Any], inside: ReadInside) -> Node:
         """Named properties in the order of the schema; optional ones may be left out."""
         pairs = []
-        for name, held in schema["properties"].items():
-            found = inside(held, name)
-            pair = sequence(json_literal(name), literal(":"), self.gap, found)
+        for name, subschema in schema["properties"].items():
+            value = inside(subschema, name)
+            pair = sequence(json_literal(name), literal(":"), self.gap, value)
             pairs.append((pair, name in schema.get("required", [])))
         # From the last property to the first: the rest of the object after another property, and
         # the rest of the object if no property precedes it.
@@ -154,11 +154,11 @@ class JsonLayout:
         return sequence(literal(opening), self.gap, inside, self.gap, literal(closing))
 
 
-def _counts(what: str, schema: Mapping[str, Any], at: str) -> tuple[int, int | None]:
-    least, most = (schema.get(f"{end}{what}") for end in ("min", "max"))
-    for given in (least, most):
-        if given is not None and (whole_number(given) is None or given < 0):
-            raise ConstraintError(f"{at}: {short(given)} is no count of {what.lower()}")
+def _counts(parts: str, schema: Mapping[str, Any], path: str) -> tuple[int, int | None]:
+    least, most = (schema.get(f"{end}{parts}") for end in ("min", "max"))
+    for count in (least, most):
+        if count is not None and (whole_number(count) is None or count < 0):
+            raise ConstraintError(f"{path}: {short(count)} is no count of {parts.lower()}")
     return whole_number(least) or 0, whole_number(most)
 
 

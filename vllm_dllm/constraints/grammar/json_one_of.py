@@ -15,7 +15,7 @@ MOST_STEPS = 32
 
 
 def first_overlap(
-    options: Sequence[Any], references: References, at: str
+    options: Sequence[Any], references: References, path: str
 ) -> tuple[int, int] | None:
     """The indices of the first two options that may share a value, or None if no two do.
 
@@ -25,24 +25,24 @@ def first_overlap(
     Args:
         options: schemas.
         references: of the document that contains them.
-        at: their place in the document, for messages.
+        path: their place in the document, for messages.
 
     Raises:
         ConstraintError: a ``$ref`` leads nowhere.
     """
-    facts = _SchemaFacts(references, at)
-    found = [facts.followed(option) for option in options]
-    for (i, one), (j, other) in combinations(enumerate(found), 2):
-        if not facts.apart(one, other):
+    facts = _SchemaFacts(references, path)
+    followed = [facts.followed(option) for option in options]
+    for (i, first), (j, second) in combinations(enumerate(followed), 2):
+        if not facts.apart(first, second):
             return i, j
     return None
 
 
 class _SchemaFacts:
-    """What can be said about the schemas of a document."""
+    """Facts about the schemas of a document."""
 
-    def __init__(self, references: References, at: str) -> None:
-        self.references, self.at = references, at
+    def __init__(self, references: References, path: str) -> None:
+        self.references, self.path = references, path
 
     def followed(self, schema: Any) -> Any:
         """The schema that references and an `allOf` of a single schema lead to."""
@@ -50,47 +50,47 @@ class _SchemaFacts:
             if not isinstance(schema, Mapping):
                 return schema
             if "$ref" in schema:
-                schema = self.references.target(schema, self.at)
+                schema = self.references.target(schema, self.path)
             elif isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
                 (schema,) = schema["allOf"]
             else:
                 return schema
         return {}
 
-    def apart(self, one: Any, other: Any) -> bool:
+    def apart(self, first: Any, second: Any) -> bool:
         """Whether it is certain that no value fits both."""
-        if one is False or other is False:
+        if first is False or second is False:
             return True
-        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        if not isinstance(first, Mapping) or not isinstance(second, Mapping):
             return False
-        values, more = self.constants(one), self.constants(other)
-        if values is not None and more is not None:
-            return not {_same(v) for v in values} & {_same(v) for v in more}
-        if values is not None or more is not None:
-            schema = one if values is None else other
-            given = more if values is None else values
-            return not any(has_type(v, name) for v in given or [] for name in _types(schema))
-        if not _types(one) & _types(other):
+        first_values, second_values = self.constants(first), self.constants(second)
+        if first_values is not None and second_values is not None:
+            return not {_same(v) for v in first_values} & {_same(v) for v in second_values}
+        if first_values is not None or second_values is not None:
+            schema = first if first_values is None else second
+            enumerated = second_values if first_values is None else first_values
+            return not any(has_type(v, name) for v in enumerated or [] for name in _types(schema))
+        if not _types(first) & _types(second):
             return True
-        if _types(one) & _types(other) != {"object"}:
+        if _types(first) & _types(second) != {"object"}:
             return False
-        shared = set(one.get("required", [])) & set(other.get("required", []))
+        shared = set(first.get("required", [])) & set(second.get("required", []))
         return any(
-            self.constants_apart(one.get("properties"), other.get("properties"), name)
+            self.constants_apart(first.get("properties"), second.get("properties"), name)
             for name in shared
         )
 
-    def constants_apart(self, one: Any, other: Any, name: str) -> bool:
+    def constants_apart(self, first: Any, second: Any, name: str) -> bool:
         """Whether a property has constants in both schemas, and none in common."""
-        found = []
-        for properties in (one, other):
+        constants = []
+        for properties in (first, second):
             schema = properties.get(name) if isinstance(properties, Mapping) else None
             schema = self.followed(schema)
             values = self.constants(schema) if isinstance(schema, Mapping) else None
             if values is None:
                 return False
-            found.append({_same(value) for value in values})
-        return not found[0] & found[1]
+            constants.append({_same(value) for value in values})
+        return not constants[0] & constants[1]
 
     def constants(self, schema: Mapping[str, Any]) -> list[Any] | None:
         """All values that may fit, or None if they are not enumerated."""
@@ -104,8 +104,8 @@ class _SchemaFacts:
 def _types(schema: Mapping[str, Any]) -> set[str]:
     """The types that values of a schema may have; all of them if it names none."""
     named = schema.get("type", list(TYPES))
-    found = {named} if isinstance(named, str) else set(named)
-    return found | {"integer"} if "number" in found else found
+    names = {named} if isinstance(named, str) else set(named)
+    return names | {"integer"} if "number" in names else names
 
 
 def _same(value: Any) -> str:

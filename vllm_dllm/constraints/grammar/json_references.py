@@ -52,9 +52,9 @@ class References:
             if isinstance(part, Mapping):
                 scope = scope if names else _inside(part, scope)
                 self._scopes[id(part)] = scope
-                ahead += ((held, scope, table) for held, table in _held(part, names))
+                ahead += ((child, scope, table) for child, table in _children(part, names))
             elif isinstance(part, list):
-                ahead += ((held, scope, False) for held in part)
+                ahead += ((child, scope, False) for child in part)
 
     def scope(self, schema: Mapping[str, Any]) -> Scope:
         """The surroundings of a schema of the document."""
@@ -63,38 +63,38 @@ class References:
     def copied(self, copy: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """Register `copy`, a changed copy of a schema, as having the same surroundings."""
         if copy is not schema:
-            self._copies.append(copy)  # keeps it alive, so that its id() is not reused
+            self._copies.append(copy)  # keep it alive, so that its id() is not reused
             self._scopes[id(copy)] = self.scope(schema)
         return copy
 
-    def target(self, schema: Mapping[str, Any], at: str) -> Any:
+    def target(self, schema: Mapping[str, Any], path: str) -> Any:
         """What the ``$ref`` of a schema leads to.
 
         Raises:
             ConstraintError: it leads out of the document, or nowhere.
         """
-        pointer, found = schema["$ref"], self.scope(schema).root
+        pointer, target = schema["$ref"], self.scope(schema).root
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             raise ConstraintError(
-                f"{short(at)}: $ref {short(pointer)} is not supported; only places in the same "
+                f"{short(path)}: $ref {short(pointer)} is not supported; only places in the same "
                 "schema are, #/..."
             )
-        if found is not self._outermost.root:
-            name = found.get("$id", found.get("id"))
+        if target is not self._outermost.root:
+            name = target.get("$id", target.get("id"))
             if not name.removesuffix("#") or "#" in name.removesuffix("#"):
                 raise ConstraintError(
-                    f"{short(at)}: $ref inside a schema whose $id is {name!r:.80} is not "
+                    f"{short(path)}: $ref inside a schema whose $id is {name!r:.80} is not "
                     "supported: an $id is not empty and has no fragment"
                 )
         for step in pointer.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
-            elif isinstance(found, Mapping) and step in found:
-                found = found[step]
+            if isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+                target = target[int(step)]
+            elif isinstance(target, Mapping) and step in target:
+                target = target[step]
             else:
-                raise ConstraintError(f"{short(at)}: $ref {short(pointer)} leads nowhere")
-        return found
+                raise ConstraintError(f"{short(path)}: $ref {short(pointer)} leads nowhere")
+        return target
 
 
 def _inside(schema: Mapping[str, Any], scope: Scope) -> Scope:
@@ -109,10 +109,10 @@ def _inside(schema: Mapping[str, Any], scope: Scope) -> Scope:
     return Scope(root, draft)
 
 
-def _held(part: Mapping[str, Any], names: bool) -> Iterator[tuple[Any, bool]]:
+def _children(part: Mapping[str, Any], names: bool) -> Iterator[tuple[Any, bool]]:
     """The parts that may contain schemas, and whether each maps names to schemas."""
-    for name, held in part.items():
+    for name, child in part.items():
         if names:
-            yield held, False
+            yield child, False
         elif name not in DATA:
-            yield held, name in NAMED
+            yield child, name in NAMED

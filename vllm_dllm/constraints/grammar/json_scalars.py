@@ -36,8 +36,8 @@ def has_type(value: Any, name: str) -> bool:
     return isinstance(value, kinds[name])
 
 
-def scalar(name: str, schema: Mapping[str, Any], at: str) -> Node:
-    """The values of type `name` that satisfy a schema; `at` is its place, for messages.
+def scalar(name: str, schema: Mapping[str, Any], path: str) -> Node:
+    """The values of type `name` that satisfy a schema; `path` is its place, for messages.
 
     Raises:
         ConstraintError: a keyword has an invalid value, or is not supported together with another.
@@ -59,15 +59,15 @@ def scalar(name: str, schema: Mapping[str, Any], at: str) -> Node:
         high = None if most is None else math.ceil(most) - 1 if below else math.floor(most)
         return integer(low, high)
     except ConstraintError as error:
-        raise ConstraintError(f"{at}: {error}") from error
+        raise ConstraintError(f"{path}: {error}") from error
 
 
 def _string(schema: Mapping[str, Any]) -> Node:
-    given = [name for name in ("pattern", "format") if name in schema]
+    conditions = [name for name in ("pattern", "format") if name in schema]
     lengths = [name for name in ("minLength", "maxLength") if name in schema]
-    if len(given) > 1 or (given and lengths):
-        raise ConstraintError(f"{' together with '.join(given + lengths)} is not supported")
-    for name in given:
+    if len(conditions) > 1 or (conditions and lengths):
+        raise ConstraintError(f"{' together with '.join(conditions + lengths)} is not supported")
+    for name in conditions:
         if not isinstance(schema[name], str):
             raise ConstraintError(f"{name} is a string")
     if "pattern" in schema:
@@ -84,15 +84,15 @@ def _bound(
     schema: Mapping[str, Any], name: str, exclusive: str, tighter: Any
 ) -> tuple[float | None, bool]:
     """A bound, and whether it is excluded; the tighter bound if both keywords are given."""
-    given = []
+    bounds = []
     for keyword in (name, exclusive):
         if keyword not in schema:
             continue
         value = schema[keyword]
         if not has_type(value, "number") or (isinstance(value, float) and not math.isfinite(value)):
             raise ConstraintError(f"{keyword} is a number")
-        given.append(value)
-    if not given:
+        bounds.append(value)
+    if not bounds:
         return None, False
-    found = tighter(given)
-    return found, exclusive in schema and schema[exclusive] == found
+    bound = tighter(bounds)
+    return bound, exclusive in schema and schema[exclusive] == bound

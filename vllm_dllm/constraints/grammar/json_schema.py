@@ -50,13 +50,13 @@ def json_schema(schema: Any, limits: CompileLimits, layout: JsonLayout | None = 
             names the keyword and its place.
     """
     reader = _SchemaReader(schema, limits, layout or JsonLayout())
-    found = reader.value(schema, "$", _Place())
-    if found.empty:
+    language = reader.value(schema, "$", _Place())
+    if language.empty:
         raise ConstraintError(
             "the schema allows no value" + (f" within {limits.recursion} levels of recursion"
                                             if reader.cut else "")
         )  # fmt: skip
-    return found
+    return language
 
 
 @dataclass(frozen=True)
@@ -94,66 +94,66 @@ class _SchemaReader:
         self.references, self.limits, self.layout = References(root), limits, layout
         self.parts = 0
         self.cut = False
-        self.known: dict[tuple[int, tuple[tuple[int, int], ...]], Node] = {}
+        self.read_definitions: dict[tuple[int, tuple[tuple[int, int], ...]], Node] = {}
 
-    def value(self, schema: Any, at: str, place: _Place) -> Node:
-        """The language of the values of a schema; `at` is its place, for messages."""
+    def value(self, schema: Any, path: str, place: _Place) -> Node:
+        """The language of the values of a schema; `path` is its place, for messages."""
         self.parts += 1
         if self.parts > MOST_PARTS:
             raise ConstraintError(
                 f"the schema has more than {MOST_PARTS} parts once its references are written out"
             )
         if place.depth > self.limits.depth:
-            raise ConstraintError(f"{short(at)}: nested deeper than {self.limits.depth}")
+            raise ConstraintError(f"{short(path)}: nested deeper than {self.limits.depth}")
         if schema is False:
             return NOTHING
         if schema is True:
-            raise ConstraintError(f"{short(at)}: {WHY_NOT_ANY}")
+            raise ConstraintError(f"{short(path)}: {WHY_NOT_ANY}")
         if not isinstance(schema, Mapping):
-            raise ConstraintError(f"{short(at)}: a schema is an object, got {short(schema)}")
+            raise ConstraintError(f"{short(path)}: a schema is an object, got {short(schema)}")
         place = place.deeper(schema)
-        schema = self._latest(schema, at)
+        schema = self._latest(schema, path)
         for name, read in (
             *(("$ref", self._reference), ("const", self._enum), ("enum", self._enum)),
             *(("allOf", self._all_of), ("anyOf", self._any_of), ("oneOf", self._any_of)),
         ):
             if name in schema:
-                return read(name, schema, at, place)
-        return either(self._typed(name, schema, at, place) for name in types(schema, at))
+                return read(name, schema, path, place)
+        return either(self._typed(name, schema, path, place) for name in types(schema, path))
 
-    def _latest(self, schema: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    def _latest(self, schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """The schema as draft 2020-12 writes it, after a check that all its keywords are known."""
         if "$schema" in schema and draft_named(schema["$schema"]) is None:
             raise ConstraintError(
-                f"{short(at)}: $schema {short(schema['$schema'])} is not supported; JSON Schema's "
-                "drafts from draft-04 to 2020-12 are"
+                f"{short(path)}: $schema {short(schema['$schema'])} is not supported; JSON "
+                "Schema's drafts from draft-04 to 2020-12 are"
             )
         for name in schema:
             if name not in OF_TYPE and name not in GENERAL and name not in ANNOTATIONS:
                 raise ConstraintError(
-                    f"{short(at)}: keyword {short(name)} is not supported; supported: "
+                    f"{short(path)}: keyword {short(name)} is not supported; supported: "
                     f"{', '.join(SUPPORTED)}"
                 )
         try:
-            found = as_latest(schema, self.references.scope(schema).draft)
+            latest = as_latest(schema, self.references.scope(schema).draft)
         except ConstraintError as error:
-            raise ConstraintError(f"{short(at)}: {error}") from error
-        return self.references.copied(found, schema)
+            raise ConstraintError(f"{short(path)}: {error}") from error
+        return self.references.copied(latest, schema)
 
-    def _alone(self, name: str, schema: Mapping[str, Any], at: str, beside: set[str]) -> None:
+    def _alone(self, name: str, schema: Mapping[str, Any], path: str, beside: set[str]) -> None:
         """Refuse other keywords in the same schema, except those in `beside`."""
         others = set(schema) - ANNOTATIONS - beside - {name}
         if others:
             raise ConstraintError(
-                f"{short(at)}: {name} together with {', '.join(sorted(others))} is not supported"
+                f"{short(path)}: {name} together with {', '.join(sorted(others))} is not supported"
             )
 
-    def _reference(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
-        self._alone(name, schema, at, set())
-        pointer, target = schema[name], self.references.target(schema, at)
+    def _reference(self, name: str, schema: Mapping[str, Any], path: str, place: _Place) -> Node:
+        self._alone(name, schema, path, set())
+        pointer, target = schema[name], self.references.target(schema, path)
         if id(target) in place.begun:
             raise ConstraintError(
-                f"{short(at)}: $ref {short(pointer)} leads back to where it is used before any "
+                f"{short(path)}: $ref {short(pointer)} leads back to where it is used before any "
                 "part of the value is read, which JSON Schema leaves without a meaning"
             )
         if dict(place.inside).get(id(target), 0) > self.limits.recursion:
@@ -161,36 +161,36 @@ class _SchemaReader:
             return NOTHING
         place = place.within(id(target))
         key = (id(target), place.inside)
-        if key not in self.known:
-            self.known[key] = self.value(target, pointer, place)
-        return self.known[key]
+        if key not in self.read_definitions:
+            self.read_definitions[key] = self.value(target, pointer, place)
+        return self.read_definitions[key]
 
-    def _enum(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
-        self._alone(name, schema, at, {"type"})
+    def _enum(self, name: str, schema: Mapping[str, Any], path: str, place: _Place) -> Node:
+        self._alone(name, schema, path, {"type"})
         values = [schema[name]] if name == "const" else schema[name]
         if not isinstance(values, list) or not values:
-            raise ConstraintError(f"{short(at)}: enum is a list of values, and not an empty one")
-        allowed = types(schema, at) if "type" in schema else TYPES
+            raise ConstraintError(f"{short(path)}: enum is a list of values, and not an empty one")
+        allowed = types(schema, path) if "type" in schema else TYPES
         return either(
             json_literal(value)
             for value in values
             if any(has_type(value, name) for name in allowed)
         )
 
-    def _all_of(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
-        self._alone(name, schema, at, set())
-        (only,) = options if len(options := _options(name, schema, at)) == 1 else (None,)
+    def _all_of(self, name: str, schema: Mapping[str, Any], path: str, place: _Place) -> Node:
+        self._alone(name, schema, path, set())
+        (only,) = options if len(options := _options(name, schema, path)) == 1 else (None,)
         if only is None:
-            raise ConstraintError(f"{short(at)}: allOf of several schemas is not supported")
-        return self.value(only, f"{at}.allOf[0]", place)
+            raise ConstraintError(f"{short(path)}: allOf of several schemas is not supported")
+        return self.value(only, f"{path}.allOf[0]", place)
 
-    def _any_of(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
+    def _any_of(self, name: str, schema: Mapping[str, Any], path: str, place: _Place) -> Node:
         """The union of the options; for `oneOf`, no two of them may share a value."""
-        self._alone(name, schema, at, {"type"})
-        options = _options(name, schema, at)
+        self._alone(name, schema, path, {"type"})
+        options = _options(name, schema, path)
         if "type" in schema:
             # vLLM's schema of all tools is like this: the type outside, the rest inside.
-            allowed = types(schema, at)
+            allowed = types(schema, path)
             options = [
                 self.references.copied({"type": list(allowed), **option}, option)
                 if isinstance(option, Mapping)
@@ -198,53 +198,53 @@ class _SchemaReader:
                 for option in options
             ]
             for n, option in enumerate(options):
-                if isinstance(option, Mapping) and not set(types(option, at)) <= set(allowed):
+                if isinstance(option, Mapping) and not set(types(option, path)) <= set(allowed):
                     raise ConstraintError(
-                        f"{short(at)}: {name}[{n}] has a type that the schema around it has not"
+                        f"{short(path)}: {name}[{n}] has a type that the schema around it has not"
                     )
-        found = [self.value(o, f"{at}.{name}[{n}]", place) for n, o in enumerate(options)]
-        if name == "oneOf" and (pair := first_overlap(options, self.references, at)):
+        languages = [self.value(o, f"{path}.{name}[{n}]", place) for n, o in enumerate(options)]
+        if name == "oneOf" and (pair := first_overlap(options, self.references, path)):
             raise ConstraintError(
-                f"{short(at)}: oneOf is supported where no value fits two of its schemas; "
+                f"{short(path)}: oneOf is supported where no value fits two of its schemas; "
                 f"numbers {pair[0]} and {pair[1]} may share some (anyOf may say the same)"
             )
-        return either(found)
+        return either(languages)
 
-    def _typed(self, name: str, schema: Mapping[str, Any], at: str, place: _Place) -> Node:
-        def inside(held: Any, step: str) -> Node:
-            return self.value(held, f"{at}.{step}", place.part())
+    def _typed(self, name: str, schema: Mapping[str, Any], path: str, place: _Place) -> Node:
+        def inside(subschema: Any, step: str) -> Node:
+            return self.value(subschema, f"{path}.{step}", place.part())
 
         if name == "object":
-            return self.layout.object(schema, short(at), inside)
+            return self.layout.object(schema, short(path), inside)
         if name == "array":
-            return self.layout.array(schema, short(at), inside)
-        return scalar(name, schema, short(at))
+            return self.layout.array(schema, short(path), inside)
+        return scalar(name, schema, short(path))
 
 
-def types(schema: Mapping[str, Any], at: str) -> tuple[str, ...]:
+def types(schema: Mapping[str, Any], path: str) -> tuple[str, ...]:
     """The types that a schema names, or that its keywords restrict.
 
     Raises:
         ConstraintError: a type is unknown, or there is none.
     """
     if "type" not in schema:
-        found = {OF_TYPE[name] for name in schema if name in OF_TYPE}
+        restricted = {OF_TYPE[name] for name in schema if name in OF_TYPE}
         if "enum" in schema or "const" in schema or {"$ref", "anyOf", "oneOf"} & set(schema):
             return TYPES
-        if not found:
-            raise ConstraintError(f"{short(at)}: {WHY_NOT_ANY}")
-        return tuple(sorted(found))
+        if not restricted:
+            raise ConstraintError(f"{short(path)}: {WHY_NOT_ANY}")
+        return tuple(sorted(restricted))
     named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     for name in named:
         if name not in TYPES:
             raise ConstraintError(
-                f"{short(at)}: type {short(name)} is not one of {', '.join(TYPES)}"
+                f"{short(path)}: type {short(name)} is not one of {', '.join(TYPES)}"
             )
     return tuple(dict.fromkeys(named))
 
 
-def _options(name: str, schema: Mapping[str, Any], at: str) -> list[Any]:
+def _options(name: str, schema: Mapping[str, Any], path: str) -> list[Any]:
     options = schema[name]
     if not isinstance(options, list) or not options:
-        raise ConstraintError(f"{short(at)}: {name} is a list of schemas, and not an empty one")
+        raise ConstraintError(f"{short(path)}: {name} is a list of schemas, and not an empty one")
     return options

@@ -40,7 +40,7 @@ DIGIT = chars([(0x30, 0x39)])
 NOT_ZERO = chars([(0x31, 0x39)])
 
 YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
-# Divisible by 4, and by 400 where by 100.
+# Years divisible by 4, but those divisible by 100 only if divisible by 400.
 LEAP_YEAR = (
     r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 )  # fmt: skip
@@ -111,7 +111,7 @@ def string_of_format(name: str) -> Node:
     """A string of one of `FORMATS`.
 
     Raises:
-        ConstraintError: of another.
+        ConstraintError: the format is another one.
     """
     if name not in FORMATS:
         raise ConstraintError(

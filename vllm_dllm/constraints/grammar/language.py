@@ -140,19 +140,19 @@ def sequence(*parts: Node) -> Node:
         return NOTHING
     # Nested chains are flattened, so that a long schema is not a deep tree. Long ones are not,
     # because they may be shared and would be copied.
-    kept: list[Node] = []
+    flat: list[Node] = []
     for part in parts:
         if isinstance(part, Chain) and len(part.parts) <= MOST_COPIED:
-            kept += part.parts
+            flat += part.parts
         else:
-            kept.append(part)
-    return kept[0] if len(kept) == 1 else Chain(tuple(kept)) if kept else EMPTY_TEXT
+            flat.append(part)
+    return flat[0] if len(flat) == 1 else Chain(tuple(flat)) if flat else EMPTY_TEXT
 
 
 def either(options: Iterable[Node]) -> Node:
     """The union of options, without those that are empty."""
-    kept = tuple(option for option in options if not option.empty)
-    return kept[0] if len(kept) == 1 else Either(kept)
+    nonempty = tuple(option for option in options if not option.empty)
+    return nonempty[0] if len(nonempty) == 1 else Either(nonempty)
 
 
 def repeat(part: Node, least: int, most: int | None) -> Node:
@@ -171,15 +171,15 @@ def optional(part: Node) -> Node:
 
 def union(ranges: Iterable[Range]) -> Ranges:
     """Sort ranges, and merge those that overlap or touch; empty ranges are dropped."""
-    found: list[Range] = []
+    merged: list[Range] = []
     for first, last in sorted(ranges):
         if last < first:
             continue
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            found.append((first, last))
-    return tuple(found)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def complement(ranges: Ranges) -> Ranges:
@@ -191,19 +191,19 @@ def complement(ranges: Ranges) -> Ranges:
     return intersection(union([*gaps, (behind, LAST)]), ANY)
 
 
-def intersection(one: Ranges, other: Ranges) -> Ranges:
+def intersection(left: Ranges, right: Ranges) -> Ranges:
     """Code points in both; each must be as from `union`."""
-    found = []
+    common = []
     i = j = 0
-    while i < len(one) and j < len(other):
-        first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+    while i < len(left) and j < len(right):
+        first, last = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if first <= last:
-            found.append((first, last))
-        if one[i][1] < other[j][1]:
+            common.append((first, last))
+        if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(common)
 
 
 def as_expression(node: Node, limits: CompileLimits) -> str:

@@ -54,7 +54,7 @@ END = {"AT_END", "AT_END_STRING"}
 
 
 class PatternEnd(Enum):
-    """What lies at one end of a part of a pattern."""
+    """The surroundings of one end of a part of a pattern."""
 
     INSIDE = 0  # another part of the pattern, so an anchor is refused here
     OPEN = 1  # the end of the pattern, beyond which any text may follow
@@ -158,31 +158,31 @@ class _PatternReader:
             return self.anything if PatternEnd.OPEN in (begin, end) else EMPTY_TEXT
         parts = []
         for n, item in enumerate(items):
-            at = (
+            item_edges = (
                 begin if n == 0 else PatternEnd.INSIDE,
                 end if n == len(items) - 1 else PatternEnd.INSIDE,
             )
-            parts.append(self.item(item, at, flags))
+            parts.append(self.item(item, item_edges, flags))
         return sequence(*parts)
 
     def item(self, item: Any, edges: tuple[PatternEnd, PatternEnd], flags: int) -> Node:
         """An item of a sequence; groups and branches pass the ends on to their content."""
         name, value = str(item[0]), item[1]
         if name == "SUBPATTERN":
-            _, added, removed, held = value
+            _, added, removed, content = value
             if (added or removed) and not self.dialect.flags:
                 raise ConstraintError("a schema's pattern has no inline flags such as (?i:...)")
-            return self.sequence(list(held), edges, (flags | added) & ~removed)
+            return self.sequence(list(content), edges, (flags | added) & ~removed)
         if name == "BRANCH":
-            return either(self.sequence(list(held), edges, flags) for held in value[1])
-        found = self.atom(name, value, flags)
-        before, behind = (self.anything if e is PatternEnd.OPEN else EMPTY_TEXT for e in edges)
-        return sequence(before, found, behind)
+            return either(self.sequence(list(content), edges, flags) for content in value[1])
+        atom = self.atom(name, value, flags)
+        leading, trailing = (self.anything if e is PatternEnd.OPEN else EMPTY_TEXT for e in edges)
+        return sequence(leading, atom, trailing)
 
     def atom(self, name: str, value: Any, flags: int) -> Node:
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
-            least, most, held = value
-            inside = self.sequence(list(held), (PatternEnd.INSIDE, PatternEnd.INSIDE), flags)
+            least, most, content = value
+            inside = self.sequence(list(content), (PatternEnd.INSIDE, PatternEnd.INSIDE), flags)
             return repeat(inside, least, None if most == constants.MAXREPEAT else most)
         if name == "ANY":
             ends = () if flags & re.DOTALL else self.dialect.line_ends
@@ -214,8 +214,8 @@ class _PatternReader:
                 ranges.append(value)
             else:
                 ranges += self.category(str(value), bool(flags & re.ASCII), negated)
-        found = _cased(union(ranges), flags)
-        return complement(found) if negated else found
+        members = _cased(union(ranges), flags)
+        return complement(members) if negated else members
 
     def category(self, name: str, ascii_only: bool, possible: bool) -> Ranges:
         opposite, name = "NOT_" in name, name.removeprefix("CATEGORY_").removeprefix("NOT_")
@@ -253,8 +253,8 @@ def _every_character() -> str:
 @cache
 def _matching(text: str, flags: int) -> Ranges:
     """Ranges of the characters that a one-character pattern matches."""
-    found = re.finditer(f"(?:{text})+", _every_character(), flags)
-    return union((match.start(), match.end() - 1) for match in found)
+    runs = re.finditer(f"(?:{text})+", _every_character(), flags)
+    return union((match.start(), match.end() - 1) for match in runs)
 
 
 @cache
@@ -276,7 +276,7 @@ def _ascii() -> Dialect:
 
 @cache
 def _schema() -> Dialect:
-    """Where ECMA-262 and Python agree; ECMA's digits and words are ASCII, Python's are not."""
+    """The classes on which ECMA-262 and Python agree; ECMA's digits and words are ASCII."""
     ours, theirs = _python().sure, _ascii().sure
     # White space in ECMA-262: Unicode's category Zs, five controls, two line ends and U+FEFF.
     blank = union([*theirs["SPACE"], *((c, c) for c in (0xA0, 0x1680, 0x202F, 0x205F, 0x3000)),

@@ -64,9 +64,9 @@ class _TagReader:
                 f"structural_tag: format {short(kind)} is not supported with diffusion models "
                 f"(free text need not end); supported: {', '.join(self.kinds)}"
             )
-        known, read = self.kinds[kind]
-        for name, given in value.items():
-            if name not in known | {"type"} and given != DEFAULTS.get(name, ...):
+        fields, read = self.kinds[kind]
+        for name, content in value.items():
+            if name not in fields | {"type"} and content != DEFAULTS.get(name, ...):
                 raise ConstraintError(f"structural_tag: {kind} has {name}, which is not supported")
         try:
             return read(value, depth + 1)
@@ -95,12 +95,12 @@ class _TagReader:
         return sequence(begin, self._content(value, depth), either(literal(_text(e)) for e in ends))
 
     def _separated(self, value: Mapping[str, Any], depth: int) -> Node:
-        one = either(self._all(value, depth, "tags"))
-        found = one
+        tag = either(self._all(value, depth, "tags"))
+        tags = tag
         if not value.get("stop_after_first"):
-            more = sequence(literal(_text(value["separator"])), one)
-            found = sequence(one, repeat(more, 0, None))
-        return found if value.get("at_least_one") else optional(found)
+            further = sequence(literal(_text(value["separator"])), tag)
+            tags = sequence(tag, repeat(further, 0, None))
+        return tags if value.get("at_least_one") else optional(tags)
 
 
 def _text(value: Any) -> str:

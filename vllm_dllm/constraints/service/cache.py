@@ -50,6 +50,6 @@ class CompiledConstraints:
 
 
 def _size(automaton: TokenAutomaton) -> int:
-    """Bytes of its arrays and of its serialized form, which is cached too."""
+    """Bytes of an automaton's arrays and of its serialized form, which is cached too."""
     arrays = sum(array.nbytes for array in vars(automaton).values() if hasattr(array, "nbytes"))
     return arrays + len(automaton.to_bytes())

@@ -87,9 +87,9 @@ class CompilerPool:
         with self._state:
             verdict = self._verdicts.get(key)
             if verdict is not None:
-                done: Future[TokenAutomaton] = Future()
-                _resolve(done, verdict)
-                return done
+                resolved: Future[TokenAutomaton] = Future()
+                _resolve(resolved, verdict)
+                return resolved
             if self._closed:
                 raise BusyError(CLOSED)
             job = self._jobs.get(key) or Job(key, constraint)
@@ -179,7 +179,7 @@ class CompilerPool:
         while (ticket := self._next_ticket()) is not None:
             try:
                 outcome, process = self._compile(ticket.job, process)
-            except Exception as error:  # whatever it is, nobody may wait for ever
+            except Exception as error:  # whatever the error is, nobody may wait for ever
                 logger.exception("A constraint was not compiled.")
                 outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
             self._finish(ticket, outcome)

@@ -52,8 +52,8 @@ def pack_greeting(vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
 
 def unpack_greeting(payload: bytes) -> tuple[Vocabulary, CompileLimits]:
     """The inverse of `pack_greeting`."""
-    limits, rest = _split_json_head(payload)
-    with np.load(io.BytesIO(rest), allow_pickle=False) as stored:
+    limits, arrays = _split_json_head(payload)
+    with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
         ends = tuple(stored["ends"].tolist())
         return Vocabulary(stored["data"], stored["offsets"], ends), CompileLimits(**limits)
 
@@ -68,8 +68,8 @@ def unpack_constraint(payload: bytes) -> Constraint:
     return Constraint(**json.loads(payload))
 
 
-def _with_json_head(head: dict[str, Any], rest: bytes) -> bytes:
-    return frame(json.dumps(head).encode()) + rest
+def _with_json_head(head: dict[str, Any], body: bytes) -> bytes:
+    return frame(json.dumps(head).encode()) + body
 
 
 def _split_json_head(payload: bytes) -> tuple[dict[str, Any], bytes]:

@@ -76,11 +76,11 @@ class Turns:
         """
         removed = None
         if len(self.waiting) >= self.most:
-            counts = Counter(one.client[0] for one in self.waiting)
+            counts = Counter(queued.client[0] for queued in self.waiting)
             name, count = counts.most_common(1)[0] if counts else ("", 0)
             if counts[ticket.client[0]] + 1 >= count:
                 raise BusyError("too many constraints wait to be compiled: busy, try again")
-            removed = next(one for one in reversed(self.waiting) if one.client[0] == name)
+            removed = next(queued for queued in reversed(self.waiting) if queued.client[0] == name)
             self.waiting.remove(removed)
         self.waiting.append(ticket)
         return removed
@@ -91,20 +91,20 @@ class Turns:
         Args:
             barred: first names of clients that must wait for now.
         """
-        free = [one for one in self.waiting if one.client[0] not in barred]
+        free = [ticket for ticket in self.waiting if ticket.client[0] not in barred]
         if not free:
             return None
         last = self._last_turn
-        taken = min(free, key=lambda t: (last.get(t.client[0], -1), last.get(t.client, -1)))
-        self.waiting.remove(taken)
+        chosen = min(free, key=lambda t: (last.get(t.client[0], -1), last.get(t.client, -1)))
+        self.waiting.remove(chosen)
         self._turn += 1
-        for name in (taken.client[0], taken.client):
+        for name in (chosen.client[0], chosen.client):
             last[name] = self._turn
             last.move_to_end(name)
         while len(last) > REMEMBERED:
             last.popitem(last=False)
-        return taken
+        return chosen
 
     def remove(self, tickets: Collection[Ticket]) -> None:
         """Remove those of the tickets that are still waiting."""
-        self.waiting = [one for one in self.waiting if one not in tickets]
+        self.waiting = [ticket for ticket in self.waiting if ticket not in tickets]

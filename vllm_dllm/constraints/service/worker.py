@@ -138,9 +138,9 @@ def _read_until_exit(reader: int, fork: int, seconds: float) -> bytes | None:
     waiting = select.poll()
     waiting.register(reader, select.POLLIN)
     pieces: list[bytes] = []
-    while (left := seconds - cpu_seconds(fork)) > 0:
+    while (remaining := seconds - cpu_seconds(fork)) > 0:
         # It cannot have used up its CPU time before that much wall time has passed.
-        if not waiting.poll(1000 * max(left, SHORTEST_WAIT)):
+        if not waiting.poll(1000 * max(remaining, SHORTEST_WAIT)):
             continue
         piece = os.read(reader, 1 << 20)
         if not piece:
@@ -161,12 +161,12 @@ def cpu_seconds(process: int) -> float:
     return (int(values[11]) + int(values[12])) / TICKS
 
 
-def _limit_memory(more: int) -> None:
-    """Limit this process to `more` bytes of address space on top of what it has now."""
+def _limit_memory(extra: int) -> None:
+    """Limit this process to `extra` bytes of address space on top of what it has now."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])
-    most = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * resource.getpagesize() + extra
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _send(sink: BinaryIO, payload: bytes) -> None:

@@ -103,19 +103,19 @@ def _fold_key_tile(
     """Fold one tile of keys into the running softmax of a tile of queries."""
     k = tile * KEYS + tl.arange(0, KEYS)
     d = tl.arange(0, HEAD_PADDED)
-    at = _page_offsets(table_row, tile, end, page_stride, slot_stride, PAGE, KEYS, MASKED)
+    offsets = _page_offsets(table_row, tile, end, page_stride, slot_stride, PAGE, KEYS, MASKED)
     # Slots behind a sequence's end may hold NaN, and 0 * NaN is NaN.
     key_mask = (d < HEAD)[:, None] & (k < end)[None, :]
     value_mask = (k < end)[:, None] & (d < HEAD)[None, :]
     if MASKED:
-        key = tl.load(keys + at[None, :] + d[:, None], mask=key_mask, other=0.0)
-        value = tl.load(values + at[:, None] + d[None, :], mask=value_mask, other=0.0)
+        key = tl.load(keys + offsets[None, :] + d[:, None], mask=key_mask, other=0.0)
+        value = tl.load(values + offsets[:, None] + d[None, :], mask=value_mask, other=0.0)
     elif HEAD == HEAD_PADDED:
-        key = tl.load(keys + at[None, :] + d[:, None])
-        value = tl.load(values + at[:, None] + d[None, :])
+        key = tl.load(keys + offsets[None, :] + d[:, None])
+        value = tl.load(values + offsets[:, None] + d[None, :])
     else:
-        key = tl.load(keys + at[None, :] + d[:, None], mask=(d < HEAD)[:, None], other=0.0)
-        value = tl.load(values + at[:, None] + d[None, :], mask=(d < HEAD)[None, :], other=0.0)
+        key = tl.load(keys + offsets[None, :] + d[:, None], mask=(d < HEAD)[:, None], other=0.0)
+        value = tl.load(values + offsets[:, None] + d[None, :], mask=(d < HEAD)[None, :], other=0.0)
     scores = tl.dot(queries, key.to(queries.dtype), input_precision="ieee")
     if CAPPED:
         # tanh(x) = 2 sigmoid(2x) - 1, for any x.
@@ -123,8 +123,8 @@ def _fold_key_tile(
     else:
         scores = scores * (factor * LOG2_E)
     if MASKED:
-        seen = (k[None, :] >= first[:, None]) & (k[None, :] < last[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
+        visible = (k[None, :] >= first[:, None]) & (k[None, :] < last[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
     grown = tl.maximum(best, tl.max(scores, 1))
     origin = grown
     if MASKED:
@@ -262,15 +262,15 @@ def merge_kernel(
     mask = (d < HEAD)[None, :] & (total > 0.0)[:, None]
     acc = tl.load(partial_acc + at_part[:, None] * HEAD + d[None, :], mask=mask, other=0.0)
     # `_normalise` takes rows; this program has one.
-    one = tl.zeros([1], tl.int32)
+    unit = tl.zeros([1], tl.int32)
     acc = _normalise(
         tl.sum(acc * share[:, None], 0)[None, :],
-        origin + one,
-        tl.sum(total * share, 0) + one,
-        head + one,
+        origin + unit,
+        tl.sum(total * share, 0) + unit,
+        head + unit,
         sinks,
         value_scale,
-        one == 0,
+        unit == 0,
     )
     at_out = token * out_token_stride + head * out_head_stride + d
     tl.store(out + at_out[None, :], acc.to(out.dtype.element_ty), mask=(d < HEAD)[None, :])

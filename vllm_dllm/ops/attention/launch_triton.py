@@ -124,19 +124,20 @@ def default_tiles(head_size: int, element_size: int, group: int, max_query_len: 
 def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> int:
     """Programs that share the keys of a query tile, a power of two.
 
-    As many as the device can run at once, as long as each has keys enough to be worth the merge.
+    There are as many as the device can run at once, as long as each has enough keys to be worth the
+    merge.
 
     Args:
         free_programs: programs that the device runs at once (eight warps to a multiprocessor)
             divided by the programs without a split.
-        queries: for the lengths.
-        layer: for the window.
+        queries: the batch's lengths are read.
+        layer: the width of its window is read.
     """
     longest = queries.max_seq_len
     if layer.window_width:
         longest = min(longest, 2 * layer.window_width + queries.max_query_len)
-    wanted = min(free_programs, longest // MIN_KEYS_PER_SPLIT, MAX_SPLITS)
-    return 1 << max(0, wanted.bit_length() - 1)
+    useful = min(free_programs, longest // MIN_KEYS_PER_SPLIT, MAX_SPLITS)
+    return 1 << max(0, useful.bit_length() - 1)
 
 
 @dataclass(frozen=True)

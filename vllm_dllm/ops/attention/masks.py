@@ -86,7 +86,7 @@ class Mask:
         """Queries downwards, keys to the right, ``|`` before the first token of the query."""
         lines = [f"{self.name}, queries {span.start} to {span.end - 1}"]
         for q, row in enumerate(self.dense(span).tolist(), span.start):
-            keys = "".join("#" if seen else "." for seen in row)
+            keys = "".join("#" if visible else "." for visible in row)
             lines.append(f"{q:4} {keys[: span.start]}|{keys[span.start :]}")
         return "\n".join(lines)
 

@@ -48,8 +48,8 @@ def attention_reference(
         span = QuerySpan(seq_lens[row] - length, seq_lens[row])
         keys = _of_sequence(kv.keys, queries.page_table[row], span.end, kv.key_scale, dtype)
         values = _of_sequence(kv.values, queries.page_table[row], span.end, kv.value_scale, dtype)
-        seen = mask.dense(span, query.device)
-        out[tokens] = _attend(query[tokens].to(dtype), keys, values, seen, layer)
+        visible = mask.dense(span, query.device)
+        out[tokens] = _attend(query[tokens].to(dtype), keys, values, visible, layer)
     return out
 
 
@@ -62,15 +62,15 @@ def _of_sequence(
 ) -> torch.Tensor:
     """One sequence's keys or values, ``[length, KV heads, head size]``."""
     count = -(-length // pages.shape[1])
-    found = pages[page_table[:count].long()].to(dtype).flatten(0, 1)[:length]
-    return found if scale is None else found * scale.to(dtype)
+    vectors = pages[page_table[:count].long()].to(dtype).flatten(0, 1)[:length]
+    return vectors if scale is None else vectors * scale.to(dtype)
 
 
 def _attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    seen: torch.Tensor,
+    visible: torch.Tensor,
     layer: AttentionLayer,
 ) -> torch.Tensor:
     """One request: ``[n, heads, d]``, ``[m, KV heads, d]`` twice, bool ``[n, m]``."""
@@ -79,7 +79,7 @@ def _attend(
     scores = torch.einsum("qhd,khd->hqk", query, keys) * layer.scale
     if layer.soft_cap:
         scores = layer.soft_cap * (scores / layer.soft_cap).tanh()
-    scores = scores.masked_fill(~seen, -torch.inf)
+    scores = scores.masked_fill(~visible, -torch.inf)
     sink = torch.full((*scores.shape[:2], 1), -torch.inf, dtype=scores.dtype, device=scores.device)
     if layer.sinks is not None:
         sink = layer.sinks.to(scores.dtype)[:, None, None].expand_as(sink)

@@ -54,7 +54,7 @@ def fold(  # type: ignore[no-untyped-def]
     """
     rate = inverse * LOG2_E
     # Of each group, [rows, groups]: the largest logit and its place, and the sums relative to it.
-    top, at = tl.max(x, 2, return_indices=True)
+    top, top_place = tl.max(x, 2, return_indices=True)
     is_empty = top == float("-inf")
     distance = (x - tl.where(is_empty, 0.0, top)[:, :, None]) * rate[:, None, None]
     distance = tl.maximum(distance, LEAST_EXPONENT)
@@ -65,18 +65,18 @@ def fold(  # type: ignore[no-untyped-def]
         noise_index = _FIRST_GROUP_INDEX + first + group_index * _GROUP
         score = tl.log(tl.where(is_empty, 1.0, group_total)) + top * inverse[:, None]
         score += gumbel(low[:, None], high[:, None], noise_index)
-        highest, which = tl.max(score, 1, return_indices=True)
-        group = tl.where(highest > drawn, first + which * _GROUP, group)
+        highest, winner = tl.max(score, 1, return_indices=True)
+        group = tl.where(highest > drawn, first + winner * _GROUP, group)
         drawn = tl.maximum(drawn, highest)
-    largest, which = tl.max(top, 1, return_indices=True)
-    inside = tl.sum(tl.where(group_index == which[:, None], at, 0), 1)
+    largest, winner = tl.max(top, 1, return_indices=True)
+    inside = tl.sum(tl.where(group_index == winner[:, None], top_place, 0), 1)
     # Ties stay with the tile before.
-    token = tl.where(largest > best, first + which * _GROUP + inside, token)
-    before, best = best, tl.maximum(best, largest)
+    token = tl.where(largest > best, first + winner * _GROUP + inside, token)
+    best_before, best = best, tl.maximum(best, largest)
     # The sums so far and those of the groups become relative to the new maximum.
     origin = tl.where(best == float("-inf"), 0.0, best)
-    moved = tl.maximum((before - origin) * rate, LEAST_EXPONENT)
-    moved = tl.where(before == float("-inf"), 0.0, moved)
+    moved = tl.maximum((best_before - origin) * rate, LEAST_EXPONENT)
+    moved = tl.where(best_before == float("-inf"), 0.0, moved)
     shift = tl.maximum((top - origin[:, None]) * rate[:, None], LEAST_EXPONENT)
     factor = tl.exp2(shift)
     keep = tl.exp2(moved)
@@ -93,15 +93,15 @@ def store_split(  # type: ignore[no-untyped-def]
     """Store the state of this program's split, see `SplitStates`, for rows below `rows`."""
     split, splits = tl.program_id(1), tl.num_programs(1)
     step = splits.to(tl.int64) * rows
-    at = numbers + split.to(tl.int64) * rows + row
+    pointer = numbers + split.to(tl.int64) * rows + row
     ok = row < rows
-    tl.store(at, best, mask=ok)
-    tl.store(at + step, total, mask=ok)
-    tl.store(at + 2 * step, weighted, mask=ok)
-    tl.store(at + 3 * step, drawn, mask=ok)
-    at = ids + split.to(tl.int64) * rows + row
-    tl.store(at, token, mask=ok)
-    tl.store(at + step, group, mask=ok)
+    tl.store(pointer, best, mask=ok)
+    tl.store(pointer + step, total, mask=ok)
+    tl.store(pointer + 2 * step, weighted, mask=ok)
+    tl.store(pointer + 3 * step, drawn, mask=ok)
+    pointer = ids + split.to(tl.int64) * rows + row
+    tl.store(pointer, token, mask=ok)
+    tl.store(pointer + step, group, mask=ok)
 
 
 @triton.jit
@@ -116,17 +116,17 @@ def merge_splits(  # type: ignore[no-untyped-def]
     """
     split = tl.arange(0, SPLITS)[None, :]
     step = splits.to(tl.int64) * rows
-    at = split.to(tl.int64) * rows + row[:, None]
+    offset = split.to(tl.int64) * rows + row[:, None]
     ok = split < splits
-    top = tl.load(numbers + at, mask=ok, other=float("-inf"))  # [rows, splits]
-    split_total = tl.load(numbers + at + step, mask=ok, other=0.0)
-    split_weighted = tl.load(numbers + at + 2 * step, mask=ok, other=0.0) * LN_2
-    score = tl.load(numbers + at + 3 * step, mask=ok, other=float("-inf"))
+    top = tl.load(numbers + offset, mask=ok, other=float("-inf"))  # [rows, splits]
+    split_total = tl.load(numbers + offset + step, mask=ok, other=0.0)
+    split_weighted = tl.load(numbers + offset + 2 * step, mask=ok, other=0.0) * LN_2
+    score = tl.load(numbers + offset + 3 * step, mask=ok, other=float("-inf"))
     best, of_best = tl.max(top, 1, return_indices=True)
     drawn, of_drawn = tl.max(score, 1, return_indices=True)
-    tokens = tl.load(ids + at, mask=ok, other=0)
+    tokens = tl.load(ids + offset, mask=ok, other=0)
     token = tl.sum(tl.where(split == of_best[:, None], tokens, 0), 1)
-    groups = tl.load(ids + at + step, mask=ok, other=0)
+    groups = tl.load(ids + offset + step, mask=ok, other=0)
     group = tl.sum(tl.where(split == of_drawn[:, None], groups, 0), 1)
     is_forbidden = row * 0 + forbidden >= 0
     barred = tl.load(forbidden_logit + row, mask=is_forbidden, other=float("-inf"))
@@ -147,13 +147,13 @@ def sample_in_group(x, group, inverse, low, high):  # type: ignore[no-untyped-de
     inside = tl.arange(0, _GROUP)[None, :]
     scaled = x * inverse[:, None]
     noisy = scaled + gumbel(low[:, None], high[:, None], group[:, None] + inside)
-    at = tl.argmax(noisy, 1)
-    chosen = tl.sum(tl.where(inside == at[:, None], scaled, 0.0), 1)
-    return group + at, chosen
+    place = tl.argmax(noisy, 1)
+    chosen = tl.sum(tl.where(inside == place[:, None], scaled, 0.0), 1)
+    return group + place, chosen
 
 
 @triton.jit
-def store_found(  # type: ignore[no-untyped-def]
+def store_partials(  # type: ignore[no-untyped-def]
     out, out_ids, row, rows, best, token, origin, total, weighted, drawn, sample, scaled
 ):
     """Store the fields of `SoftmaxPartials`: six numbers and two ids of each row below `rows`.

@@ -26,7 +26,7 @@ from vllm_dllm.ops.statistics.fold_triton import (
     inverse_temperature,
     merge_splits,
     sample_in_group,
-    store_found,
+    store_partials,
     store_split,
 )
 from vllm_dllm.ops.statistics.head import Head
@@ -94,9 +94,9 @@ def head_statistics(
     forbidden: int | None = None,
     tile: HeadTile | None = None,
 ) -> SoftmaxPartials:
-    """What one pass over this rank's part of the head finds; `soft` is empty.
+    """The partial results of one pass over this rank's part of the head; `soft` is empty.
 
-    `SoftmaxPartials.merge_ranks` merges the ranks' findings, and `launch_triton.measured` makes
+    `SoftmaxPartials.merge_ranks` merges those of all ranks, and `launch_triton.measured` makes
     statistics of them. Ids are those of the whole vocabulary. Arguments mean the same as for
     `rows_triton.measured_statistics`.
 
@@ -116,22 +116,22 @@ def head_statistics(
     rows, device, ids = len(hidden), hidden.device, head.ids
     soft = hidden.new_zeros((rows, 0), dtype=torch.float32)
     if not len(ids):
-        return _found_nothing(rows, device, soft)
-    whole = VocabularyPass.plan(rows, len(ids), tile, device)
+        return _empty_partials(rows, device, soft)
+    vocabulary_pass = VocabularyPass.plan(rows, len(ids), tile, device)
     tensors, flags = row_arguments(hidden, temperature, keys)
-    common = (*product_arguments(hidden, weight, head), *tensors, *whole.states.tensors)
+    common = (*product_arguments(hidden, weight, head), *tensors, *vocabulary_pass.states.tensors)
     excluded = -1 if forbidden is None else forbidden
     common += (rows, ids.start, len(ids), excluded)
     flags |= product_constants(hidden, head, tile)
     sizes = {"ROWS": tile.rows, "IDS": tile.ids}
     sizes |= {"num_warps": tile.warps, "num_stages": tile.stages}
-    head_kernel[whole.grid](*common, whole.tiles_per_split, **sizes, **flags)
-    splits = whole.grid[1]
-    numbers, found_ids = outputs(rows, device)
+    head_kernel[vocabulary_pass.grid](*common, vocabulary_pass.tiles_per_split, **sizes, **flags)
+    splits = vocabulary_pass.grid[1]
+    numbers, token_ids = outputs(rows, device)
     sizes = {"ROWS": tile.draw_rows, "SPLITS": merge_width(splits), "num_warps": 4}
     grid = (triton.cdiv(rows, tile.draw_rows),)
-    head_draw_kernel[grid](*common, splits, numbers, found_ids, **sizes, **flags)
-    return as_partials(numbers, found_ids, soft)
+    head_draw_kernel[grid](*common, splits, numbers, token_ids, **sizes, **flags)
+    return as_partials(numbers, token_ids, soft)
 
 
 def checked_weight(hidden: torch.Tensor, head: Head) -> torch.Tensor:
@@ -164,8 +164,8 @@ def product_constants(hidden: torch.Tensor, head: Head, tile: HeadTile) -> dict[
     return {"CAPPED": head.soft_cap is not None, "EVEN": even, "DEPTH": tile.depth}
 
 
-def _found_nothing(rows: int, device: torch.device, soft: torch.Tensor) -> SoftmaxPartials:
-    """What a rank finds whose part of the head is padding only."""
+def _empty_partials(rows: int, device: torch.device, soft: torch.Tensor) -> SoftmaxPartials:
+    """The partial results of a rank whose part of the head is only padding."""
     none = torch.full((rows,), -torch.inf, device=device)
     zero, first = none.new_zeros(rows), torch.zeros(rows, dtype=torch.int64, device=device)
     return SoftmaxPartials(none, first, none, none, first, none, zero, zero, soft)
@@ -279,7 +279,7 @@ def head_draw_kernel(  # type: ignore[no-untyped-def]
         allowed = (local < count) & (local + first_id != forbidden)
         logits = tl.where(allowed, logits, float("-inf"))
         sample, scaled = sample_in_group(logits, group, inverse, low, high)
-    store_found(
+    store_partials(
         out, out_ids, row, rows, best * inverse, token, origin * inverse, total, weighted, drawn,
         sample, scaled,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launching a pass over the vocabulary: what the launchers of all row-statistics kernels share.
+"""Launching a pass over the vocabulary: the shared code of the row-statistics launchers.
 
 `rows_triton` (logits in memory) and `head_triton` (tiles of the head) launch a grid of (row tiles,
 splits of the vocabulary). Each program leaves the state of its split in `SplitStates`; a second
@@ -36,10 +36,10 @@ class MeasuredStatistics(SampledStatistics):
     log_sum_exp: torch.Tensor
 
 
-def measured(found: SoftmaxPartials, greedy: torch.Tensor) -> MeasuredStatistics:
-    """Statistics of what was found; `greedy` as for `SoftmaxPartials.statistics`."""
-    fields = vars(found.statistics(greedy))
-    return MeasuredStatistics(**fields, log_sum_exp=found.origin + found.sum.log())
+def measured(partials: SoftmaxPartials, greedy: torch.Tensor) -> MeasuredStatistics:
+    """The statistics that `partials` come to; `greedy` is as for `SoftmaxPartials.statistics`."""
+    fields = vars(partials.statistics(greedy))
+    return MeasuredStatistics(**fields, log_sum_exp=partials.origin + partials.sum.log())
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SplitStates:
 
     @classmethod
     def empty(cls, splits: int, rows: int, device: torch.device) -> SplitStates:
-        """Not written to yet."""
+        """States that are not written to yet."""
         return cls(
             empty((4, splits, rows), torch.float32, device),
             empty((2, splits, rows), torch.int32, device),
@@ -68,7 +68,7 @@ class SplitStates:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All of them, in the order in which the kernels take them."""
+        """All three tensors, in the order in which the kernels take them."""
         return self.numbers, self.ids, self.forbidden_logit
 
 
@@ -95,7 +95,7 @@ class VocabularyPass:
     Attributes:
         grid: row tiles, splits of the vocabulary.
         tiles_per_split: tiles that one program goes through.
-        states: what the programs leave.
+        states: the states that the programs leave.
     """
 
     grid: tuple[int, int]
@@ -104,7 +104,7 @@ class VocabularyPass:
 
     @classmethod
     def plan(cls, rows: int, ids: int, tile: LogitsTile, device: torch.device) -> VocabularyPass:
-        """With enough splits of the vocabulary to keep the device busy."""
+        """A pass with enough splits of the vocabulary to keep the device busy."""
         row_tiles, id_tiles = triton.cdiv(rows, tile.rows), triton.cdiv(ids, tile.ids)
         at_once = tile.resident * multiprocessors(device)
         share = tiles_per_split(row_tiles, id_tiles, at_once)
@@ -132,7 +132,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def outputs(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a merge writes, see `store_found`: float32 ``[6, rows]``, int64 ``[2, rows]``."""
+    """The tensors of `store_partials`: float32 ``[6, rows]`` and int64 ``[2, rows]``."""
     return empty((6, rows), torch.float32, device), empty((2, rows), torch.int64, device)
 
 

@@ -22,7 +22,7 @@ from vllm_dllm.ops.statistics.fold_triton import (
     inverse_temperature,
     merge_splits,
     sample_in_group,
-    store_found,
+    store_partials,
     store_split,
 )
 from vllm_dllm.ops.statistics.launch_triton import (
@@ -92,21 +92,21 @@ def measured_statistics(
         raise ValueError("logits must be contiguous along the vocabulary")
     tile = tile or RowTile()
     (rows, vocabulary), device = logits.shape, logits.device
-    whole = VocabularyPass.plan(rows, vocabulary, tile, device)
+    vocabulary_pass = VocabularyPass.plan(rows, vocabulary, tile, device)
     tensors, flags = row_arguments(logits, temperature, keys)
     excluded = -1 if forbidden is None else forbidden
-    states = whole.states.tensors
+    states = vocabulary_pass.states.tensors
     common = (logits, logits.stride(0), *tensors, *states, rows, vocabulary, excluded)
     sizes = {"ROWS": tile.rows, "IDS": tile.ids, "num_warps": tile.warps}
-    rows_kernel[whole.grid](*common, whole.tiles_per_split, **sizes, **flags)
-    splits = whole.grid[1]
+    rows_kernel[vocabulary_pass.grid](*common, vocabulary_pass.tiles_per_split, **sizes, **flags)
+    splits = vocabulary_pass.grid[1]
     numbers, ids = outputs(rows, device)
     sizes = {"ROWS": tile.draw_rows, "SPLITS": merge_width(splits), "num_warps": 2}
     grid = (triton.cdiv(rows, tile.draw_rows),)
     draw_kernel[grid](*common, splits, numbers, ids, **sizes, **flags)
-    found = as_partials(numbers, ids, torch.empty((rows, 0), device=device))
+    partials = as_partials(numbers, ids, torch.empty((rows, 0), device=device))
     greedy = torch.zeros((), dtype=torch.bool, device=device)
-    return measured(found, greedy if temperature is None else temperature == 0)
+    return measured(partials, greedy if temperature is None else temperature == 0)
 
 
 @triton.jit(do_not_specialize=["rows", "forbidden", "tiles_per_split"])
@@ -130,12 +130,12 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     end = tl.minimum(start + tiles_per_split * IDS, vocabulary)
     for first in range(start, end, IDS):
         tokens = first + tl.arange(0, IDS)[None, :]
-        at = logits + near.to(tl.int64)[:, None] * stride + tokens
-        x = tl.load(at, mask=tokens < vocabulary, other=float("-inf")).to(tl.float32)
+        pointers = logits + near.to(tl.int64)[:, None] * stride + tokens
+        x = tl.load(pointers, mask=tokens < vocabulary, other=float("-inf")).to(tl.float32)
         if (forbidden >= first) & (forbidden < first + IDS):
             is_forbidden = (tokens == forbidden) & (row < rows)[:, None]
-            store_at = forbidden_logit + row[:, None] + tl.zeros_like(tokens)
-            tl.store(store_at, x, mask=is_forbidden)
+            forbidden_pointer = forbidden_logit + row[:, None] + tl.zeros_like(tokens)
+            tl.store(forbidden_pointer, x, mask=is_forbidden)
         x = tl.where(tokens == forbidden, float("-inf"), x)
         best, token, total, weighted, drawn, group = fold(
             tl.reshape(x, (ROWS, IDS // _GROUP, _GROUP)), first, inverse, low, high,
@@ -161,11 +161,11 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     if NOISE:
         low, high = split_keys(tl.load(keys + near))
         tokens = group[:, None] + tl.arange(0, _GROUP)[None, :]
-        at = logits + near.to(tl.int64)[:, None] * stride + tokens
+        pointers = logits + near.to(tl.int64)[:, None] * stride + tokens
         ok = (tokens < vocabulary) & (tokens != forbidden)
-        x = tl.load(at, mask=ok, other=float("-inf")).to(tl.float32)
+        x = tl.load(pointers, mask=ok, other=float("-inf")).to(tl.float32)
         sample, scaled = sample_in_group(x, group, inverse, low, high)
-    store_found(
+    store_partials(
         out, out_ids, row, rows, best * inverse, token, origin * inverse, total, weighted, drawn,
         sample, scaled,
     )  # fmt: skip

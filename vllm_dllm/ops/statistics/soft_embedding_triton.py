@@ -85,13 +85,13 @@ def fused_statistics(
     Raises:
         ValueError: as `head_statistics`.
     """
-    found = head_statistics(hidden, head, temperature, keys)
+    partials = head_statistics(hidden, head, temperature, keys)
     if head.shard is not None:
-        found = found.merge_ranks(head.shard)
-    statistics = measured(found, temperature == 0)
+        partials = partials.merge_ranks(head.shard)
+    statistics = measured(partials, temperature == 0)
     if head.embedding is None:
         return statistics, None
-    soft = soft_embedding(hidden, head, temperature, found, budget)
+    soft = soft_embedding(hidden, head, temperature, partials, budget)
     return statistics, soft if head.shard is None else head.shard.sum(soft)
 
 
@@ -99,7 +99,7 @@ def soft_embedding(
     hidden: torch.Tensor,
     head: Head,
     temperature: torch.Tensor,
-    found: SoftmaxPartials,
+    partials: SoftmaxPartials,
     budget: int,
     tile: HeadTile | None = None,
 ) -> torch.Tensor:
@@ -111,8 +111,8 @@ def soft_embedding(
         hidden: ``[rows, hidden]``.
         head: the head, with `weight`, `soft_cap` and `embedding`.
         temperature: float32 ``[rows]``.
-        found: what the first pass found over all ranks (`SoftmaxPartials.merge_ranks`), with no id
-            forbidden.
+        partials: the results of the first pass over all ranks (`SoftmaxPartials.merge_ranks`), with
+            no id forbidden.
         budget: bytes that the workspace may take, see `fused_statistics`.
         tile: how to divide the product with the head, or None for `head_triton.tile_for`.
 
@@ -130,7 +130,11 @@ def soft_embedding(
     tile = tile or tile_for(len(hidden), hidden.dtype)
     rows, count = len(hidden), len(head.ids)
     running = _RunningSum.plan(rows, embedding, budget, max(tile.ids, 128))
-    of_rows = temperature.float().contiguous(), found.origin.contiguous(), found.token.contiguous()
+    of_rows = (
+        temperature.float().contiguous(),
+        partials.origin.contiguous(),
+        partials.token.contiguous(),
+    )
     common = (*product_arguments(hidden, weight, head), *of_rows)
     common += (running.weights, running.weights.stride(0), rows)
     sizes = {"ROWS": tile.rows, "IDS": tile.ids, **product_constants(hidden, head, tile)}
@@ -140,7 +144,7 @@ def soft_embedding(
         grid = triton.cdiv(rows, tile.rows), triton.cdiv(in_range, tile.ids)
         weights_kernel[grid](*common, first, count, head.ids.start, **sizes)
         running.add(embedding, first, in_range)
-    total = torch.where(temperature == 0, 1.0, found.sum)
+    total = torch.where(temperature == 0, 1.0, partials.sum)
     return running.sums.sum(0).div_(total[:, None])
 
 
@@ -237,8 +241,8 @@ def weights_kernel(  # type: ignore[no-untyped-def]
     value = tl.exp2(distance * LOG2_E)
     certain = tl.where((local + first_id)[None, :] == tl.load(token + near)[:, None], 1.0, 0.0)
     value = tl.where((t > 0)[:, None], value, certain)
-    at = weights + row.to(tl.int64)[:, None] * weights_stride + column[None, :]
-    tl.store(at, value.to(weights.dtype.element_ty), mask=(row < rows)[:, None])
+    pointers = weights + row.to(tl.int64)[:, None] * weights_stride + column[None, :]
+    tl.store(pointers, value.to(weights.dtype.element_ty), mask=(row < rows)[:, None])
 
 
 @triton.jit(do_not_specialize=["rows", "first", "in_range", "steps_per_part"])
@@ -259,21 +263,23 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     begin = part * steps_per_part * DEPTH
     end = tl.minimum(begin + steps_per_part * DEPTH, in_range)
     step = tl.arange(0, DEPTH)
-    x_at = weights + begin_row.to(tl.int64) * weights_stride + begin
+    x_pointer = weights + begin_row.to(tl.int64) * weights_stride + begin
     x_offset = near[:, None] * weights_stride + step[None, :]
-    e_at = embedding + (first + begin).to(tl.int64) * embedding_stride
+    e_pointer = embedding + (first + begin).to(tl.int64) * embedding_stride
     e_offset = step[:, None] * embedding_stride + column[None, :]
     ok = (row < rows)[:, None] & (column < width)[None, :]
-    at = part.to(tl.int64) * rows * width + row.to(tl.int64)[:, None] * width + column[None, :]
-    sum = tl.load(sums + at, mask=ok, other=0.0)
+    sum_offset = (
+        part.to(tl.int64) * rows * width + row.to(tl.int64)[:, None] * width + column[None, :]
+    )
+    sum = tl.load(sums + sum_offset, mask=ok, other=0.0)
     for start in range(begin, end, DEPTH):
-        x = tl.load(x_at + x_offset)
+        x = tl.load(x_pointer + x_offset)
         is_id = (start + step < end)[:, None]  # behind the last id the embedding counts as 0
         if EVEN:
-            e = tl.load(e_at + e_offset, mask=is_id, other=0.0)
+            e = tl.load(e_pointer + e_offset, mask=is_id, other=0.0)
         else:
-            e = tl.load(e_at + e_offset, mask=is_id & (column < width)[None, :], other=0.0)
+            e = tl.load(e_pointer + e_offset, mask=is_id & (column < width)[None, :], other=0.0)
         sum = tl.dot(x, e, sum, input_precision="ieee")
-        x_at += DEPTH
-        e_at += DEPTH * embedding_stride
-    tl.store(sums + at, sum, mask=ok)
+        x_pointer += DEPTH
+        e_pointer += DEPTH * embedding_stride
+    tl.store(sums + sum_offset, sum, mask=ok)
