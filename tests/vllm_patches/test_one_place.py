@@ -89,9 +89,8 @@ def test_the_room_wraps_with_one_helper() -> None:
     }
     assert {name: lines for name, lines in found.items() if lines} == {
         "registration.py": [
-            "MODELS_CONFIG_MAP[LLADA2] = LLaDA2EngineConfig",
-            "MODELS_CONFIG_MAP[DIFFUSION_GEMMA] = DiffusionGemmaCheckpointConfig",
-            "MODELS_CONFIG_MAP[DIFFUSION_GEMMA] = DiffusionGemmaEngineConfig",
+            "MODELS_CONFIG_MAP[architecture] = "
+            'type("EngineConfig", (VerifyAndUpdateConfig,), hook)',
         ],
         "request_entry.py": ["setattr(self, FRONT_END, front_end)"],
     }
