@@ -1,0 +1,63 @@
+"""Bias, filter, draw, report without an engine: what a request's logprobs are taken of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_dllm.decoding import LowConfidence
+from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.worker.canvas_update import CanvasUpdate
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.row_options import RowOptions
+from vllm_dllm.worker.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.worker.step_plan import CommitPolicy
+
+L, VOCABULARY = 3, 20
+MASK = VOCABULARY - 1
+LOGITS = torch.randn(2 * L, VOCABULARY, generator=torch.Generator().manual_seed(3))
+ASKED = RowOptions(top_k=2, logit_bias={4: 3.0}, logprobs=2, prompt_length=L)
+
+
+def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
+    """What the first request's logprobs are taken of; the second asks for nothing."""
+    kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
+    slots = SlotState(2, kind, torch.device("cpu"))
+    for slot, temperature in enumerate(temperatures):
+        choice = Choice(LowConfidence(), LowConfidence.config(), 9, 4, {})
+        slots.enter(slot, [1] * L, seed=slot)
+        slots.configure(slot, choice, temperature, RequestLimits(100))
+    slots.phase.fill_(Phase.DENOISE)
+    slots.set_row_options(0, ASKED)
+    reports = LogprobReports(slots, mode)
+    readout = DenseReadout(lambda hidden: hidden.clone(), slots, reports)
+    policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
+    plan = CanvasUpdate(slots, policy).plan(torch.arange(2), np.arange(2), L)
+    readout.read(LOGITS, plan.request)
+    assert list(reports.scores) == [0], "only requests that ask"
+    return reports.scores[0]
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize("own", [0.0, 0.7])
+def test_a_neighbour_that_draws_changes_no_score(mode: str, own: float) -> None:
+    """Catches greedy requests whose filters took effect only beside one that draws."""
+    assert torch.equal(scores(mode, (own, 0.0)), scores(mode, (own, 1.0)))
+
+
+def test_raw_scores_are_the_models() -> None:
+    assert torch.equal(scores("raw_logprobs", (0.7, 0.0)), LOGITS[:L])
+
+
+def test_processed_scores_are_what_was_chosen_from() -> None:
+    """Biased for a greedy request; for one that draws also tempered and filtered."""
+    biased = LOGITS[:L].clone()
+    biased[:, 4] += 3.0
+    assert torch.equal(scores("processed_logprobs", (0.0, 0.0)), biased)
+    drawn = scores("processed_logprobs", (0.5, 0.0))
+    assert (drawn.isfinite().sum(-1) == 2).all(), "top-k leaves two"
+    assert (drawn[:, MASK] == -torch.inf).all()
+    kept = drawn.isfinite()
+    torch.testing.assert_close(drawn[kept], (biased / 0.5)[kept])
