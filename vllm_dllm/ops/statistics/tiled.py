@@ -99,8 +99,9 @@ def tiled_statistics(
     at_once, ids = tile_shape(len(hidden), own, budget)
     rows = (hidden, temperature, flat)
     parts = []
-    for chunk in zip(*(tensor.split(at_once) for tensor in rows), strict=True):
-        parts.append(_of_rows(*chunk, head, ids, compile))
+    chunks = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
+    for hidden_rows, temperatures, row_keys in chunks:
+        parts.append(_of_rows(hidden_rows, temperatures, row_keys, head, ids, compile))
     statistics = parts[0][0]
     if len(parts) > 1:
         statistics = SampledStatistics.join([part for part, _ in parts])
