@@ -37,7 +37,7 @@ def show_config(model: str, options: dict[str, Any]) -> int:
 
     Args:
         model: name or path of a model.
-        options: of vLLM's engine, by name.
+        options: options of vLLM's engine, by name.
 
     Returns:
         The exit status: 1, with the reason on stderr, if the server would refuse them.
@@ -77,8 +77,8 @@ def report() -> str | None:
     from vllm_dllm.vllm_patches import versions
 
     print(f"vllm-dllm      {__version__}")
-    found = versions.vllm_version() or "not installed"
-    print(f"vllm           {found} (supported: {versions.supported_versions()})")
+    version = versions.vllm_version() or "not installed"
+    print(f"vllm           {version} (supported: {versions.supported_versions()})")
     problem = versions.version_problem() or diagnosis.entry_point_problem()
     if problem is not None:
         return problem
@@ -91,7 +91,7 @@ def report() -> str | None:
         parts = bridge.bridged_parts()
         platform, problem = diagnosis.platform_summary()
         kernels = diagnosis.kernel_summary()
-    except Exception as error:  # whatever stops the plugin is the answer to the question
+    except Exception as error:  # whatever stops the plugin is what this command must report
         return f"{type(error).__name__}: {error}"
     print(f"platform       {platform}")
     print(f"bridged        {', '.join(parts) or 'nothing'}")

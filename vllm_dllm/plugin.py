@@ -10,10 +10,10 @@ _registered = False
 
 
 def register() -> None:
-    """Register our models with vLLM. Idempotent; never raises, never harms other models.
+    """Register this package's models with vLLM. Idempotent; never raises.
 
     A version of vLLM that this package does not support is left untouched: there is one warning,
-    and vLLM refuses our models, as unknown architectures, and no others.
+    and vLLM refuses this package's models as unknown architectures. Other models are not affected.
     """
     global _registered
     if _registered:
@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def install() -> None:
-    """Do what `register` does, but for any version of vLLM, and raise what goes wrong."""
+    """Do what `register` does, but for any version of vLLM, and raise every error."""
     from vllm_dllm import vllm_patches
 
     vllm_patches.apply_all()

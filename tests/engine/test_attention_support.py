@@ -78,7 +78,7 @@ def test_a_canvas_longer_than_its_window_is_wrong_on_triton() -> None:
 
 
 def test_our_backend_has_all_layers_or_none() -> None:
-    """It gets rules instead of a causal tensor, and metadata is made once for all layers."""
+    """It takes rules, not a causal tensor, and all layers share one kind of metadata."""
     with pytest.raises(ValueError, match="others TRITON_ATTN"):
         support_for_all([served_by("CUSTOM"), served_by("TRITON_ATTN", W)], SYMMETRIC)
     assert len(support_for_all([served_by("CUSTOM"), served_by("CUSTOM", W)], REFERENCE)) == 2

@@ -26,7 +26,7 @@ FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True
 
 
 class Cooling(MaskedAlgorithm):
-    """Everything at once, at a temperature that falls to 0 with the last step."""
+    """Decides all positions at once, at a temperature that falls to 0 at the last step."""
 
     name = "Cooling"
 
@@ -44,7 +44,7 @@ class Cooling(MaskedAlgorithm):
 
 
 def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 100) -> SlotState:
-    """A slot for each, with a schedule over four steps."""
+    """A slot for each algorithm, with a schedule over four steps."""
     kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
     slots = SlotState(len(algorithms), kind, torch.device("cpu"))
     for slot, algorithm in enumerate(algorithms):
@@ -109,7 +109,7 @@ def test_what_is_written_back(sync: bool) -> None:
 
 
 def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
-    """It still has to be written, unless it was read as it is or ends its request."""
+    """Its keys and values are still pending, unless it was read unchanged or ends its request."""
     slots = slots_with(*(LowConfidence() for _ in range(4)), temperature=0.0)
     slots.remaining[1] = L  # its last canvas
     slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit

@@ -82,7 +82,7 @@ def test_a_seed_gives_the_same_output_in_any_company(running: Engine) -> None:
 
 
 def test_a_preempted_request_finds_its_state_again(running: Engine) -> None:
-    """Between two canvases; what it has put out is part of the prompt then."""
+    """It is preempted between two canvases; its output is part of its prompt afterwards."""
     pattern = {"regex": "([a-z]{3}-){20}end"}
     (prompt,) = prompts(running, 1)
     params = structured(110, pattern, seed=4)

@@ -93,7 +93,7 @@ def test_reference_window_equals_the_reference(
 
 
 def test_the_rules_differ_where_they_should(model: Path) -> None:
-    """Otherwise the two tests above would prove nothing."""
+    """If both rules gave the same answers, the two tests above would prove nothing."""
     prompt = prompts(4)[-1]
     rules = [
         Reference(model, window).generate(prompt, 3, 1, max_denoising_steps=4, **COLD)
@@ -114,7 +114,7 @@ def unseeded(running: Engine, prompt: list[int], **options: Any) -> list[list[in
 
 
 def test_greedy_repeats_without_a_seed(running: Engine) -> None:
-    """A canvas begins with random tokens, which came from the request's id."""
+    """A canvas begins with random tokens; those of greedy requests depend on the prompt only."""
     first, second, *_ = prompts(5)[1:]
     (answer,) = unseeded(running, first)
     assert unseeded(running, first) == [answer]
@@ -126,7 +126,7 @@ def test_greedy_repeats_without_a_seed(running: Engine) -> None:
 
 
 def test_the_seed_of_a_greedy_request_that_comes_back(running: Engine) -> None:
-    """It brings its output along, which did not count when it came first."""
+    """Its output is part of its prompt when it comes back, and must not change its seed."""
     from vllm import SamplingParams
 
     def seed(name: str, output: list[int], temperature: float) -> int:
@@ -143,7 +143,7 @@ def test_the_seed_of_a_greedy_request_that_comes_back(running: Engine) -> None:
 
 
 def test_beam_search_is_refused(running: Engine) -> None:
-    """It ran for a minute, over texts whose beginnings had been chosen last."""
+    """Beam search extends a text token by token, and a canvas is not decided in that order."""
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import BeamSearchParams
 

@@ -155,7 +155,7 @@ def alone(running: Engine) -> Answers:
 
 
 def test_a_seed_is_an_answer_whatever_shares_the_batch(running: Engine, alone: Answers) -> None:
-    """Also with the prompts cached by now."""
+    """This also holds although the prompts are in the prefix cache by now."""
     crowd = [f"{n} + {n * n}" for n in range(20)]
     together = running.generate(
         [encode(text) for text in (*crowd, *ASKED)],
@@ -198,7 +198,7 @@ def test_biases_and_bans(running: Engine) -> None:
 
 
 def test_minimum_length(running: Engine) -> None:
-    """The end comes no earlier, and then it does."""
+    """An answer does not end before the minimum length, and may end after it."""
     prompt = encode("47 + 28")
     short = running.generate([prompt], [params(3)])[0][0]
     assert len(short) < 10

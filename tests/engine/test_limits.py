@@ -167,7 +167,7 @@ def long_favourite(golden: Any) -> int:
 
 
 def test_minimum_length_with_an_end_that_no_head_has(tmp_path: Path) -> None:
-    """It indexed behind the logits, and the engine died."""
+    """Such an id once indexed behind the logits, and the engine died."""
     golden = oracle.checkpoint("ckpt_b_b8")
     model = tmp_path / "model"
     shutil.copytree(golden.path, model, copy_function=shutil.copyfile)

@@ -201,7 +201,7 @@ def test_a_scheme_without_kernels_is_refused_by_name(
 
 
 def test_int4_in_float32_is_refused(mixed: Path) -> None:
-    """Its kernel would say so at the first request."""
+    """Without this check the INT4 kernel would only raise at the first request."""
     with (
         pytest.raises(ValueError, match="--dtype float32: INT4"),
         engine(mixed, BLOCK, **TEXT_ONLY_OPTIONS),

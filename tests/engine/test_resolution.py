@@ -115,7 +115,7 @@ EDITS = "max_post_edit_steps"
     ],
 )
 def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
-    """One request could hold a seat for 65,536 steps a canvas, in which it only edits."""
+    """Without a limit a request could occupy a slot for 65,536 editing steps a canvas."""
 
     def asking(steps: int) -> RequestOptions:
         return RequestOptions(algorithm="JointThreshold", parameters={EDITS: steps})

@@ -151,7 +151,7 @@ def without_mask(logits: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("options", [{}, ONE_STEP, {"temperature": 1.0, **ONE_STEP}])
 def test_logprobs(options: dict[str, Any], running: Engine, path: Path) -> None:
-    """Of the step in which the token was decided, of the chosen and the likeliest."""
+    """They are those of the deciding step, for the chosen token and the likeliest ones."""
     from vllm import SamplingParams
 
     options = {"temperature": 0.0, "max_tokens": BLOCK + 3, "logprobs": 3, "seed": 4} | options
@@ -181,7 +181,7 @@ def test_logprobs(options: dict[str, Any], running: Engine, path: Path) -> None:
 
 
 def test_penalties(running: Engine, path: Path) -> None:
-    """They count the prompt and what stands before the canvas."""
+    """Penalties count the tokens of the prompt and of earlier canvases."""
     options = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.4}
     (got,) = tokens(running, params(temperature=0, max_tokens=2 * BLOCK, **options, **ONE_STEP))
     output: list[int] = []
@@ -210,7 +210,7 @@ def test_minimum_length_bans_the_ends_until_then(running: Engine) -> None:
 
 
 def test_bad_words(running: Engine) -> None:
-    """Of one token; longer ones are refused (tests/e2e/test_refusals.py)."""
+    """Words of one token work; longer ones are refused (tests/e2e/test_refusals.py)."""
     (plain,) = tokens(running, params(temperature=0))
     words = [f"t{token}" for token in plain[:3]]
     (got,) = tokens(running, params(temperature=0, bad_words=words))

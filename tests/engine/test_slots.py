@@ -125,15 +125,15 @@ def test_slots_with_different_algorithms() -> None:
         asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
         slots.configure(slot, served.choose(asked), 0.0, RequestLimits(9))
 
-    def batches(*some: int) -> list[AlgorithmBatch]:
-        at = torch.tensor(some)
-        return slots.algorithms.batches(at, np.array(some), slots.read(at)[1])
+    def batches(*slot_ids: int) -> list[AlgorithmBatch]:
+        at = torch.tensor(slot_ids)
+        return slots.algorithms.batches(at, np.array(slot_ids), slots.read(at)[1])
 
     (only,) = batches(2, 0)
-    assert (only.of.algorithm.name, only.index) == ("LowConfidence", None)
+    assert (only.all_slots.algorithm.name, only.index) == ("LowConfidence", None)
     assert only.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
     slots.tokens[:] = torch.arange(3)[:, None]
-    both = {batch.of.algorithm.name: batch for batch in batches(1, 2, 0)}
+    both = {batch.all_slots.algorithm.name: batch for batch in batches(1, 2, 0)}
     low, high = both["LowConfidence"], both["Hierarchical"]
     assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
     assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])

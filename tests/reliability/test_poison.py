@@ -74,7 +74,7 @@ class Poisoned:
         pages = self.runner.model_state.pages
         for group, layers in enumerate(pages.groups):
             for layer in layers:
-                layer.kv_cache[pages.of(slot, group)] = self.value
+                layer.kv_cache[pages.ids(slot, group)] = self.value
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])

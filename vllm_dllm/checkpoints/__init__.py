@@ -1,1 +1,1 @@
-"""Checkpoints: their tensors and fields are verified, quantized ones spelt out."""
+"""Checkpoints: verification of tensors and config fields, and quantization schemes."""

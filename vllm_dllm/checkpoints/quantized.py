@@ -1,4 +1,4 @@
-"""What a checkpoint's `quantization_config` means for its tensors: names, shapes, schemes."""
+"""Quantized checkpoints: the names, shapes and schemes that a `quantization_config` implies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 COMPRESSED = "compressed-tensors"
-# vLLM's name of what `--quantization fp8` and the like make of an unquantized checkpoint.
+# vLLM's name of the method that quantizes a checkpoint while loading it (`--quantization fp8`).
 ONLINE = "online"
 # Scales of a quantized KV cache; vLLM knows several names for each and reads them itself.
 KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
@@ -26,7 +26,7 @@ class Linear(torch.nn.Module):
 
 
 def scheme_of(quant_config: Any, module: str) -> dict[str, Any] | None:
-    """What compressed-tensors makes of a linear layer, by vLLM's own matching.
+    """The scheme of a linear layer in a compressed-tensors checkpoint, by vLLM's own matching.
 
     Args:
         quant_config: vLLM's compressed-tensors configuration, with the model's names mapped.
@@ -45,16 +45,16 @@ def expected(
     is_linear: Callable[[str], bool],
     vllm_name: Callable[[str], str] = lambda name: name,
 ) -> Shapes | None:
-    """Every tensor of a checkpoint, quantized or not, with its shape.
+    """The name and shape of every tensor of a checkpoint, quantized or not.
 
     Args:
-        plain: those of an unquantized checkpoint, one matrix for each linear layer.
-        quant_config: what the checkpoint states, or None.
+        plain: the tensors of an unquantized checkpoint, one matrix for each linear layer.
+        quant_config: the checkpoint's quantization, or None.
         is_linear: whether a tensor's name is that of a layer that vLLM's class can quantize.
-        vllm_name: name of a tensor in `plain` to that in vLLM, before projections are fused.
+        vllm_name: maps a name in `plain` to vLLM's name, before projections are fused.
 
     Returns:
-        None for a method whose tensors are not known here.
+        The shapes by name, or None for a method whose tensors are not known here.
     """
     if quant_config is None or quant_config.get_name() == ONLINE:
         return plain
@@ -77,7 +77,7 @@ def expected(
 
 
 def stored_as(shape: tuple[int, ...], scheme: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What stands in a checkpoint for a matrix ``[out, in]``, without the layer's name.
+    """The tensors that replace a matrix ``[out, in]`` in a checkpoint: shapes by last part of name.
 
     The layouts are those of the library compressed-tensors; None for one that is not known here.
     """
@@ -126,14 +126,14 @@ def stored_as(shape: tuple[int, ...], scheme: Mapping[str, Any]) -> dict[str, An
 def spell_out(
     quant_config: QuantizationConfig | None, spellings: Mapping[str, Iterable[str]]
 ) -> None:
-    """Let patterns written for a checkpoint's names hold for vLLM's.
+    """Make patterns for a checkpoint's layer names also match vLLM's names.
 
-    vLLM renames what `quantization_config` lists name by name, but no regular expression. Where
+    vLLM translates the names that a `quantization_config` lists, but no regular expressions. Where
     an entry matches one of a layer's `spellings`, the layer's vLLM name is added.
 
     Args:
-        quant_config: changed in place; other methods than compressed-tensors stay as they are.
-        spellings: vLLM's name of each layer, projections not fused, to its names in checkpoints.
+        quant_config: changed in place; methods other than compressed-tensors are left unchanged.
+        spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
     """
     if quant_config is None or quant_config.get_name() != COMPRESSED:
         return
@@ -158,12 +158,12 @@ def _matches(entry: str, name: str) -> bool:
 
 
 def word_of(value: Any) -> str:
-    """The word of an enumeration, or the word itself."""
+    """The value of an enumeration's member, or the string itself."""
     return str(getattr(value, "value", value))
 
 
 def in_words(weights: Any, inputs: Any) -> str:
-    """A scheme for people: `FP8 weights by channel, dynamic FP8 activations by token`."""
+    """A scheme as text: `FP8 weights by channel, dynamic FP8 activations by token`."""
     text = f"{_kind(weights)} weights by {_by(weights)}"
     if inputs is None:
         return f"{text}, activations as they are"
@@ -188,17 +188,17 @@ def _by(args: Any) -> str:
 
 
 def schemes(quant_config: Any) -> list[str]:
-    """The schemes of a compressed-tensors configuration in words, each once."""
-    found = (
+    """The schemes of a compressed-tensors configuration as texts, without duplicates."""
+    texts = (
         in_words(group["weights"], group["input_activations"])
         for group in quant_config.target_scheme_map.values()
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(texts))
 
 
 @contextlib.contextmanager
 def naming_the_scheme(quant_config: QuantizationConfig | None) -> Iterator[None]:
-    """Add the scheme's and the platform's name to what vLLM says while it builds layers.
+    """A context that adds the names of scheme and platform to vLLM's errors about building layers.
 
     Raises:
         ValueError: a layer could not be built, for example because its scheme has no kernel.

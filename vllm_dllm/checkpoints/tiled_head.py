@@ -1,4 +1,4 @@
-"""vLLM's head of a model as the `Head` that row statistics are computed from."""
+"""Wraps vLLM's head of a model as the `Head` from which row statistics are computed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def tiled_head(
     embedding: torch.Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Head:
-    """The head by ranges of ids, and this rank's part of it.
+    """This rank's part of a head, computed by ranges of ids.
 
     Args:
         lm_head: vLLM's parallel head.
-        vocabulary: ids over all ranks.
-        embedding: ``[ids or more, hidden]`` of this rank for soft embeddings, or None.
+        vocabulary: number of ids of all ranks together.
+        embedding: ``[ids or more, hidden]``, this rank's rows for soft embeddings, or None.
         soft_cap: logits become ``cap * tanh(logit / cap)``, in float32; None for none.
 
     Raises:
-        ValueError: the head is quantized, so that its weight is no plain matrix.
+        ValueError: the head is quantized, so its weight is no plain matrix.
     """
     if not is_plain(lm_head):
         raise ValueError(
@@ -61,5 +61,5 @@ def is_plain(lm_head: Any) -> bool:
 
 
 def _gather(part: torch.Tensor) -> torch.Tensor:
-    """``[...]`` of this rank to ``[ranks, ...]``."""
+    """Gather the tensors ``[...]`` of all ranks into one, ``[ranks, ...]``."""
     return tensor_model_parallel_all_gather(part[None].contiguous(), dim=0)

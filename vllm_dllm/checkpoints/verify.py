@@ -1,4 +1,4 @@
-"""Checkpoints that do not fit are refused by the first tensor's name, before a server is up."""
+"""Verification of checkpoints: a wrong one is refused, by its first wrong tensor, at start-up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-# In the file of a model that ties its head to the embedding it may stand as well; nobody reads it.
+# A model that ties its head to the embedding may have this tensor in its file, too; it is not read.
 HEAD = "lm_head.weight"
-# Says in which file each tensor of a large checkpoint stands.
+# Lists the file of each tensor of a large checkpoint.
 INDEX = "model.safetensors.index.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,13 +29,17 @@ def verified(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are exactly the `expected` tensors.
 
-    `one_name` maps a tensor's name in the file to its name in `expected`, for tensors that may
-    stand under several; None drops a tensor that nobody reads. Names that `beside` finds may stand
-    there too, and are passed on as they are.
+    Args:
+        weights: the tensors of a checkpoint by their names in its files.
+        expected: the shapes of all tensors that the checkpoint must have, by name.
+        architecture: the model's name for error messages.
+        one_name: maps a tensor's name in the file to its name in `expected`, for tensors that may
+            have several names; None drops a tensor that is not read.
+        beside: tensors whose names match may exist in addition, and are passed on unchecked.
 
     Raises:
-        ValueError: a tensor that the architecture does not have, one of another shape, or, when
-            all have passed, one that was missing.
+        ValueError: a tensor does not belong to the architecture or has another shape, or, after
+            all tensors have been passed on, some are missing.
     """
     missing = set(expected)
     for name, tensor in weights:
@@ -64,9 +68,9 @@ def verified(
         )
 
 
-def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether two shapes are one; a single number may stand with or without a dimension."""
-    return found == wanted or (math.prod(found) == math.prod(wanted) == 1)
+def _same(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether two shapes are equal; those of a single number count as equal, e.g. () and (1,)."""
+    return actual == expected or (math.prod(actual) == math.prod(expected) == 1)
 
 
 def name_damage(
@@ -75,12 +79,18 @@ def name_damage(
     files: Sequence[str],
     architectures: Sequence[str],
 ) -> None:
-    """Raise for the file behind an error, if there is one in a checkpoint of these architectures.
+    """Raise an error that names a damaged file, if a damaged file may have caused `error`.
 
-    `place` is the checkpoint's name and revision, `files` are patterns.
+    Does nothing for a checkpoint of other architectures.
+
+    Args:
+        error: the error that loading the checkpoint has raised.
+        place: the checkpoint's name and revision.
+        files: glob patterns of the files to check.
+        architectures: the architectures for which files are checked.
 
     Raises:
-        ValueError: one of the files cannot be read.
+        ValueError: one of the files cannot be read; the message names it.
     """
     from vllm.transformers_utils.repo_utils import try_get_local_file
 
@@ -99,7 +109,7 @@ def name_damage(
 
 
 def _damage(file: Path) -> str | None:
-    """Why a file cannot be read. A safetensors header says how long the file must be."""
+    """Why a file cannot be read, or None; a safetensors file is also checked for its length."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt"):

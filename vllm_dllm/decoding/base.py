@@ -1,7 +1,8 @@
 """The contract of a decoding algorithm.
 
 An algorithm is a pure function of tensors. It knows one canvas per row and nothing
-of requests, batches, caches or phases; all state that it needs comes in and goes out.
+of requests, batches, caches or phases. The state that it keeps between steps is passed
+in and returned.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class Canvas:
     fixed: torch.Tensor
 
     def take(self, index: torch.Tensor) -> Canvas:
-        """Those of some slots (int64 ``[n]``), as copies."""
+        """Copies of the canvases of the slots in ``index``, int64 ``[n]``."""
         parts = (self.tokens, self.masked, self.fixed)
         return Canvas(*(part.index_select(0, index) for part in parts))
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step knows beside the canvas.
+    """The inputs of a step other than the canvas.
 
     Attributes:
         statistics: row statistics ``[slots, L]`` of a forward pass over the canvas; with samples
@@ -51,8 +52,8 @@ class StepContext:
         state: what the algorithm's last step returned for these slots, or the initial values.
         step: int32 ``[slots]``, steps that the canvas has taken before this one.
         noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm of uniform noise.
-        present: bool ``[slots, L]``, positions that exist; None when all do. Only narrow
-            canvases have others, and their statistics mean nothing.
+        present: bool ``[slots, L]``, positions that exist; None when all do. Only canvases
+            narrower than L have positions that do not exist, whose statistics are meaningless.
         asked: float32 ``[slots, L, K]``, log-probabilities of the ids that `ask` named.
     """
 
@@ -71,9 +72,9 @@ class Update:
     """What a step returns.
 
     Attributes:
-        canvas: what the model reads next; where `done`, what is committed.
-        done: bool ``[slots]``, the rule has finished with the canvas. Where the canvas is the one
-            that was read, this forward pass was the commit.
+        canvas: the canvas that the model reads next, or that is committed where `done` is true.
+        done: bool ``[slots]``, the algorithm has finished with the canvas. Where the canvas equals
+            the one that was read, this forward pass was its commit.
         state: the tensors named in `Algorithm.state`, for the next step.
     """
 
@@ -104,13 +105,13 @@ class Algorithm(Protocol):
 
     Attributes:
         name: what users write.
-        corruption: what it undoes, masks or uniform noise; a model has one of the two.
+        corruption: what it removes from a canvas, masks or uniform noise; a model has one of both.
         config: its settings; each may be chosen per request.
         presets: settings under a name of their own, ``<name>-<preset>``.
         state: per-slot tensors between the steps of a canvas; the engine stores them.
         edits: it may change decided positions, so no part of a canvas is final before `done`.
         reads_entropy: it needs the entropies of the rows.
-        samples: it can do with drawn tokens in place of the most likely ones.
+        samples: it also works with drawn tokens in place of the most likely ones.
     """
 
     name: str
@@ -123,7 +124,7 @@ class Algorithm(Protocol):
     samples: bool
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """Most steps of a canvas of `length` positions, when nobody chose another number."""
+        """The default for the most steps that a canvas of `length` positions may take."""
         ...
 
     def temperature(
@@ -132,13 +133,14 @@ class Algorithm(Protocol):
         progress: tuple[torch.Tensor, torch.Tensor],
         parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Float32 ``[slots]``, at which the logits of a step are sampled.
+        """The temperature at which the logits of a step are sampled, float32 ``[slots]``.
 
-        0 is greedy, and a request's own 0 stays 0.
+        0 is greedy, and the result is 0 where a request's temperature is 0.
 
         Args:
-            temperature: the requests' own, float32 ``[slots]``.
-            progress: int32 ``[slots]`` each, steps taken before this one, and of how many.
+            temperature: the requests' temperatures, float32 ``[slots]``.
+            progress: the number of steps taken before this one, and the number of steps of the
+                schedule, int32 ``[slots]`` each.
             parameters: as in `StepContext`.
         """
         ...
@@ -146,7 +148,7 @@ class Algorithm(Protocol):
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """One logit of each row to change before the statistics, or None for no change.
+        """A change of one logit in each row before statistics are computed, or None for no change.
 
         Returns:
             Token ids int64 ``[slots, L]`` and what to add to their logits, float32 ``[slots, L]``.
@@ -154,16 +156,16 @@ class Algorithm(Protocol):
         ...
 
     def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Ids int64 ``[slots, L, K]`` whose log-probabilities the step needs, or None."""
+        """The ids whose log-probabilities the step needs, int64 ``[slots, L, K]``, or None."""
         ...
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
-        """One update of every canvas. No host sync, no Python loop over slots."""
+        """Update every canvas, without waiting for the device and without a loop over slots."""
         ...
 
 
 class BaseAlgorithm:
-    """What an algorithm has unless it says otherwise: no settings, no state, no wishes."""
+    """The defaults of an algorithm: no settings, no state, and no needs beyond row statistics."""
 
     config: type[AlgorithmConfig] = AlgorithmConfig
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
@@ -175,21 +177,21 @@ class BaseAlgorithm:
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """No change."""
+        """See `Algorithm.adjust`: no change."""
         return None
 
     def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Nothing."""
+        """See `Algorithm.ask`: no ids."""
         return None
 
 
 class MaskedAlgorithm(BaseAlgorithm):
-    """What most algorithms for masked models have in common; inherit and write `step`."""
+    """The defaults of an algorithm for masked models; a subclass must define `step`."""
 
     corruption: Corruption = "mask"
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """One step a position, and one to spare."""
+        """See `Algorithm.cap`: one step for each position, and one more."""
         return length + 1
 
     def temperature(
@@ -198,12 +200,12 @@ class MaskedAlgorithm(BaseAlgorithm):
         progress: tuple[torch.Tensor, torch.Tensor],
         parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The request's own, the same at every step."""
+        """See `Algorithm.temperature`: the request's temperature at every step."""
         return temperature
 
 
 def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:
-    """``probability`` ``[slots, L]`` where masked, below every probability elsewhere."""
+    """``probability`` ``[slots, L]`` where masked, and -1, below all probabilities, elsewhere."""
     return torch.where(canvas.masked, probability, -1.0)
 
 
@@ -216,10 +218,11 @@ def reveal(
     probability: torch.Tensor | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> Update:
-    """Decide the masked positions of ``accept`` ``[slots, L]``, at least one, at the cap all.
+    """Decide the masked positions in ``accept`` (bool ``[slots, L]``), but at least one of them.
 
-    Where `accept` names no masked position, the most probable one is taken; ties go to the
-    lowest position. `token` and `probability` default to the statistics'.
+    Where `accept` has no masked position, the most probable one is decided; ties go to the
+    lowest position. At the step cap all masked positions are decided. `token` and `probability`
+    (``[slots, L]``) default to those of the statistics; `state` is returned with the update.
     """
     token = context.statistics.token if token is None else token
     probability = context.statistics.probability if probability is None else probability

@@ -1,4 +1,4 @@
-"""When is a canvas finished, and how much of it is the answer?"""
+"""When a canvas is finished, and how much of it belongs to the answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vllm_dllm.decoding.base import Canvas
 def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
     """Position behind the first decided end-of-sequence token, or L + 1; int64 ``[slots]``.
 
-    ``end_tokens`` is int64 ``[slots, E]``, ids that end the request, padded with -1. Fixed
-    positions are the prompt's: an end token there ends nothing.
+    ``end_tokens`` is int64 ``[slots, E]``, ids that end the request, padded with -1. End tokens at
+    fixed positions do not count, because they belong to the prompt.
     """
     length = canvas.tokens.shape[1]
     is_end = (canvas.tokens[:, :, None] == end_tokens[:, None, :]).any(-1)  # [slots, L]
@@ -21,7 +21,7 @@ def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
 
 
 def decided_prefix(canvas: Canvas) -> torch.Tensor:
-    """Positions before the first masked one; int64 ``[slots]`` in ``0..L``."""
+    """Number of positions before the first masked one; int64 ``[slots]`` in ``0..L``."""
     return (canvas.masked.cumsum(1) == 0).sum(1)
 
 
@@ -29,14 +29,14 @@ def emitted_length(canvas: Canvas, reach: torch.Tensor, early: bool = True) -> t
     """Length of the canvas prefix that may leave, or 0 while the canvas must go on.
 
     A canvas without masked positions leaves whole. With `early`, one whose positions up to
-    `reach` are all decided leaves up to there: nothing behind is ever shown, so waiting for it
-    would be wasted steps (``eos_early_stop`` in LLaDA2's ``generate``). For rules that never
-    change a decided position.
+    `reach` are all decided leaves up to there: nothing behind is ever shown, so steps to decide it
+    would be wasted (``eos_early_stop`` in LLaDA2's ``generate``). This is only valid for algorithms
+    that never change a decided position.
 
     Args:
         canvas: tensors of shape ``[slots, L]``.
-        reach: int64 ``[slots]``, at least 1: the smaller of `first_end` and the positions that
-            the request may put out, with those of the prompt's tail.
+        reach: int64 ``[slots]``, at least 1: the smaller of `first_end` and the number of positions
+            that the request may output, including those of the tail.
         early: whether anything leaves before the whole canvas is decided.
 
     Returns:
@@ -46,5 +46,5 @@ def emitted_length(canvas: Canvas, reach: torch.Tensor, early: bool = True) -> t
     prefix = decided_prefix(canvas)
     if not early:
         return torch.where(prefix == length, length, 0)
-    wanted = reach.clamp_max(length)
-    return wanted.masked_fill(wanted > prefix, 0)
+    answer = reach.clamp_max(length)
+    return answer.masked_fill(answer > prefix, 0)

@@ -61,7 +61,7 @@ class Credit(MaskedAlgorithm):
     samples: bool = False
 
     def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """The tokens with a credit (0 in place of nobody)."""
+        """See `Algorithm.ask`: the tokens with a credit, and id 0 in unused places."""
         return state["ids"].clamp_min(0)
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
@@ -72,7 +72,7 @@ class Credit(MaskedAlgorithm):
         token, p = context.statistics.token[..., None], context.statistics.probability[..., None]
         ids, credit = context.state["ids"], context.state["credit"] * parameters["beta"]
         logp = torch.where(ids == NOBODY, -torch.inf, context.asked)
-        # The prediction is one of those with a credit, or takes the place of the smallest one.
+        # The predicted token already has a credit, or replaces the token with the smallest one.
         known = ids == token
         smallest = credit.argmin(-1, keepdim=True)
         place = torch.where(known.any(-1, keepdim=True), known.int().argmax(-1, True), smallest)

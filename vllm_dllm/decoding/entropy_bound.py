@@ -76,7 +76,7 @@ class EntropyBound(BaseAlgorithm):
     reads_entropy: bool = True
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """What transformers takes, where the checkpoint names no number."""
+        """See `Algorithm.cap`: the default of transformers' DiffusionGemma."""
         return 48
 
     def temperature(
@@ -85,7 +85,7 @@ class EntropyBound(BaseAlgorithm):
         progress: tuple[torch.Tensor, torch.Tensor],
         parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The schedule, times the request's own; see `Algorithm.temperature`."""
+        """See `Algorithm.temperature`: the request's temperature times the schedule."""
         step, total = progress
         remaining = (total - step).clamp(min=1)
         span = parameters["t_max"] - parameters["t_min"]
@@ -117,17 +117,23 @@ class EntropyBound(BaseAlgorithm):
 
     @staticmethod
     def _mean(entropy: torch.Tensor, present: torch.Tensor | None) -> torch.Tensor:
+        """Mean entropy of the positions that exist, float32 ``[slots]``."""
         if present is None:
             return entropy.mean(1)
         return torch.where(present, entropy, 0.0).sum(1) / present.sum(1)
 
 
 def within_bound(entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Positions whose smaller entropies add up to at most ``bound`` ``[slots]``.
+    """Positions for which all smaller entropies of the row add up to at most the bound.
 
-    ``entropy`` is ``[slots, L]``; positions of infinite entropy are never among them.
+    Args:
+        entropy: float32 ``[slots, L]``; positions of infinite entropy are never in the result.
+        bound: float32 ``[slots]``, in nats.
+
+    Returns:
+        Bool ``[slots, L]``.
     """
     ordered, order = entropy.sort(dim=1, stable=True)
-    # Infinity minus infinity is no number, and no comparison with that is true.
+    # Infinity minus infinity is NaN, and every comparison with NaN is false.
     smaller = ordered.cumsum(1) - ordered
     return torch.zeros_like(entropy, dtype=torch.bool).scatter_(1, order, smaller <= bound[:, None])

@@ -30,7 +30,7 @@ class FixedStepsConfig(AlgorithmConfig):
 
 @register_algorithm
 class FixedSteps(MaskedAlgorithm):
-    """The schedule of LLaDA's first ``generate``: quality is bought by the step.
+    """The schedule of LLaDA's first ``generate``: more steps cost time and give better answers.
 
     A canvas that starts with m masked positions is spread over S steps. Step n = 0, 1, ...
     decides::

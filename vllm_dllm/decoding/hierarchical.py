@@ -1,4 +1,4 @@
-"""Hierarchical: divide the masked runs, so that what is decided together lies far apart."""
+"""Hierarchical: divide runs of masks, so that positions decided together lie far apart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HierarchicalConfig(AlgorithmConfig):
 
 @register_algorithm
 class Hierarchical(MaskedAlgorithm):
-    """One position of every contiguous run of masks, all that are sure, and the surest.
+    """Decides one position of every run of masks, all positions that are sure, and the surest.
 
     With R the maximal runs of neighbouring masked positions and p the argmax' probability::
 

@@ -42,8 +42,9 @@ class JointThreshold(MaskedAlgorithm):
         rewrite {i in V : x_i differs from the token there and p_i > edit_threshold}
 
     A step that starts without masks counts against `max_post_edit_steps`. The canvas is done
-    when a step would change nothing, or when the count exceeds the budget (without that
-    step's changes): so the forward pass that finds out is the commit.
+    when a step would change nothing, or when the count exceeds the budget (that step's changes
+    are then dropped). In both cases the forward pass has read the final canvas, so it is the
+    commit.
 
     Presets: ``JointThreshold-S`` (speed: 0.5 / 0) and ``JointThreshold-Q`` (quality: 0.7 / 0.5).
 
@@ -64,13 +65,13 @@ class JointThreshold(MaskedAlgorithm):
     edits: bool = True
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """All masks one by one, all edits, and the step that finds nothing to do."""
+        """See `Algorithm.cap`: a step per mask, all editing steps, and one that changes nothing."""
         return length + int(settings.values()["max_post_edit_steps"]) + 1
 
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The left neighbour's token is penalised; the first position has none."""
+        """See `Algorithm.adjust`: penalise the token of the left neighbour, where there is one."""
         amount = -parameters["penalty_lambda"][:, None].expand_as(canvas.tokens).clone()
         amount[:, 0] = 0
         return canvas.tokens.roll(1, dims=1), amount
@@ -89,7 +90,7 @@ class JointThreshold(MaskedAlgorithm):
         edit = edit & (statistics.probability > parameters["edit_threshold"][:, None])
         tokens = torch.where(edit, statistics.token, filled.tokens)
         tokens = torch.where(over[:, None], canvas.tokens, tokens)
-        # With a mask to decide, something always changes.
+        # A canvas with masks always changes, because at least one mask is decided.
         unchanged = complete & ~edit.any(1)
         return Update(
             Canvas(tokens, filled.masked, canvas.fixed),

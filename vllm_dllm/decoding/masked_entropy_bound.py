@@ -22,14 +22,14 @@ class MaskedEntropyBoundConfig(AlgorithmConfig):
 
 @register_algorithm
 class MaskedEntropyBound(MaskedAlgorithm):
-    """Masked positions in the order of their entropies.
+    """Decides masked positions in the order of their entropies.
 
     With ``h_1 <= h_2 <= ...`` the k-th is decided when::
 
         h_1 + ... + h_(k-1) <= entropy_bound
 
-    so the first always. The sum bounds the mutual information of what is decided together.
-    Ties go to the lowest position.
+    so the first one is always decided. The sum bounds the mutual information of the positions that
+    are decided together. Ties go to the lowest position.
 
     Source: Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy
     Bounded Unmasking" (arXiv 2505.24857).

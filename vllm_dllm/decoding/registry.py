@@ -1,4 +1,4 @@
-"""Decoding algorithms by name: ours, those of installed packages, and dotted paths."""
+"""Decoding algorithms by name: built-in ones, those of installed packages, and import paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AlgorithmType = TypeVar("AlgorithmType", bound=Callable[[], Algorithm])
 def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
     """Class decorator: make an algorithm available under its ``name``.
 
-    The same name may stand once for masked models and once for those of uniform noise.
+    The same name may be used once for masked models and once for models of uniform noise.
 
     Raises:
         ValueError: the name is taken.
@@ -36,10 +36,10 @@ def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
 
 @cache
 def load_installed() -> None:
-    """Register what installed packages offer in the entry-point group, once.
+    """Register the algorithms that installed packages offer as entry points, once.
 
     Raises:
-        SettingsError: one of them cannot be loaded; names the package's entry point.
+        SettingsError: one of them cannot be loaded; the message names its entry point.
     """
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
@@ -57,20 +57,20 @@ def algorithms(corruption: Corruption) -> list[Algorithm]:
 
 
 def algorithm_names(corruption: Corruption) -> list[str]:
-    """What users may write, presets included."""
-    found = algorithms(corruption)
-    return [a.name for a in found] + [f"{a.name}-{p}" for a in found for p in a.presets]
+    """The names that users may write, those of presets included."""
+    known = algorithms(corruption)
+    return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
 
 
 def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[str, float]]:
-    """An algorithm, and the settings that its preset brings along.
+    """The algorithm of a name, and the settings of its preset.
 
     Args:
         name: a registered name, ``<name>-<preset>``, or ``package.module:Class``.
-        corruption: what the model's canvases are full of.
+        corruption: what fills the model's fresh canvases, masks or uniform noise.
 
     Raises:
-        SettingsError: there is none, or it is for the other kind of model.
+        SettingsError: there is no such algorithm, or it is for the other kind of model.
     """
     if ":" in name:
         return _imported(name, corruption), {}
@@ -94,10 +94,11 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
 
 
 def _imported(path: str, corruption: Corruption) -> Algorithm:
+    """Import and register the algorithm ``package.module:Class``; raises `SettingsError`."""
     module, _, attribute = path.partition(":")
     try:
         cls: Any = getattr(importlib.import_module(module), attribute)
-        if not hasattr(cls, "corruption"):  # calling what it names might do anything
+        if not hasattr(cls, "corruption"):  # do not call an object that is no algorithm
             raise TypeError("it is no algorithm")
         register_algorithm(cls)
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Model families: what a family brings, one folder for each, and the registry that finds them."""
+"""Model families: the interface of a family, a folder for each, and the registry of all of them."""

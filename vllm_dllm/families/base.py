@@ -1,4 +1,4 @@
-"""What a model family brings: the contract between a kind of model and everything else."""
+"""The interface of a model family: everything that differs from one kind of model to another."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 
 class Family(ABC):
-    """One model family. There is one object of it in a process; it holds no request's state.
+    """One model family. A process has one object of it, which holds no state of requests.
 
     Attributes:
-        architecture: what ``config.json`` names in ``architectures``.
+        architecture: the name in ``architectures`` of ``config.json``.
         model_class: ``module:Class`` of the model, which vLLM imports when it loads one.
-        corruption: what fresh canvases are full of, masks or uniform noise.
-        algorithm: the decoding algorithm of its authors.
-        aligned: canvases begin at absolute multiples of L; otherwise behind the prompt.
+        corruption: what fills fresh canvases, masks or uniform noise.
+        algorithm: the decoding algorithm of the model's authors, by name.
+        aligned: canvases begin at absolute multiples of L; otherwise the first one begins behind
+            the prompt.
         commits_in_place: a denoise pass over a final canvas is as good as a commit, because the
             model reads both with the same mask and the same input.
     """
@@ -47,34 +48,38 @@ class Family(ABC):
         return False
 
     def register(self) -> None:  # noqa: B027
-        """Tell transformers of a configuration class, where it does not know the model's."""
+        """Register the model's configuration class with transformers, if it does not know it."""
 
     @abstractmethod
     def configure(self, vllm_config: VllmConfig) -> None:
-        """Fill in what the model needs of vLLM's configuration; refuse what cannot work.
+        """Complete vLLM's configuration for the model, and refuse options that cannot work.
 
         vLLM calls this once for each engine configuration, before anything is allocated. Sets
         ``model_config.dllm``.
 
         Raises:
-            ValueError: with the setting's name and the remedy.
+            ValueError: an option cannot work; the message names it and the remedy.
         """
 
     @abstractmethod
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """What ``generation_config.json`` says about decoding, by setting.
+        """The decoding settings in ``generation_config.json``, by name.
 
         Raises:
             SettingsError: a field is missing or out of range.
         """
 
     def mask_token(self, vllm_config: VllmConfig) -> int | None:
-        """What fresh canvases are full of; None for uniform noise."""
+        """The token that fills fresh canvases; None for uniform noise."""
         return None
 
     @abstractmethod
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """How queries see keys; with `own_backend`, as rules for this package's backend."""
+        """The rule by which queries see keys.
+
+        With `own_backend` it is expressed for this package's attention backend, otherwise for
+        vLLM's backends.
+        """
 
     @abstractmethod
     def readout(
@@ -84,10 +89,10 @@ class Family(ABC):
         reports: LogprobReports,
         settings: ReadoutSettings,
     ) -> Readout:
-        """The way from hidden states to what a decoding algorithm reads."""
+        """The readout, which computes row statistics from hidden states."""
 
     def embeddings(self, state: Any) -> Any:
-        """The input embeddings, for vLLM's model state; None where token ids are the input."""
+        """The input embeddings of vLLM's model state; None for a model that reads token ids."""
         return None
 
     @abstractmethod

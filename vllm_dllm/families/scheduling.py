@@ -1,7 +1,7 @@
-"""What every family's scheduler adds to vLLM's.
+"""What the schedulers of all families add to vLLM's.
 
-It keeps what was never committed out of the prefix cache, and ends requests that cannot go on. The
-rules about canvases and prefill chunks belong to the families.
+They keep pages that were never committed out of the prefix cache, and end requests that cannot go
+on. The rules about canvases and prefill chunks belong to the families.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = init_logger("vllm.dllm")
 
 SCHEDULER = "vllm_dllm.families.scheduling.make_scheduler"
 
-# Why a request is ended in the middle of its answer.
+# Why a request is ended in the middle of its answer, for the log.
 REASONS = {
     Mark.UNSOUND: "its logits are not finite (NaN or inf)",
     Mark.NO_TOKEN_LEFT: "its parameters leave no token to choose",
@@ -42,11 +42,11 @@ class CommonRules(DiffusionScheduler):
         self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """With pipeline stages, leave as many steps between two of a request as there are stages.
+        """With pipeline stages, keep a request's steps as many steps apart as there are stages.
 
-        What the last stage makes of a step reaches the others that many steps later. vLLM sees
-        to it where a step decodes; a prompt's last chunk counts as well, because its tail goes
-        back with it.
+        The result of a step in the last stage reaches the others that many steps later. vLLM takes
+        this into account for decode steps only. The last chunk of a prompt has a result as well,
+        because the worker goes back by the tail after it.
         """
         super()._update_after_schedule(scheduler_output)
         stages = self.parallel_config.pipeline_parallel_size
@@ -60,7 +60,7 @@ class CommonRules(DiffusionScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """End requests that cannot go on: alone, with an error, and with the reason in the log.
+        """End each request that cannot go on, with an error for it alone and the reason in the log.
 
         The sampler marks their canvases, and those that left without a commit, see `Mark`.
         """
@@ -72,7 +72,7 @@ class CommonRules(DiffusionScheduler):
                 "dllm: request %s is ended with an error: %s", request_id, REASONS[Mark(mark)]
             )
             if mark == Mark.UNSOUND:
-                # What it has cached would poison whoever shares its prefix.
+                # The pages that it has cached would spoil every request that shares its prefix.
                 blocks = self.kv_cache_manager.get_block_ids(request_id)
                 self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.

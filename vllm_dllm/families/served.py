@@ -1,4 +1,4 @@
-"""What is known of a served model before any request: settings, checkpoint, canvases."""
+"""What is settled for a served model at start-up: settings, canvases and the commit policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings_of(vllm_config: VllmConfig, corruption: Corruption) -> DllmSettings
 
 
 def served_of(vllm_config: VllmConfig, family: Family) -> Served:
-    """What is known before any request; the canvas length must have been settled.
+    """The decoding settings of a served model. The canvas length must have been settled before.
 
     Raises:
         SettingsError: a setting or a field of the checkpoint is unknown or out of range.
@@ -58,13 +58,13 @@ def served_of(vllm_config: VllmConfig, family: Family) -> Served:
 
 
 def canvas_kind(vllm_config: VllmConfig, family: Family, served: Served) -> CanvasKind:
-    """What the model's canvases are."""
+    """The properties of the model's canvases."""
     vocabulary = vllm_config.model_config.get_vocab_size()
     return CanvasKind(served.length, vocabulary, served.mask_token, family.aligned)
 
 
 def commit_policy(vllm_config: VllmConfig, family: Family, served: Served) -> CommitPolicy:
-    """When the model's canvases leave."""
+    """The rules by which the model's canvases leave."""
     settings = served.settings
     return CommitPolicy(
         sync=settings.execution == "sync",
@@ -76,10 +76,10 @@ def commit_policy(vllm_config: VllmConfig, family: Family, served: Served) -> Co
 
 
 def generation_config(vllm_config: VllmConfig) -> dict[str, Any]:
-    """What the checkpoint's ``generation_config.json`` says, empty without one.
+    """The content of the checkpoint's ``generation_config.json``; empty if there is no such file.
 
     Raises:
-        SettingsError: there is a file that is no JSON object; vLLM would pass it over.
+        SettingsError: the file is no JSON object; vLLM would ignore it silently.
     """
     model = vllm_config.model_config
     file = Path(model.model) / "generation_config.json"
@@ -94,7 +94,7 @@ def generation_config(vllm_config: VllmConfig) -> dict[str, Any]:
 
 
 def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:
-    """Where the canvas length comes from; ``diffusion`` is what ``--diffusion-config`` said."""
+    """Where the canvas length comes from; ``diffusion`` is the value of ``--diffusion-config``."""
     if (diffusion or {}).get("canvas_length"):
         return SERVER
     model = vllm_config.model_config

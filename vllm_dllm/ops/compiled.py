@@ -1,7 +1,7 @@
-"""Functions of tensors as kernels that PyTorch's compiler writes, one graph for any number of rows.
+"""Functions compiled by PyTorch's compiler, with one graph for any number of rows.
 
 A step of a small batch is a few hundred operators of a few microseconds each; compiled, it is a
-few loops. The compiler may round floating-point numbers otherwise than the operators do.
+few loops. Compiled functions may round floating-point numbers differently than the operators do.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from torch.fx.experimental import _config as symbolic_shapes
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {
-    # Operators that the compiler writes out anew for each use of their result, before it keeps the
-    # result instead. An integer hash uses every number twice, so that its text doubles with each
-    # round: with the compiler's own 30 it takes minutes to write a few dozen lines.
+    # The compiler repeats an expression of up to this many operators wherever its result is used;
+    # it stores the result of a larger one. An integer hash uses every number twice, so its code
+    # doubles with each round: with the default of 30, a few dozen lines take minutes to compile.
     "realize_opcount_threshold": 12,
-    # As vLLM's CPU platform has it: the number of threads is looked up when a loop runs.
+    # As on vLLM's CPU platform: the number of threads is looked up when a loop runs.
     "cpp.dynamic_threads": True,
 }
-# Kinds of arguments for a function: engines of one process share what is compiled, and one more
-# than this is an error in the middle of a step.
+# How many kinds of arguments one function may be compiled for. All engines of a process share the
+# compiled functions, and exceeding this limit would be an error in the middle of a step.
 _KINDS = 64
 
 
 @functools.cache
 def compiled(function: Function) -> Function:
-    """`function` compiled, at its first call for each kind of arguments, and never run otherwise.
+    """`function`, compiled at its first call for each kind of arguments.
 
-    Sizes are free, but for 0 and 1. What cannot be compiled is an error.
+    Tensors may have any sizes, but sizes 0 and 1 are compiled separately. A function that cannot be
+    compiled as a whole raises an error rather than run without compilation.
     """
     return torch.compile(
         function, dynamic=True, fullgraph=True, options=_OPTIONS, recompile_limit=_KINDS
@@ -42,9 +43,10 @@ def compiled(function: Function) -> Function:
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    """Calls made in here are for what is compiled, and their sizes are examples.
+    """A context for calls whose purpose is to compile functions, with arguments of example sizes.
 
-    Without gradients, as in the engine. Two sizes that happen to be the same are not taken for one.
+    Gradients are off, as in the engine. Sizes that happen to be equal in an example are compiled as
+    independent sizes.
     """
     with torch.inference_mode(), symbolic_shapes.patch(use_duck_shape=False):
         yield

@@ -1,4 +1,4 @@
-"""What launches of kernels must know of a device."""
+"""Properties of a device that kernel launches depend on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 4 where kernels are interpreted, so that work is split there, too."""
+    """Number of multiprocessors of a GPU.
+
+    It is 4 on other devices, where kernels are interpreted, so that work is split there, too.
+    """
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

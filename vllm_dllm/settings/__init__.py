@@ -1,1 +1,1 @@
-"""Every setting and request option: ranges, parsing, and what a request gets in the end."""
+"""All settings and request options: their ranges, their parsing, and their resolution."""

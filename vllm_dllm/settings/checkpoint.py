@@ -1,4 +1,4 @@
-"""What a checkpoint's ``generation_config.json`` says about decoding."""
+"""The decoding settings in a checkpoint's ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from vllm_dllm.settings.ranges import SettingsError, shown
 from vllm_dllm.settings.server import STEPS
 
 MAX_STEPS_FIELD = "max_denoising_steps"
-# DiffusionGemma's sampler, as its generation_config.json must state it.
+# Fields of DiffusionGemma's sampler that generation_config.json must have.
 SAMPLER_FIELDS = ("t_min", "t_max", "stability_threshold", "confidence_threshold")
 
 
 def parse_sampler(generation_config: Mapping[str, Any]) -> dict[str, float]:
-    """DiffusionGemma's sampler out of ``generation_config.json``, with ``max_denoising_steps``.
+    """The settings of DiffusionGemma's sampler and ``max_denoising_steps``, by name.
 
     Raises:
-        SettingsError: a field is missing; the message names it. Ranges are the algorithm's.
+        SettingsError: a field is missing (the message names it), or ``max_denoising_steps`` is out
+            of range. The algorithm checks the ranges of the others.
     """
     sampler = generation_config.get("sampler_config")
     if not isinstance(sampler, Mapping):
@@ -41,13 +42,14 @@ def parse_sampler(generation_config: Mapping[str, Any]) -> dict[str, float]:
 def parse_checkpoint(
     generation_config: Mapping[str, Any], parameters: Collection[str]
 ) -> dict[str, float]:
-    """What the ``generation_config.json`` of a masked model says about decoding, if anything.
+    """The decoding settings in the ``generation_config.json`` of a masked model, by name.
 
-    Its keys are an algorithm's settings and ``max_denoising_steps``; those of autoregressive
-    decoding are somebody else's.
+    Read are the algorithms' settings (`parameters`) and ``max_denoising_steps``; fields about
+    autoregressive decoding are ignored.
 
     Raises:
-        SettingsError: ``max_denoising_steps`` is out of range; other ranges are the algorithm's.
+        SettingsError: ``max_denoising_steps`` is out of range. The algorithm checks the ranges of
+            the others.
     """
     known = (MAX_STEPS_FIELD, *parameters)
     stated = {name: generation_config[name] for name in known if name in generation_config}

@@ -1,7 +1,8 @@
-"""A settings file: YAML read as data, within limits, and never as something else than is written.
+"""Reading a settings file: YAML as plain data, of limited size, without YAML's surprises.
 
-YAML can do more than a list of settings needs, and each of these extras has hurt somebody: tags
-that run code, aliases that grow without end, a name that stands twice, ``010`` that means eight.
+YAML can do more than a list of settings needs, and these extras are refused because each of them is
+a known source of harm: tags that run code, aliases that expand without end, duplicate names, and
+numbers such as ``010`` that mean eight.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from vllm_dllm.settings.ranges import SettingsError, shown
 if TYPE_CHECKING:
     import yaml
 
-# A thousand times what anybody needs, and still read within a second or two.
+# Far more than any list of settings needs, and still read within a second or two.
 MAX_FILE_BYTES = 1 << 16
 
 # What YAML 1.1 reads in base 2, 8, 16 or 60, or with digits grouped: 0b1, 010, 0x1f, 1:30, 1_000.
 _NOT_DECIMAL = re.compile(r"[-+]?0[0-9bxoBXO]|.*[_:]")
-# What YAML 1.1 takes for text unless there is a point before and a sign behind the e.
+# Numbers with an exponent. YAML 1.1 reads them as text unless they have a point before the e and a
+# sign after it.
 _WITH_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 def read_settings_file(path: object) -> dict[str, Any]:
-    """The settings of a YAML file; an empty one has none.
+    """The settings in a YAML file, by name; none for an empty file.
 
     Raises:
-        SettingsError: unreadable, too large, no mapping; the message names ``dllm.config``.
+        SettingsError: the file is unreadable, too large, or no mapping; the message names
+            ``dllm.config``.
     """
     import yaml
 
@@ -48,9 +51,9 @@ def read_settings_file(path: object) -> dict[str, Any]:
 
 def _text(file: Path) -> str:
     if file.exists() and not file.is_file():
-        raise ValueError("not a regular file")  # to open a pipe would wait for its writer
+        raise ValueError("not a regular file")  # opening a pipe would wait for its writer
     with file.open("rb") as stream:
-        raw = stream.read(MAX_FILE_BYTES + 1)  # the size that is stated may be another
+        raw = stream.read(MAX_FILE_BYTES + 1)  # the size that the file system reports may be wrong
     if len(raw) > MAX_FILE_BYTES:
         raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
     return raw.decode("utf-8")
@@ -64,7 +67,7 @@ def _loader() -> type[yaml.SafeLoader]:
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
     class Loader(yaml.SafeLoader):
-        """One for each file: constructors are registered on a class."""
+        """A class of its own for each file, because constructors are registered on a class."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):

@@ -1,8 +1,8 @@
-"""The one parser of settings: what users wrote, as settings of a server or options of a request.
+"""The only parser of what users write: the settings of a server and the options of a request.
 
-Nothing else reads an option string. Server settings come from
+Server settings come from
 ``--additional-config '{"dllm": {...}}'`` and request options from ``vllm_xargs`` (HTTP) or
-``SamplingParams.extra_args`` (offline). An unknown key is an error that offers the nearest name.
+``SamplingParams.extra_args`` (offline). An unknown key is an error that suggests the nearest name.
 """
 
 from __future__ import annotations
@@ -33,11 +33,16 @@ def parse_settings(
     """Server settings from vLLM's ``additional_config``.
 
     ``{"dllm": {"config": "file.yaml"}}`` reads the same keys from a YAML file; keys given
-    beside ``config`` win over the file. `parameters_with` names all algorithms' settings, given
-    the algorithm that is asked for: one that is named by its path is unknown until then.
+    next to ``config`` take precedence over the file.
+
+    Args:
+        additional_config: the value of vLLM's option.
+        parameters_with: called with the algorithm that is asked for (or None); returns the names
+            of all algorithms' settings. An algorithm that is named by its import path is only
+            known after this call.
 
     Raises:
-        SettingsError: unknown key, value out of range, unreadable file.
+        SettingsError: a key is unknown, a value is out of range, or the file cannot be read.
     """
     section = (
         additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
@@ -60,21 +65,22 @@ def parse_settings(
 
 
 def misspelt_settings(additional_config: object) -> list[str]:
-    """Keys of vLLM's ``additional_config`` that are one edit, case or blanks away from ours.
+    """Keys of vLLM's ``additional_config`` that are probably misspelt forms of ``dllm``.
 
-    They belong to nobody we know of, and the settings below them would be passed over.
+    They differ from it by one edit, by case, or by surrounding blanks. The settings below such a
+    key would be ignored.
     """
     keys = additional_config if isinstance(additional_config, Mapping) else ()
     return [key for key in keys if isinstance(key, str) and _nearly(key, SETTINGS_KEY)]
 
 
-def _nearly(name: str, wanted: str) -> bool:
-    """Whether names differ by case, blanks around them, or one letter (or two swapped ones)."""
-    name, given = name.strip().lower()[: len(wanted) + 2], name
-    if name == wanted:
-        return given != wanted
-    for at in range(len(wanted) + 1):
-        before, behind = wanted[:at], wanted[at:]
+def _nearly(name: str, key: str) -> bool:
+    """Whether two names differ, by case, by surrounding blanks, by one letter or by one swap."""
+    name, given = name.strip().lower()[: len(key) + 2], name
+    if name == key:
+        return given != key
+    for at in range(len(key) + 1):
+        before, behind = key[:at], key[at:]
         if name in (before + behind[1:], before + behind[1:2] + behind[:1] + behind[2:]):
             return True
         rest = name[at + 1 :]
@@ -86,13 +92,13 @@ def _nearly(name: str, wanted: str) -> bool:
 def _names(
     cls: type[DllmSettings] | type[RequestOptions], parameters: Collection[str]
 ) -> list[str]:
-    """The names that users write: `parameters` stands for each setting of an algorithm."""
+    """The names that users may write: the fields of `cls`, and the algorithms' `parameters`."""
     own = [f.name for f in fields(cls) if f.name not in ("parameters", "given")]
     return own + sorted(parameters)
 
 
 def _gathered(values: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """Users' flat names as keyword arguments, algorithms' settings collected in one mapping."""
+    """Turn flat names into keyword arguments, with all algorithms' settings in one mapping."""
     own = {name: value for name, value in values.items() if name not in parameters}
     return own | {"parameters": {k: v for k, v in values.items() if k in parameters}}
 
@@ -100,12 +106,16 @@ def _gathered(values: Mapping[str, Any], parameters: Collection[str]) -> dict[st
 def parse_request_options(
     extra_args: Mapping[str, Any] | None, parameters: Collection[str]
 ) -> RequestOptions:
-    """Request options out of ``SamplingParams.extra_args``; `parameters` as above.
+    """Request options from ``SamplingParams.extra_args``.
 
-    Keys without our prefix belong to somebody else and are left alone.
+    Keys without the prefix ``diffusion_`` are ignored, because they are not meant for this package.
+
+    Args:
+        extra_args: the extra arguments of a request.
+        parameters: names of all algorithms' settings, without the prefix.
 
     Raises:
-        SettingsError: unknown ``diffusion_*`` key, value out of range.
+        SettingsError: a ``diffusion_*`` key is unknown, or a value is out of range.
     """
     ours = {
         name: value

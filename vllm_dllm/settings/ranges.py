@@ -1,7 +1,7 @@
 """Numbers that users may set: their ranges, their defaults, and the errors that name them.
 
 A decoding algorithm declares its settings as a frozen dataclass of `setting` fields, so that
-the one parser (`config`) can check and explain those of an algorithm that it has never seen.
+the parser (`parsing`) can check and explain the settings of any algorithm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 MAX_FLOAT32 = float.fromhex("0x1.fffffep+127")
 MAX_INT32 = 2**31 - 1
-# Denoise steps of a canvas. A float32 holds every whole number up to here, an int32 sums of them.
+# Most denoise steps of a canvas. A float32 holds every whole number up to here, and an int32 holds
+# sums of such numbers.
 MAX_STEPS = 1 << 16
 
 
@@ -25,15 +26,16 @@ class SettingsError(ValueError):
     """A setting has an unknown name or a value outside its range; the message names it."""
 
 
-# Longer than any name; what a user sends may be as long as a request, and errors quote it.
+# How much of a user's text an error message quotes: longer than any name, but the text itself may
+# be as long as a request.
 MOST_CHARACTERS = 100
 
 
 class _Short(reprlib.Repr):
-    """`repr` of the beginning of things."""
+    """`repr` that stops after the beginning of long values."""
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """The first entries; the original sorts all of them to find those."""
+        """The first entries of a dict; the inherited method would sort all of them first."""
         first = dict(itertools.islice(x.items(), self.maxdict))
         shown = super().repr_dict(first, level)
         return shown if len(first) == len(x) or level <= 0 else f"{shown[:-1]}, ...}}"
@@ -72,9 +74,10 @@ class Range:
         most: the largest.
         above: `least` itself is excluded.
         whole: whole numbers only, that fit an int32.
-        blocks: steps that a canvas' positions do not bound: a request may ask for so many times
-            the canvas' length, or for more where the server allows it (`request_limit`).
-        help: what the setting does, in a line.
+        blocks: for a number of steps that a canvas' positions do not bound: a request may ask for
+            this many times the canvas' length, or for more where the server allows it
+            (`DllmSettings.request_step_limit`). None for all other settings.
+        help: what the setting does, in one line.
     """
 
     least: float = 0.0
@@ -105,7 +108,7 @@ class Range:
 def setting(default: float, help: str, **limits: Any) -> Any:
     """A dataclass field with a range; `limits` are `Range`'s arguments.
 
-    Whole numbers are steps unless `most` says otherwise, and a canvas has an end.
+    Whole numbers are taken for steps, and limited to `MAX_STEPS`, unless `most` is given.
     """
     if limits.get("whole"):
         limits.setdefault("most", MAX_STEPS)

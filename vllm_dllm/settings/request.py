@@ -1,4 +1,4 @@
-"""What one request may choose: names, ranges, and what excludes each other."""
+"""The options of a request: their names, their ranges, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from vllm_dllm.settings.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.server import STEPS
 
 REQUEST_PREFIX = "diffusion_"
-# Longest canvas, and longest list of a request: a list is read before it is known whether it fits.
+# Length of the longest canvas, and of the longest list in a request: lists are checked before it is
+# known whether they fit the served canvas.
 MAX_CANVAS = 1 << 16
 LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
 POSITION = Range(whole=True)
@@ -17,10 +18,10 @@ POSITION = Range(whole=True)
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What one request may choose; None means the server's value.
+    """The options of one request; None means the server's value.
 
     Attributes:
-        algorithm: as in `DllmSettings`, but registered names only.
+        algorithm: as in `DllmSettings`, but only registered names.
         parameters: as in `DllmSettings`, each with the prefix ``diffusion_``.
         max_steps: as in `DllmSettings`.
         seed_canvas: token ids that the first canvas starts from.
@@ -28,7 +29,7 @@ class RequestOptions:
         canvas_length: width of the request's canvases, at most the served one.
         read_only: one canvas is the whole answer; it leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
-        stream_prefix: put out the decided beginning of an unfinished canvas.
+        stream_prefix: output the decided beginning of an unfinished canvas.
     """
 
     algorithm: str | None = None
@@ -69,7 +70,11 @@ class RequestOptions:
 
 
 def check_whole_numbers(name: str, values: object) -> None:
-    """A list of whole numbers, none below 0, no longer than any canvas."""
+    """Check that `values` is a list of whole numbers, none below 0, no longer than any canvas.
+
+    Raises:
+        SettingsError: it is not; the message names the option.
+    """
     if not isinstance(values, (list, tuple)):
         raise SettingsError(f"{name} must be a list of whole numbers, got {shown(values)}")
     if len(values) > MAX_CANVAS:
@@ -79,7 +84,7 @@ def check_whole_numbers(name: str, values: object) -> None:
 
 
 def refuse_canvas_options(options: RequestOptions) -> None:
-    """Raise for an option about a noisy canvas where the model's canvases are masked."""
+    """Raise `SettingsError` for options that only models of uniform noise have."""
     for name in ("seed_canvas", "pinned", "canvas_length", "read_only", "constrained"):
         if getattr(options, name):
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""What a request gets: its own options over the server's settings over the checkpoint's."""
+"""Resolution of settings: a request's options override the server's, and those the checkpoint's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.server import DllmSettings
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
-# Settings of the server beside the algorithm's, as `explained` lists them.
+# The server's settings other than the algorithm's, in the order in which `explained` lists them.
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels", "request_step_limit"),
 )
-# How an error names a value, by where it came from.
+# The prefix with which an error message names a setting, by where the value came from.
 PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
 
 
@@ -34,11 +34,11 @@ class Choice:
     """How the canvases of a request are decoded.
 
     Attributes:
-        algorithm: the rule.
-        settings: its settings.
+        algorithm: the decoding algorithm.
+        settings: the algorithm's settings.
         max_steps: cap on the denoise steps of a canvas.
         schedule_steps: steps that a temperature schedule is spread over.
-        sources: where each setting, ``algorithm`` and ``max_steps`` come from.
+        sources: where each setting, ``algorithm`` and ``max_steps`` come from, by name.
     """
 
     algorithm: Algorithm
@@ -50,16 +50,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Served:
-    """What is known of a served model before any request: by the front end and the workers.
+    """The decoding settings of a served model, known to the front end and to the workers.
 
     Attributes:
-        corruption: what its canvases are full of.
-        own_algorithm: what its authors use.
-        settings: the server's.
-        checkpoint: settings and ``max_denoising_steps`` of ``generation_config.json``.
-        length: L.
-        max_steps: the server's cap, or None.
-        mask_token: what a fresh canvas is full of, or None.
+        corruption: what fills fresh canvases, masks or uniform noise.
+        own_algorithm: the decoding algorithm of the model's authors.
+        settings: the server's settings.
+        checkpoint: settings and ``max_denoising_steps`` of ``generation_config.json``, by name.
+        length: L, the canvas length.
+        max_steps: the server's cap on the denoise steps of a canvas, or None.
+        mask_token: the token that fills a fresh canvas; None for uniform noise.
     """
 
     corruption: Corruption
@@ -71,7 +71,7 @@ class Served:
     mask_token: int | None = None
 
     def explained(self, length_source: str) -> list[tuple[str, str, str]]:
-        """(name, value, source) of everything that a request without options gets.
+        """The settings of a request without options, as (name, value, source).
 
         `length_source` is where the canvas length comes from.
         """
@@ -92,18 +92,18 @@ class Served:
         return lines
 
     def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
-        """A request's options; raises `SettingsError` for an unknown or malformed one."""
+        """Parse a request's options; raises `SettingsError` for an unknown or malformed one."""
         return parse_request_options(extra_args, parameter_names(self.corruption))
 
     def _limit(
         self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
     ) -> None:
-        """Refuse steps of a request that would hold its seat for others' time.
+        """Refuse numbers of steps with which a request would occupy its slot for too long.
 
         Args:
-            algorithm: of the request.
-            asked: settings of the request.
-            own: what it gets without them; a request may ask for what is given unasked.
+            algorithm: the request's algorithm.
+            asked: the settings that the request asks for.
+            own: the settings that it would get otherwise, which it may always ask for.
 
         Raises:
             SettingsError: names the setting, the limit, and what raises it.
@@ -122,13 +122,14 @@ class Served:
                 )
 
     def choose(self, options: RequestOptions | None = None) -> Choice:
-        """What a request with these options gets.
+        """Resolve the settings of a request with these options.
 
-        The order of precedence is request, server, checkpoint, the algorithm's default. A preset
-        counts where its name was chosen, behind the values that stand beside it.
+        The order of precedence is request, server, checkpoint, the algorithm's default. A preset's
+        values count as given where its name was given, but explicit values there override them.
 
         Raises:
-            SettingsError: an unknown algorithm, a setting of another one, a value out of range.
+            SettingsError: the algorithm is unknown, a setting belongs to another algorithm, or a
+                value is out of range.
         """
         asked = options or RequestOptions()
         name = asked.algorithm or self.settings.algorithm or self.own_algorithm
@@ -174,13 +175,13 @@ class Served:
         base = base or algorithm.cap(self.length, settings)
         steps = asked.max_steps or base
         if self.corruption == "uniform":
-            # The schedule has come to its end by then; more steps would all be its last one.
+            # The temperature schedule ends after `base` steps.
             steps = min(steps, base)
         return Choice(algorithm, settings, steps, base, sources)
 
 
 def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
-    """The sentence with each setting called as where it was given."""
+    """The sentence, with each setting's name prefixed according to where its value was given."""
     names = "|".join(map(re.escape, sources))
 
     def called(name: re.Match[str]) -> str:
@@ -192,7 +193,7 @@ def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
 def _checked(
     algorithm: Algorithm, source: str, values: Mapping[str, float], strict: bool
 ) -> dict[str, float]:
-    """The values that are this algorithm's, in range; `strict` refuses the others."""
+    """The values that are settings of this algorithm, checked; `strict` refuses all others."""
     ranges = algorithm.config.ranges()
     prefix = PREFIXES[source]
     for name, value in values.items():

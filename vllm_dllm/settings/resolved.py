@@ -1,7 +1,7 @@
-"""What a request gets, as it travels from the process that takes it to the workers.
+"""A request's resolved settings, as the front end sends them to the workers.
 
-Options are parsed once, where the request is taken. What they come to stands among the request's
-extra arguments from then on, beside what vLLM itself reads there.
+Options are parsed once, by the process that receives the request. From then on the result is one of
+the request's extra arguments, next to those that vLLM itself reads.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice
 
-# Names among a request's extra arguments. Users cannot give them: they are no request options.
+# Keys of a request's extra arguments. Users cannot set them, because they are no request options.
 RESOLVED = "diffusion_resolved"
 AUTOMATON = "diffusion_automaton"
-# Below this vLLM takes a temperature for greedy.
+# vLLM treats temperatures below this as greedy.
 GREEDY_EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """A request's options over the server's settings over the checkpoint's.
+    """The settings with which a request is decoded.
 
-    Messages between vLLM's processes carry the fields, all of them plain values.
+    Messages between vLLM's processes carry the fields, so all of them are plain values.
 
     Attributes:
-        algorithm: its registered name.
-        settings: its settings.
+        algorithm: the algorithm's registered name.
+        settings: the algorithm's settings, by name.
         max_steps: cap on the denoise steps of a canvas.
         schedule_steps: steps that a temperature schedule is spread over.
         seed_canvas: token ids that the first canvas starts from, or None.
         pinned: positions of the seed canvas that keep their token.
         read_only: one canvas is the whole answer; it leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
-        stream_prefix: put out the decided beginning of an unfinished canvas.
+        stream_prefix: output the decided beginning of an unfinished canvas.
     """
 
     algorithm: str
@@ -51,7 +51,7 @@ class ResolvedRequest:
 
     @classmethod
     def of(cls, choice: Choice, options: RequestOptions) -> ResolvedRequest:
-        """From what was chosen for a request, and its own options."""
+        """Combine the resolved choice for a request with the request's other options."""
         return cls(
             algorithm=choice.algorithm.name,
             settings=choice.settings.values(),
@@ -66,25 +66,25 @@ class ResolvedRequest:
 
     @classmethod
     def given(cls, extra_args: Mapping[str, Any] | None) -> ResolvedRequest | None:
-        """What stands among extra arguments in the process that has put it there, or None.
+        """Read it from extra arguments in the process that has added it; None where it is missing.
 
         A user's value is never of this type, over HTTP or offline.
         """
-        found = (extra_args or {}).get(RESOLVED)
-        return found if isinstance(found, cls) else None
+        value = (extra_args or {}).get(RESOLVED)
+        return value if isinstance(value, cls) else None
 
     @classmethod
     def received(cls, extra_args: Mapping[str, Any]) -> ResolvedRequest:
-        """What a worker received; a message between processes has made a mapping of it.
+        """Read it from extra arguments in a worker, where a message may have made it a mapping.
 
         Raises:
             KeyError: the request was not admitted by this package.
         """
-        found = extra_args[RESOLVED]
-        return found if isinstance(found, cls) else cls(**found)
+        value = extra_args[RESOLVED]
+        return value if isinstance(value, cls) else cls(**value)
 
     def choice(self, corruption: Corruption) -> Choice:
-        """The algorithm itself and its settings, for a worker; nothing is parsed."""
+        """The algorithm and its settings as objects, for a worker; nothing is parsed."""
         algorithm, _ = get_algorithm(self.algorithm, corruption)
         settings = algorithm.config(**self.settings)
         return Choice(algorithm, settings, self.max_steps, self.schedule_steps, {})

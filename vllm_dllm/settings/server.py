@@ -36,23 +36,24 @@ class DllmSettings:
     Attributes:
         algorithm: decoding algorithm, with its preset; None takes the model's own.
         parameters: the algorithm's settings that were given, by name.
-        max_steps: most denoise steps a canvas may take, at least 1; None is the checkpoint's
-            (``max_denoising_steps``) or the algorithm's own. The last one decides the rest.
+        max_steps: most denoise steps that a canvas may take, at least 1. The last of them decides
+            all positions that are left. None takes the checkpoint's number
+            (``max_denoising_steps``) or else the algorithm's.
         execution: when a finished canvas leaves: ``fdfo`` (first done, first out) at once,
             ``sync`` when all canvases of the batch are done.
         eos_early_stop: finish a canvas once everything up to its first end-of-sequence token,
-            or up to the last token that ``max_tokens`` lets out, is decided. Changes the number
-            of steps, never the output. None is on for algorithms that never edit.
+            or up to the last token that ``max_tokens`` allows, is decided. Changes the number
+            of steps, never the output. None means on for algorithms that never edit.
         skip_last_commit: emit the last canvas of a request without a forward pass over its final
             tokens, whose keys and values nobody would read. Never changes the output.
         fused_commit: a finished block leaves at once, and its keys and values are written in the
-            pass that begins the next one. Never changes the output. None is on where it works.
+            pass that begins the next one. Never changes the output. None means on where possible.
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
         kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, or
             this package's Triton kernels.
         request_step_limit: most steps that a request may ask for where a canvas' positions do not
-            bound them (``diffusion_max_post_edit_steps``); None is 4 times the block length.
-        given: the settings that somebody chose, be it the default.
+            bound them (``diffusion_max_post_edit_steps``); None means 4 times the block length.
+        given: names of the settings that were given explicitly.
     """
 
     algorithm: str | None = None
@@ -78,12 +79,12 @@ class DllmSettings:
             STEPS.check("dllm.max_steps", self.max_steps)
         if self.request_step_limit is not None:
             STEPS.check("dllm.request_step_limit", self.request_step_limit)
-        choices_of = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
-        for name, choices in choices_of.items():
+        allowed_values = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
+        for name, allowed in allowed_values.items():
             value = getattr(self, name)
-            if value not in choices:
+            if value not in allowed:
                 raise SettingsError(
-                    f"dllm.{name} must be one of {', '.join(choices)}, got {shown(value)}"
+                    f"dllm.{name} must be one of {', '.join(allowed)}, got {shown(value)}"
                 )
         for name in ("eos_early_stop", "fused_commit"):
             if getattr(self, name) is not None:

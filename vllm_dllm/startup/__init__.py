@@ -1,1 +1,1 @@
-"""Before the first request: checks of vLLM's configuration, default limits, quantization."""
+"""Checks and defaults at start-up: vLLM's configuration, limits, quantization schemes."""

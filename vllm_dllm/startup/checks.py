@@ -1,4 +1,4 @@
-"""Start-up: what every diffusion model needs of vLLM's configuration, or refuses by name."""
+"""Start-up checks of vLLM's configuration that hold for every diffusion model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = init_logger("vllm.dllm")
 
 
 def check_kernels(served: Served) -> None:
-    """Kernels must be able to run here.
+    """Check that the chosen kernels can run here.
 
     Raises:
-        SettingsError: they are Triton's, and vLLM has no Triton.
+        SettingsError: Triton kernels are chosen, and vLLM has no Triton.
     """
     from vllm.triton_utils import HAS_TRITON
 
@@ -29,7 +29,7 @@ def check_kernels(served: Served) -> None:
 
 
 def log_choice(served: Served, canvas: str) -> None:
-    """Say at start-up how requests that do not choose are decoded."""
+    """Log how requests without options are decoded. `canvas` describes the canvases."""
     choice = served.choose()
     values = ", ".join(f"{name}={value:g}" for name, value in choice.settings.values().items())
     logger.info(
@@ -50,7 +50,7 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
 
 
 def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """(whether it is refused, why) of options about runner, scheduler and devices."""
+    """For each option of runner, scheduler and devices: whether it is refused, and the message."""
     from vllm import envs
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
@@ -86,7 +86,7 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
 
 
 def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """(whether it is refused, why) of options about requests and their tokens."""
+    """For each option of requests and their tokens: whether it is refused, and the message."""
     model, grammars = vllm_config.model_config, vllm_config.structured_outputs_config
     yield (
         model.runner_type != "generate",
@@ -111,7 +111,11 @@ def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
 
 
 def check_budget(vllm_config: VllmConfig, length: int) -> None:
-    """A step must be able to hold one whole canvas."""
+    """Check that a step can hold one whole canvas of `length` tokens.
+
+    Raises:
+        ValueError: one of vLLM's limits for a step is lower.
+    """
     scheduler = vllm_config.scheduler_config
     for name in (
         "max_num_batched_tokens",

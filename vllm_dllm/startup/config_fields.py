@@ -1,4 +1,4 @@
-"""What a start-up says of names that nobody reads: fields of ``config.json``, and misspelt keys."""
+"""Warnings at start-up about names that nothing reads: fields of ``config.json``, misspelt keys."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ logger = init_logger("vllm.dllm")
 
 
 def stated_fields(model_config: ModelConfig) -> dict[str, Any]:
-    """``config.json`` as it is written, with ``--hf-overrides`` over it."""
+    """The fields of ``config.json`` as written, overridden by ``--hf-overrides``."""
     overrides = model_config.hf_overrides if isinstance(model_config.hf_overrides, dict) else {}
     stated = get_hf_file_to_dict("config.json", model_config.model, model_config.revision) or {}
     return _merged(stated, overrides)
 
 
 def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """As vLLM overrides: objects are merged, everything else is replaced."""
+    """Override like vLLM: objects are merged, everything else is replaced."""
     merged = dict(stated)
     for name, value in overrides.items():
         below = merged.get(name)
@@ -34,11 +34,11 @@ def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def warn_of_unread_names(vllm_config: VllmConfig, unknown: list[str]) -> None:
-    """Warn of each name that would otherwise be passed over without a word.
+    """Warn of each name that would otherwise be ignored silently.
 
     Args:
-        vllm_config: with the checkpoint and ``--additional-config``.
-        unknown: fields of ``config.json`` that nobody reads.
+        vllm_config: vLLM's configuration.
+        unknown: fields of ``config.json`` that nothing reads.
     """
     if unknown:
         logger.warning(

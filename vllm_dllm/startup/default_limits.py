@@ -1,4 +1,4 @@
-"""Our defaults for limits that the user did not set: requests, tokens, seconds at shutdown."""
+"""Defaults for limits that the user did not set: requests, tokens, seconds at shutdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORWARD_COPIES = 16
 
 
 class NotGiven(int):
-    """The default of vLLM, as a number that can be told from an equal one that the user gave."""
+    """vLLM's default for a limit, distinguishable from an equal number that the user gave."""
 
 
 def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
@@ -35,7 +35,7 @@ def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
     for all requests together.
 
     Args:
-        length: of the canvas, in tokens.
+        length: length of a canvas, in tokens.
         hidden: the model's hidden size.
         itemsize: bytes of an element of the model's dtype.
     """
@@ -43,7 +43,7 @@ def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
 
 
 def default_seats(total_memory: int, per_request: int, stock: int) -> int:
-    """How many requests may run at a time if the user did not say.
+    """How many requests may run at a time if the user has not set it.
 
     Args:
         total_memory: bytes of the device's memory.
@@ -60,15 +60,15 @@ def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
     """Choose ``max_num_seqs`` for a self-conditioned model whose user gave none, and log it.
 
     Args:
-        model_config: of the model.
-        length: of the canvas, in tokens.
+        model_config: the model's configuration.
+        length: length of a canvas, in tokens.
         stock: vLLM's own default.
     """
     from vllm.platforms import current_platform
 
     total = current_platform.get_device_total_memory()
-    each = canvas_bytes(length, model_config.get_hidden_size(), model_config.dtype.itemsize)
-    seats = default_seats(total, each, stock)
+    per_request = canvas_bytes(length, model_config.get_hidden_size(), model_config.dtype.itemsize)
+    seats = default_seats(total, per_request, stock)
     logger.info(
         "dllm: max_num_seqs=%d: the lower of vLLM's default %d and %.0f %% of %.1f GiB divided by "
         "%.2f MiB a request (canvas of %d x hidden %d); set --max-num-seqs to choose",
@@ -76,7 +76,7 @@ def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
         stock,
         100 * CANVAS_SHARE,
         total / 2**30,
-        each / 2**20,
+        per_request / 2**20,
         length,
         model_config.get_hidden_size(),
     )
@@ -88,8 +88,8 @@ def set_defaults(args: Any, model_config: ModelConfig, given: tuple[bool, bool])
 
     Args:
         args: vLLM's ``EngineArgs``, with its defaults filled in.
-        model_config: one of our models.
-        given: whether the user gave ``max_num_seqs``, and ``max_num_batched_tokens``.
+        model_config: the configuration of one of this package's models.
+        given: whether the user gave ``max_num_seqs``, and whether ``max_num_batched_tokens``.
 
     Raises:
         SettingsError: the canvas length is out of range.

@@ -1,4 +1,4 @@
-"""What the command ``vllm-dllm`` says about an installation and about a model."""
+"""What the command ``vllm-dllm`` reports about an installation and about a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLUGIN_NAME = "dllm"
 
 
 def kernel_summary() -> str:
-    """Which kinds of our kernels can be chosen here, in words."""
+    """The kinds of this package's kernels that can be chosen here, as text."""
     from vllm.triton_utils import HAS_TRITON
 
     if not HAS_TRITON:
@@ -36,7 +36,7 @@ def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
 
     Args:
         model: name or path of the model.
-        options: of vLLM's engine, by name.
+        options: options of vLLM's engine, by name.
 
     Returns:
         For each setting its name, its value and where the value comes from.
@@ -48,7 +48,7 @@ def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
 
     from vllm_dllm.families.served import length_source
 
-    # One request at a time: whether memory would hold more is not the question here.
+    # With one request at a time, because whether memory suffices for more does not matter here.
     args = EngineArgs(model=model, max_num_seqs=1, **options)
     config = args.create_engine_config()
     if not is_ours(config.model_config):
@@ -57,7 +57,7 @@ def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def platform_summary() -> tuple[str, str | None]:
-    """The platform that vLLM runs on, in words, and why it cannot serve (or None)."""
+    """The platform that vLLM runs on, as text, and why it cannot serve (None if it can)."""
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 

@@ -1,4 +1,4 @@
-"""Start-up: a quantization that nothing here can compute is refused by its name."""
+"""Start-up checks of quantization: schemes without a kernel here are refused by name."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WORDS = (
 
 
 def check_quantization(vllm_config: VllmConfig) -> None:
-    """Refuse what vLLM's CPU build has no kernel for; log what the weights are.
+    """Log a quantized checkpoint's schemes; refuse those that vLLM's CPU build has no kernel for.
 
-    On other platforms vLLM itself knows, when it builds the layers; see
-    `models.quantized.naming_the_scheme`.
+    On other platforms vLLM itself refuses them when it builds the layers; see
+    `checkpoints.quantized.naming_the_scheme`.
 
     Raises:
         SettingsError: names the scheme and the platform.
@@ -86,7 +86,7 @@ def _check_scheme(weights: Any, inputs: Any, where: str) -> None:
 
 
 def _check_dtype(weights: Any, dtype: torch.dtype, where: str) -> None:
-    """The kernel of INT4 linear layers says so itself, but at the first request."""
+    """Refuse a dtype that INT4 kernels lack; they would only raise at the first request."""
     if dtype == torch.float32 and _key(weights)[:3] == _INT4[0]:
         raise SettingsError(
             f"--dtype float32: INT4 weights have a kernel for bfloat16 and float16 only on {where}"

@@ -1,1 +1,1 @@
-"""What runs beside the model in a worker: slots, readout, canvas update, sampler."""
+"""What runs next to the model in a worker: slots, readouts, canvas updates and the sampler."""

@@ -1,4 +1,4 @@
-"""What decoding algorithms keep for their requests: parameters, and tensors between steps."""
+"""The tensors that decoding algorithms keep for each slot: parameters, and state between steps."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vllm_dllm.settings.ranges import AlgorithmConfig
 
 
 class AlgorithmSlots:
-    """One algorithm's tensors for all slots; those of slots with another algorithm are not read.
+    """One algorithm's tensors for all slots. Rows of slots with other algorithms are never read.
 
     Attributes:
         algorithm: the decoding rule.
-        parameters: float32 ``[slots]`` each, its settings.
-        state: its tensors between steps, see `StateTensor`.
-        adjusts, asks, schedules: whether it overrides `adjust`, `ask` and `temperature`. A step
-            does not call what would do nothing.
+        parameters: the algorithm's settings by name, float32 ``[slots]`` each.
+        state: the algorithm's tensors between steps by name, see `StateTensor`.
+        adjusts, asks, schedules: whether the algorithm overrides `adjust`, `ask` and `temperature`.
+            A step only calls methods that are overridden.
     """
 
     def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
-        """Allocate the tensors at their initial values."""
+        """Allocate the tensors for this number of slots, filled with their initial values."""
         self.algorithm = algorithm
         self.parameters = {
             name: torch.zeros(slots, device=device) for name in algorithm.config.ranges()
@@ -40,7 +40,7 @@ class AlgorithmSlots:
         self.schedules = rule.temperature is not MaskedAlgorithm.temperature
 
     def enter(self, slot: int, settings: AlgorithmConfig) -> None:
-        """A request enters ``slot``: its parameters, and the initial state."""
+        """Set the parameters and the initial state of the request that enters ``slot``."""
         for name, value in settings.values().items():
             self.parameters[name][slot].fill_(float(value))
         for name, spec in self.algorithm.state.items():
@@ -51,28 +51,30 @@ class AlgorithmSlots:
     ) -> None:
         """Store the state of ``slots`` (int64 ``[n]``) for the next step.
 
-        It is what the step returned, and the initial state where the canvas ``leaves`` (bool
-        ``[n]``).
+        Args:
+            slots: int64 ``[n]``.
+            new: the tensors that the step returned, ``[n, ...]`` each.
+            leaves: bool ``[n]``, canvases that leave. Their state is reset to its initial values.
         """
         for name, spec in self.algorithm.state.items():
-            at = leaves.view(-1, *[1] * (new[name].ndim - 1))
-            self.state[name].index_copy_(0, slots, new[name].masked_fill(at, spec.initial))
+            reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
+            self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
 
 
 @dataclass(frozen=True)
 class AlgorithmBatch:
-    """The canvases of a batch that share an algorithm, and what a step reads of its tensors.
+    """The canvases of a batch that share an algorithm, with their rows of the algorithm's tensors.
 
     Attributes:
-        of: the algorithm's tensors for all slots.
-        index: int64 ``[m]``, which canvases of the batch; None for all of them.
-        slots: int64 ``[m]``, their slots.
-        canvas: ``[m, L]``.
-        parameters: float32 ``[m]`` each.
-        state: ``[m, ...]`` each.
+        all_slots: the algorithm, and its tensors for all slots.
+        index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
+        slots: int64 ``[m]``, the slots of these canvases.
+        canvas: the canvases, ``[m, L]``.
+        parameters: the algorithm's settings by name, float32 ``[m]`` each.
+        state: the algorithm's tensors by name, ``[m, ...]`` each.
     """
 
-    of: AlgorithmSlots
+    all_slots: AlgorithmSlots
     index: torch.Tensor | None
     slots: torch.Tensor
     canvas: Canvas
@@ -81,57 +83,60 @@ class AlgorithmBatch:
 
 
 class AlgorithmStates:
-    """The tensors of each algorithm that a request has asked for.
+    """The tensors of every algorithm that any request has used so far.
 
     Attributes:
-        by_name: the tensors, by the algorithm's name, in the order of their first use.
+        by_name: the tensors by the algorithm's name, in the order in which they were first used.
     """
 
     def __init__(self, slots: int, length: int, device: torch.device) -> None:
         self.by_name: dict[str, AlgorithmSlots] = {}
         self._shape = slots, length
         self._device = device
-        # On the host: the position of each slot's algorithm in `by_name`.
+        # For each slot, the position of its algorithm in `by_name`; on the host.
         self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
 
     def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
-        """A request enters ``slot`` with its algorithm, whose tensors exist from now on."""
+        """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
         name = algorithm.name
         if name not in self.by_name:
             self.by_name[name] = AlgorithmSlots(algorithm, *self._shape, self._device)
         self.by_name[name].enter(slot, settings)
         self._which[slot] = list(self.by_name).index(name)
 
-    def of(self, slot: int) -> AlgorithmSlots:
+    def for_slot(self, slot: int) -> AlgorithmSlots:
         """The tensors of the algorithm that decodes the request in ``slot``."""
         return list(self.by_name.values())[self._which[slot]]
 
     def batches(
         self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas
     ) -> list[AlgorithmBatch]:
-        """A batch's canvases by algorithm.
+        """Group the canvases of a batch by algorithm.
 
         Args:
-            slots: int64 ``[n]``.
-            on_host: the same for numpy.
-            canvas: ``[n, L]``.
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same slots as a numpy array.
+            canvas: the canvases, ``[n, L]``.
+
+        Returns:
+            One entry for each algorithm of the batch.
         """
         which = self._which[on_host]
-        known = list(self.by_name.values())
+        algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
-            return [self._batch(known[which[0]], None, slots, canvas)]
-        found = []
+            return [self._batch(algorithms[which[0]], None, slots, canvas)]
+        batches = []
         for number in np.unique(which):
-            at = torch.from_numpy(np.flatnonzero(which == number))
-            index = at.to(self._device, non_blocking=True)
-            some = slots.index_select(0, index)
-            found.append(self._batch(known[number], index, some, canvas.take(index)))
-        return found
+            members = torch.from_numpy(np.flatnonzero(which == number))
+            index = members.to(self._device, non_blocking=True)
+            own_slots = slots.index_select(0, index)
+            batches.append(self._batch(algorithms[number], index, own_slots, canvas.take(index)))
+        return batches
 
     @staticmethod
     def _batch(
-        of: AlgorithmSlots, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
+        all_slots: AlgorithmSlots, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
     ) -> AlgorithmBatch:
-        parameters = {name: t.index_select(0, slots) for name, t in of.parameters.items()}
-        state = {name: t.index_select(0, slots) for name, t in of.state.items()}
-        return AlgorithmBatch(of, index, slots, canvas, parameters, state)
+        parameters = {name: t.index_select(0, slots) for name, t in all_slots.parameters.items()}
+        state = {name: t.index_select(0, slots) for name, t in all_slots.state.items()}
+        return AlgorithmBatch(all_slots, index, slots, canvas, parameters, state)

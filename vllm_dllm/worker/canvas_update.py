@@ -1,7 +1,7 @@
-"""One decoding update of a batch of canvases, and what becomes of each of them.
+"""One decoding update of a batch of canvases.
 
-Algorithms say what a canvas looks like next and whether they have finished with it; here that
-becomes a phase: go on, wait (execution mode ``sync``), commit, or leave. All of it is tensor
+An algorithm computes the next canvas and whether it is done; the update turns this into what the
+canvas does next: go on, wait (execution mode ``sync``), commit, or leave. All of this is tensor
 operations on all canvases at once; the only loop is over the algorithms that share the batch.
 """
 
@@ -34,12 +34,12 @@ class CanvasUpdate:
         self.policy = policy
 
     def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
-        """Who decodes which canvases, and what must be read of the model's output.
+        """Group the canvases by algorithm, and find what must be read from the model's output.
 
         Args:
-            slots: int64 ``[n]``.
-            on_host: the same for numpy.
-            width: positions of the canvases that exist, int64 ``[n]``, or L for all.
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same slots as a numpy array.
+            width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
         state = self.slots
         now, before = state.read(slots)
@@ -52,7 +52,7 @@ class CanvasUpdate:
             needs_rows=bool(state.needs_rows[on_host].any()),
             adjust=_adjustments(batches, len(slots)),
             ask=_asked(batches, len(slots)),
-            entropy=any(batch.of.algorithm.reads_entropy for batch in batches),
+            entropy=any(batch.all_slots.algorithm.reads_entropy for batch in batches),
             temperature=_temperature(batches, now),
         )
         plan = StepPlan(before, now, batches, request)
@@ -61,7 +61,7 @@ class CanvasUpdate:
         return plan
 
     def _window(self, plan: StepPlan) -> CanvasWindow:
-        """What constraints see of the canvases: tokens that stay, and room for others."""
+        """The canvases as constraints see them: which tokens stay, and which may still change."""
         now, before = plan.standing, plan.before
         revises = _edited(plan) & ~self._skips_denoise(now)
         return CanvasWindow(
@@ -75,13 +75,13 @@ class CanvasUpdate:
         )
 
     def _skips_denoise(self, now: Standing) -> torch.Tensor:
-        """Canvases that this pass does not denoise: they commit, or wait for others."""
+        """Canvases that this pass does not denoise, because they commit or wait; bool ``[n]``."""
         return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
     def decide(
         self, plan: StepPlan, readings: Readings, present: torch.Tensor | None
     ) -> StepOutcome:
-        """Run the algorithms, and settle what becomes of each canvas.
+        """Run the algorithms, and decide for each canvas whether it goes on, commits or leaves.
 
         `present` is as in `StepContext`.
         """
@@ -122,7 +122,7 @@ class CanvasUpdate:
         )
 
     def decided(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
-        """Bool ``[n, L]``, the positions whose token was chosen in this step."""
+        """The positions whose token was chosen in this step, bool ``[n, L]``."""
         before, after = plan.before, outcome.canvas
         if self.slots.kind.mask_token is None:
             chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
@@ -131,12 +131,12 @@ class CanvasUpdate:
         return chosen & ~outcome.skips_denoise[:, None]
 
     def keep(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
-        """Write the outcome into the slots; returns int64 ``[n, L]``, what the model reads next."""
+        """Write the outcome to the slots; returns the tokens to read next, int64 ``[n, L]``."""
         state, now, leaves = self.slots, plan.standing, outcome.leaves
         slots = plan.request.slots
         for batch, new in zip(plan.batches, outcome.state, strict=True):
-            if batch.of.algorithm.state:
-                batch.of.keep(batch.slots, new, _rows(leaves, batch))
+            if batch.all_slots.algorithm.state:
+                batch.all_slots.keep(batch.slots, new, _rows(leaves, batch))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
@@ -152,9 +152,9 @@ class CanvasUpdate:
     def _ready(
         self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
     ) -> torch.Tensor:
-        """The prefix that may leave, int64 ``[n]``: all of an edited canvas, once it is `done`."""
+        """Length of the prefix that may leave, int64 ``[n]``; edited canvases only leave whole."""
         width = plan.request.width
-        edits = [batch.of.algorithm.edits for batch in plan.batches]
+        edits = [batch.all_slots.algorithm.edits for batch in plan.batches]
         if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
@@ -167,7 +167,7 @@ class CanvasUpdate:
     ) -> torch.Tensor:
         """Canvases that need no (further) forward pass over their final tokens, bool ``[n]``.
 
-        The request ends in those of ``is_last``.
+        ``is_last`` (bool ``[n]``) is true for canvases in which their request ends.
         """
         needless = plan.standing.read_only
         if self.policy.skip_last_commit:
@@ -180,29 +180,29 @@ class CanvasUpdate:
     def _streamed(
         self, plan: StepPlan, canvas: Canvas, ready_to_leave: torch.Tensor, limit: torch.Tensor
     ) -> torch.Tensor:
-        """The prefix that has been put out while a canvas stays, int64 ``[n]``.
+        """Length of the prefix that has been output while a canvas stays, int64 ``[n]``.
 
-        It is what was out before, or with `stream_prefix` what is decided by now.
+        It is unchanged, unless `stream_prefix` lets the prefix leave that is decided by now.
         """
         state, request, tail = self.slots, plan.request, plan.standing.tail
         if state.kind.mask_token is None or not state.streams[request.on_host].any():
             return tail
         sends = state.stream_prefix.index_select(0, request.slots) & ~ready_to_leave
-        # The last position leaves with its canvas. vLLM counts what is out as computed, and would
-        # share a page that is out as a whole before its keys and values are final.
+        # The last position leaves with its canvas: vLLM counts tokens that are output as computed,
+        # and would share a completely output page before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
 def _temperature(batches: Sequence[AlgorithmBatch], now: Standing) -> torch.Tensor:
-    """Float32 ``[n]``, at which the logits of this step are sampled."""
-    if not any(batch.of.schedules for batch in batches):
+    """The temperature at which the logits of this step are sampled, float32 ``[n]``."""
+    if not any(batch.all_slots.schedules for batch in batches):
         return now.temperature
     parts = []
     for batch in batches:
         progress = _rows(now.step, batch), _rows(now.schedule_steps, batch)
-        of_request = _rows(now.temperature, batch)
-        parts.append(batch.of.algorithm.temperature(of_request, progress, batch.parameters))
+        own = _rows(now.temperature, batch)
+        parts.append(batch.all_slots.algorithm.temperature(own, progress, batch.parameters))
     if len(parts) == 1:
         return parts[0]
     return _in_batch_order(parts, batches, len(now.temperature))
@@ -212,9 +212,9 @@ def _adjustments(
     batches: Sequence[AlgorithmBatch], count: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `ReadRequest.adjust`."""
-    if not any(batch.of.adjusts for batch in batches):
+    if not any(batch.all_slots.adjusts for batch in batches):
         return None
-    parts = [batch.of.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
+    parts = [batch.all_slots.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
     ids = _in_batch_order([part and part[0] for part in parts], batches, count)
     amounts = _in_batch_order([part and part[1] for part in parts], batches, count)
     return None if ids is None or amounts is None else (ids, amounts)
@@ -222,9 +222,9 @@ def _adjustments(
 
 def _asked(batches: Sequence[AlgorithmBatch], count: int) -> torch.Tensor | None:
     """See `ReadRequest.ask`."""
-    if not any(batch.of.asks for batch in batches):
+    if not any(batch.all_slots.asks for batch in batches):
         return None
-    parts = [batch.of.algorithm.ask(batch.state) for batch in batches]
+    parts = [batch.all_slots.algorithm.ask(batch.state) for batch in batches]
     return _in_batch_order(parts, batches, count)
 
 
@@ -232,7 +232,7 @@ def _edited(plan: StepPlan) -> torch.Tensor:
     """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
     edited = torch.zeros_like(plan.standing.read_only)
     for batch in plan.batches:
-        if batch.of.algorithm.edits:
+        if batch.all_slots.algorithm.edits:
             edited[slice(None) if batch.index is None else batch.index] = True
     return edited
 
@@ -240,7 +240,7 @@ def _edited(plan: StepPlan) -> torch.Tensor:
 def _step(
     batch: AlgorithmBatch, plan: StepPlan, readings: Readings, present: torch.Tensor | None
 ) -> Update:
-    """One step of an algorithm for its canvases."""
+    """Run one step of an algorithm on its canvases."""
     now, index, statistics = plan.standing, batch.index, readings.statistics
     step = _rows(now.step, batch)
     context = StepContext(
@@ -253,18 +253,18 @@ def _step(
         present=_rows(present, batch),
         asked=_rows(readings.log_probabilities, batch),
     )
-    return batch.of.algorithm.step(batch.canvas, context)
+    return batch.all_slots.algorithm.step(batch.canvas, context)
 
 
 def _rows(tensor: MaybeTensor, batch: AlgorithmBatch) -> MaybeTensor:
-    """An algorithm's rows of a tensor ``[n, ...]`` of the whole batch."""
+    """The rows ``[m, ...]`` of an algorithm's canvases in a tensor ``[n, ...]`` of the batch."""
     if tensor is None or batch.index is None:
         return tensor
     return tensor.index_select(0, batch.index)
 
 
 def _merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
-    """The algorithms' canvases, and whether they are done, in batch order."""
+    """The canvases of all algorithms and whether they are done (bool ``[n]``), in batch order."""
     tokens, masked, done = (
         _in_batch_order(parts, plan.batches, len(plan.request.slots))
         for parts in (
@@ -277,7 +277,7 @@ def _merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor
 
 
 def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
-    """``before`` where true in ``old`` (bool ``[n]``)."""
+    """The canvases of ``before`` where ``old`` (bool ``[n]``) is true, else those of ``after``."""
     keep = old[:, None]
     return Canvas(
         torch.where(keep, before.tokens, after.tokens),
@@ -289,11 +289,11 @@ def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
 def _in_batch_order(
     parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch], count: int
 ) -> torch.Tensor | None:
-    """The algorithms' rows in batch order, 0 for those that have none; None when none has any."""
-    given = next((part for part in parts if part is not None), None)
-    if given is None or batches[0].index is None:
-        return given
-    whole = given.new_zeros((count, *given.shape[1:]))
+    """The rows of all algorithms in batch order, 0 where a part is None; None if all parts are."""
+    first = next((part for part in parts if part is not None), None)
+    if first is None or batches[0].index is None:
+        return first
+    whole = first.new_zeros((count, *first.shape[1:]))
     for part, batch in zip(parts, batches, strict=True):
         if part is not None and batch.index is not None:
             whole.index_copy_(0, batch.index, part)

@@ -1,7 +1,7 @@
-"""The constraints of running requests: which automaton a slot follows, and how far it has come.
+"""The constraints of running requests: each slot's automaton, and the state that it has reached.
 
-A batch without a constrained request pays one look at the host. In a batch with some, canvases that
-share an automaton are one group, and a step is tensor operations on each group; see
+A batch without a constrained request only costs a look-up on the host. Otherwise the canvases that
+share an automaton are one group, and a step runs tensor operations on each group; see
 `vllm_dllm.constraints` for what they compute.
 """
 
@@ -29,36 +29,38 @@ FREE = -1
 
 @dataclass(frozen=True)
 class Follower:
-    """An automaton where the model runs, and how its classes lie in the vocabulary.
+    """An automaton that requests follow, on the host and on the device.
 
     Attributes:
-        key: digest of what a request brings.
-        known: the automaton, on the host.
+        key: digest of the packed automaton.
+        on_host: the automaton on the host.
+        automaton: the automaton on the device.
+        chunks: the vocabulary by the automaton's classes of tokens.
     """
 
     key: str
-    known: TokenAutomaton
+    on_host: TokenAutomaton
     automaton: DeviceAutomaton
     chunks: TokenChunks
 
     @classmethod
     def of(cls, key: str, packed: bytes, device: torch.device) -> Follower:
-        """From what a request brings."""
-        known = TokenAutomaton.from_bytes(packed)
-        automaton = DeviceAutomaton.of(known, device)
+        """Unpack the automaton that comes with a request, and copy it to the device."""
+        on_host = TokenAutomaton.from_bytes(packed)
+        automaton = DeviceAutomaton.of(on_host, device)
         return cls(
-            key, known, automaton, TokenChunks.of(automaton.class_of_token, automaton.classes)
+            key, on_host, automaton, TokenChunks.of(automaton.class_of_token, automaton.classes)
         )
 
     def choose(
         self, logits: torch.Tensor, window: CanvasWindow, keys: torch.Tensor | None = None
     ) -> ConstrainedPath:
-        """A path through each canvas: the best, or with `keys` one drawn.
+        """A path through each canvas: the most probable one, or with `keys` a drawn one.
 
         Args:
-            logits: ``[m, L, ids]``, over the temperature where a path is drawn.
-            window: of ``m`` canvases.
-            keys: int64 ``[m, L]``, or None.
+            logits: ``[m, L, ids]``, divided by the temperature where a path is drawn.
+            window: the ``m`` canvases as constraints see them.
+            keys: int64 ``[m, L]``, the keys of the random numbers, or None.
         """
         if keys is None:
             return best_tokens(self.automaton, self.chunks, logits, window)
@@ -66,11 +68,11 @@ class Follower:
 
 
 class Constraints:
-    """By slot, the automaton (on the host) and its state (on the device).
+    """The automaton of each slot (kept on the host) and its state (kept on the device).
 
     Attributes:
-        state: int64 ``[slots]``, behind the tokens that a request has put out.
-        followers: the automata of running requests, by number, on the host.
+        state: int64 ``[slots]``, the automaton's state after the tokens output so far.
+        followers: the automata of running requests, by number.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -80,31 +82,31 @@ class Constraints:
         self._which: np.ndarray = np.full(slots, FREE, dtype=np.int64)
         self._next = 0
 
-    def enter(self, slot: int, packed: bytes | None, put_out: np.ndarray) -> None:
-        """A request enters ``slot``.
+    def enter(self, slot: int, packed: bytes | None, output: np.ndarray) -> None:
+        """Set up ``slot`` for a request.
 
         Args:
-            slot: where.
-            packed: its automaton, or None.
-            put_out: int ``[tokens]``, what it had put out before it was preempted.
+            slot: the request's slot.
+            packed: the request's packed automaton, or None.
+            output: int ``[tokens]``, the tokens it had output before it was preempted.
         """
         self.leave(slot)
         if packed is None:
             return
         number = self._number(packed)
         self._which[slot] = number
-        known = self.followers[number].known
-        state = known.advance(0, put_out)
-        self.state[slot].fill_(known.states if state == DEAD else state)
+        automaton = self.followers[number].on_host
+        state = automaton.advance(0, output)
+        self.state[slot].fill_(automaton.states if state == DEAD else state)
 
     def leave(self, slot: int) -> None:
-        """The request in ``slot`` is gone; an automaton may hold a hundred megabytes."""
+        """Free ``slot``, and its automaton (up to about 100 MB) unless other slots follow it."""
         number, self._which[slot] = int(self._which[slot]), FREE
         if number != FREE and not (self._which == number).any():
             del self.followers[number]
 
     def _number(self, packed: bytes) -> int:
-        """The number of an automaton; requests with equal ones share it."""
+        """The number of an automaton; requests with equal automata share one."""
         key = hashlib.sha256(packed).hexdigest()
         for number, follower in self.followers.items():
             if follower.key == key:
@@ -125,21 +127,27 @@ class Constraints:
     def groups(
         self, on_host: np.ndarray, samples: np.ndarray
     ) -> Iterator[tuple[Follower, bool, torch.Tensor]]:
-        """(automaton, whether paths are drawn, int64 index) of canvases that share both.
+        """Group the constrained canvases of a batch by automaton, and by whether they draw.
 
-        `samples` bool ``[n]`` tells who draws.
+        Args:
+            on_host: the slots of the batch, int ``[n]``.
+            samples: bool ``[n]``, whether a request draws.
+
+        Yields:
+            The automaton, whether paths are drawn, and the canvases' positions in the batch (int64
+            on the device).
         """
         which = self._which[on_host]
-        kind = np.where(which == FREE, FREE, 2 * which + samples)
-        for found in np.unique(kind[kind != FREE]).tolist():
-            index = torch.from_numpy(np.flatnonzero(kind == found))
+        kinds = np.where(which == FREE, FREE, 2 * which + samples)
+        for kind in np.unique(kinds[kinds != FREE]).tolist():
+            index = torch.from_numpy(np.flatnonzero(kinds == kind))
             index = index.to(self.device, non_blocking=True)
-            yield self.followers[found // 2], bool(found % 2), index
+            yield self.followers[kind // 2], bool(kind % 2), index
 
     def advance(self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor) -> None:
-        """Note how far the requests of ``slots`` (int64 ``[n]``) have come.
+        """Advance the states of ``slots`` (int64 ``[n]``) by the tokens that were output.
 
-        `out` int64 ``[n]`` is the prefix of each canvas that has been put out by now; where it is
-        what it was, the state does not change either.
+        `out` int64 ``[n]`` is the length of the prefix of each canvas that has been output so far.
+        Where it has not grown, the state stays the same.
         """
         self.state.index_copy_(0, slots, path.states.gather(1, out[:, None])[:, 0])

@@ -1,13 +1,13 @@
-"""One pass for two: the commit of a block, and the first denoise step of the block behind it.
+"""Fused commits: a block's commit and the next block's first denoise step in one forward pass.
 
-A canvas that is finished leaves at once (`CommitPolicy.fused`), and the worker stays at its start.
-For vLLM's scheduler the request then has L tokens that were never computed, as a prompt would, and
-the next canvas as drafts behind them: it grants 2 L tokens for one step. The first L write the
-block's keys and values, the other L are the new canvas, and the block-causal mask keeps the two
-apart.
+A finished canvas leaves at once (`CommitPolicy.fused`), and the worker stays at its start. To
+vLLM's scheduler the request then has L tokens that were never computed, as in a prompt, and the
+next canvas as draft tokens behind them, so it grants 2 L tokens for one step. The first L tokens
+write the block's keys and values, the other L are the new canvas, and the block-causal mask hides
+the canvas from the block.
 
-That takes a scheduler that knows a step's outcome before it plans the next one, so it is for
-synchronous scheduling; with a step in flight a block is committed in a pass of its own.
+The scheduler must know a step's outcome before it plans the next step, so this needs synchronous
+scheduling. With a step in flight a block is committed in a pass of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fuses(vllm_config: VllmConfig, settings: DllmSettings, in_place: bool) -> bo
 
     Args:
         vllm_config: vLLM's configuration.
-        settings: the server's.
+        settings: the server's settings.
         in_place: see `Family.commits_in_place`.
 
     Raises:
@@ -42,7 +42,7 @@ def fuses(vllm_config: VllmConfig, settings: DllmSettings, in_place: bool) -> bo
         "scheduling is asynchronous": vllm_config.scheduler_config.async_scheduling,
         "there are pipeline stages": vllm_config.parallel_config.pipeline_parallel_size > 1,
         "skip_last_commit is off": not settings.skip_last_commit,
-        # Its check takes the mark of an unwritten canvas for a NaN.
+        # vLLM's check would take the mark of a canvas that is not written yet for a NaN.
         "VLLM_RAISE_ON_LOGIT_NANS is set": bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
     }
     reasons = [reason for reason, holds in obstacles.items() if holds]
@@ -54,7 +54,7 @@ def fuses(vllm_config: VllmConfig, settings: DllmSettings, in_place: bool) -> bo
 def read_again(input_batch: Any, history: torch.Tensor) -> None:
     """Write the tokens of blocks that are committed in this step into the model's input.
 
-    vLLM writes those of prompts and of drafts; these are neither.
+    vLLM only writes prompt tokens and draft tokens there, and these are neither.
 
     Args:
         input_batch: vLLM's ``InputBatch``.

@@ -1,10 +1,10 @@
 """Canvases of preempted requests that have streamed a part of them.
 
-A preempted request gives its slot away and comes back with its output as prompt. Whatever has not
-streamed starts its canvas over, which leads to the same tokens. With ``diffusion_stream_prefix`` a
-part of the canvas is output by then, and the canvas has to go on where it was: with its decided
-positions, its step and its algorithm's tensors. They are copied on the device, when such a request
-is preempted and at no other time.
+A preempted request gives up its slot and later comes back with its output as part of its prompt. A
+request that does not stream starts its canvas over, which leads to the same tokens. With
+``diffusion_stream_prefix`` a part of the canvas may have been output already, so the canvas has to
+resume where it was: with its decided positions, its step and its algorithm's tensors. They are
+copied on the device, and only when such a request is preempted.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import torch
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.slots import Phase, SlotState
 
-# Tensors of `SlotState` that a canvas is made of. The others follow from the request's parameters
-# and from how much it has put out.
+# Tensors of `SlotState` that hold the state of a canvas. The other tensors follow from the
+# request's parameters and from the number of tokens that it has output.
 OF_CANVAS = ("tokens", "masked", "fixed", "start", "tail", "ready", "step", "after_prefill")
 
 
 @dataclass(frozen=True)
 class InterruptedCanvas:
-    """What a slot held when its request was preempted; copies of the slot's rows.
+    """Copies of what a slot held when its request was preempted.
 
     Attributes:
-        rows: of `SlotState`, by name, see `OF_CANVAS`.
-        algorithm_state: the algorithm's tensors between steps.
-        block_before: int64 ``[L]``, the tokens before the canvas.
-        output_end: int64 ``[]``, position behind the request's last token.
-        logprobs: of the canvas' decided positions, or None.
+        rows: the slot's rows of the tensors in `OF_CANVAS`, by name.
+        algorithm_state: the slot's rows of the algorithm's state, by name.
+        block_before: int64 ``[L]``, the tokens of the block before the canvas.
+        output_end: int64 ``[]``, the position behind the request's last token.
+        logprobs: the logprobs of the canvas' decided positions, or None.
     """
 
     rows: dict[str, torch.Tensor]
@@ -44,18 +44,22 @@ class InterruptedCanvas:
     def of(
         cls, slots: SlotState, slot: int, reports: LogprobReports, total_len: torch.Tensor
     ) -> InterruptedCanvas:
-        """Copy what belongs to the canvas in ``slot``; `total_len` int32 ``[slots]`` is vLLM's."""
+        """Copy the canvas in ``slot``.
+
+        `total_len` is vLLM's int32 ``[slots]``, the number of tokens of each request.
+        """
         rows = {name: getattr(slots, name)[slot].clone() for name in OF_CANVAS}
         phase = slots.phase[slot]
-        # Preempted again before its prompt was read again: it still waits for its phase.
-        waits = phase == int(Phase.PREFILL)
-        rows["after_prefill"] = torch.where(waits, rows["after_prefill"], phase)
+        # A request that is preempted again before its prompt has been read again is still in
+        # prefill: the phase to resume is then the one that it was going to enter.
+        in_prefill = phase == int(Phase.PREFILL)
+        rows["after_prefill"] = torch.where(in_prefill, rows["after_prefill"], phase)
         before = (rows["start"] - slots.length + slots.position).clamp_min(0)
         return cls(
             rows,
             {
                 name: tensor[slot].clone()
-                for name, tensor in slots.algorithms.of(slot).state.items()
+                for name, tensor in slots.algorithms.for_slot(slot).state.items()
             },
             slots.history[slot].index_select(0, before).long(),
             total_len[slot].long(),
@@ -69,22 +73,24 @@ class InterruptedCanvas:
 
         Args:
             slots: the slots.
-            slot: where the request is now.
-            reports: keeps logprobs.
+            slot: the request's new slot.
+            reports: gets the logprobs of the canvas back.
             known: number of tokens that the request has come back with.
-            asked: how many of them are its prompt.
+            asked: how many of them are its original prompt.
         """
-        # Read on the host: only requests that stream and have been preempted come here.
+        # This waits for the device, but only for requests that stream and have been preempted.
         start, output_end = torch.stack([self.rows["start"], self.output_end]).tolist()
         if start > known:
-            # vLLM dropped the result of the step in which this block left: it leaves again.
+            # vLLM has dropped the result of the step in which the block before this canvas left, so
+            # that block has to leave again.
             self._resume_commit(slots, slot, start - slots.length, output_end, asked)
         else:
             for name, row in self.rows.items():
                 getattr(slots, name)[slot].copy_(row)
             for name, row in self.algorithm_state.items():
-                slots.algorithms.of(slot).state[name][slot].copy_(row)
-            # Less than before where vLLM dropped what the last step streamed: it is put out again.
+                slots.algorithms.for_slot(slot).state[name][slot].copy_(row)
+            # This is less than before if vLLM has dropped what the last step streamed; those tokens
+            # are then output again.
             slots.tail[slot].fill_(known - start)
         if self.logprobs is not None:
             reports.kept[slot] = self.logprobs
@@ -92,6 +98,7 @@ class InterruptedCanvas:
     def _resume_commit(
         self, slots: SlotState, slot: int, start: int, output_end: int, asked: int
     ) -> None:
+        """Set ``slot`` up to commit the block before the canvas, which begins at ``start``."""
         slots.tokens[slot].copy_(self.block_before)
         slots.masked[slot].fill_(False)
         slots.fixed[slot].copy_(slots.position < asked - start)

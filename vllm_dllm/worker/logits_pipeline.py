@@ -1,7 +1,7 @@
-"""Bias, filter, draw, constrain, report: what happens to whole rows of logits, in this order.
+"""The steps applied to whole rows of logits, in order: bias, filter, draw, constrain, report.
 
-A batch whose requests need no whole rows never comes here. How tokens are chosen from rows that
-are biased differs between the two kinds of model, see `token_choice`; everything else is the same.
+Batches in which no request needs whole rows skip this module. How tokens are chosen from biased
+rows differs between the two kinds of model, see `token_choice`; everything else is the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm_dllm.worker.token_choice import RowChoice, TokenChoice
 
 
 class LogitsPipeline:
-    """The one place where logits of requests are changed, chosen from and reported."""
+    """The one place where whole rows of logits are changed, chosen from and reported."""
 
     def __init__(
         self, slots: SlotState, vocabulary: int, choice: TokenChoice, reports: LogprobReports
@@ -34,16 +34,17 @@ class LogitsPipeline:
         keys: torch.Tensor | None,
         path: ConstrainedPath | None,
     ) -> RowChoice:
-        """The tokens of ``n`` canvases.
+        """Choose the tokens of ``n`` canvases.
 
         Args:
-            logits: ``[n * L, vocabulary]``, overwritten with the biased ones.
-            request: for these canvases.
-            keys: int64 ``[n, L]``, what tokens are drawn with; None where no request draws.
-            path: of these canvases, written in place where they are constrained.
+            logits: ``[n * L, vocabulary]``, overwritten with the biased logits.
+            request: the request for these canvases.
+            keys: int64 ``[n, L]``, the keys of the random numbers; None where no request draws.
+            path: the paths of these canvases, written in place where a canvas is constrained; None
+                where none is.
 
         Returns:
-            Rows of all canvases, ``[n * L]``.
+            What was chosen, ``[n * L]`` rows.
         """
         if request.adjust is not None:
             ids, amount = (part.reshape(-1, 1) for part in request.adjust)
@@ -60,7 +61,7 @@ class LogitsPipeline:
         return chosen
 
     def _constrain(self, chosen: RowChoice, request: ReadRequest, path: ConstrainedPath) -> None:
-        """Put the tokens of paths in place of those that were chosen."""
+        """Replace the chosen tokens of constrained canvases by those of the paths."""
         constraints, on_host, window = self.slots.constraints, request.on_host, request.window
         assert window is not None
         for follower, draws, index in constraints.groups(on_host, self.slots.samples[on_host]):

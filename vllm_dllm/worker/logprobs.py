@@ -1,9 +1,10 @@
 """Logprobs of requests that ask for them.
 
-They are those of the step in which a position was decided: for a masked model of the raw logits
-(``logprobs_mode``), for a model of uniform noise of the step that finished the canvas, at that
-step's temperature, as in vLLM's own DiffusionGemma class (there filters also apply before the
-temperature). A loop over the requests that ask, and a copy to the host when a canvas leaves.
+The logprobs of a masked model are those of the step in which a position was decided, by default of
+the raw logits (``logprobs_mode``). Those of a model of uniform noise belong to the step that
+finished the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also
+applies filters before the temperature). They cost a loop over the requests that ask for them, and a
+copy to the host when a canvas leaves.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from vllm_dllm.worker.slots import SlotState
 
 
 class LogprobReports:
-    """The scores of this step, and the logprobs of canvases that have not left.
+    """The scores of the current step, and the logprobs of canvases that have not left yet.
 
     Attributes:
         of_raw_logits: whether logprobs are those of the logits before biases and filters.
-        scores: of this step, float ``[L, vocabulary]`` by slot.
-        kept: of the positions decided so far, by slot.
+        scores: the scores of the current step by slot, float ``[L, vocabulary]`` each.
+        kept: the logprobs of the positions decided so far by slot, L rows each.
     """
 
     def __init__(self, slots: SlotState, mode: str) -> None:
@@ -35,15 +36,16 @@ class LogprobReports:
         self.kept: dict[int, LogprobsTensors] = {}
 
     def forget(self, slot: int) -> None:
-        """A request enters ``slot``; what was kept for the one before is gone."""
+        """Drop what was kept for the last request in ``slot``, because a new one enters it."""
         self.kept.pop(slot, None)
 
     def capture(self, on_host: np.ndarray, scores_of: Callable[[int, slice], torch.Tensor]) -> None:
-        """Note the scores of requests that ask for logprobs, for `report`.
+        """Keep the scores of requests that ask for logprobs until `report` is called.
 
         Args:
-            on_host: slots of a batch, int ``[n]``.
-            scores_of: (index in the batch, its rows) to scores ``[L, vocabulary]`` to keep.
+            on_host: the slots of a batch, int ``[n]``.
+            scores_of: called with a canvas' index in the batch and the slice of its rows; returns
+                the scores to keep, ``[L, vocabulary]``.
         """
         length = self.slots.length
         for index, slot, options in self.slots.with_row_options(on_host):
@@ -52,20 +54,23 @@ class LogprobReports:
                 self.scores[slot] = scores_of(index, rows)
 
     def report(self, tokens: torch.Tensor, decided: torch.Tensor, on_host: np.ndarray) -> None:
-        """Note the logprobs of the positions that this step decided.
+        """Keep the logprobs of the positions that this step decided.
 
-        `tokens` int64 ``[n, L]`` is what stands there now, `decided` bool ``[n, L]``.
+        Args:
+            tokens: int64 ``[n, L]``, the updated canvases.
+            decided: bool ``[n, L]``, positions whose token was chosen in this step.
+            on_host: the slots of the batch, int ``[n]``.
         """
         for index, slot in enumerate(on_host.tolist()):
             if slot not in self.scores:
                 continue
             new = self._logprobs(self.scores[slot], tokens[index], self.slots.row_options[slot])
             old = self.kept.get(slot, new)
-            at = decided[index]
+            is_new = decided[index]
             self.kept[slot] = LogprobsTensors(
-                torch.where(at[:, None], new.logprob_token_ids, old.logprob_token_ids),
-                torch.where(at[:, None], new.logprobs, old.logprobs),
-                torch.where(at, new.selected_token_ranks, old.selected_token_ranks),
+                torch.where(is_new[:, None], new.logprob_token_ids, old.logprob_token_ids),
+                torch.where(is_new[:, None], new.logprobs, old.logprobs),
+                torch.where(is_new, new.selected_token_ranks, old.selected_token_ranks),
             )
         self.scores.clear()
 
@@ -82,16 +87,19 @@ class LogprobReports:
             ids = scores.topk(most, dim=-1).indices
         ids = torch.cat([chosen[:, None], ids], dim=1)
         selected = scores.gather(1, chosen[:, None])
-        # Ranks count from 1 and ties count, as vLLM's kernel does.
+        # Ranks begin at 1, and ties count as better, as in vLLM's kernel.
         ranks = (scores >= selected).sum(1)
         return LogprobsTensors(ids, scores.gather(1, ids), ranks)
 
     def collect(
         self, on_host: np.ndarray, num_sampled: torch.Tensor, first: torch.Tensor
     ) -> LogprobsTensors | None:
-        """The logprobs of the canvases that leave now, in batch order; None if none has any.
+        """The logprobs of the tokens that leave now, in batch order; None if there are none.
 
-        `first` int64 is where each row's tokens begin in its canvas (the prompt's tail).
+        Args:
+            on_host: the slots of the batch, int ``[n]``.
+            num_sampled: int ``[n]``, number of tokens that leave of each canvas.
+            first: int64 ``[n]``, where those tokens begin in their canvas.
         """
         if not any(slot in self.kept for slot in on_host.tolist()):
             return None
@@ -101,7 +109,8 @@ class LogprobReports:
         for slot, count, begin in counts:
             starts.append(rows)
             if count and slot in self.kept:
-                # Kept until the slot has a new request, because more of this canvas may follow.
+                # It is kept until a new request enters the slot, because more of this canvas may
+                # leave in later steps.
                 parts.append(_part(self.kept[slot], begin, begin + count))
                 rows += count
         return _joined(parts, starts) if parts else None
@@ -116,7 +125,7 @@ def _part(whole: LogprobsTensors, first: int, end: int) -> LogprobsTensors:
 
 
 def _joined(parts: Sequence[LogprobsTensors], starts: list[int]) -> LogprobsTensors:
-    """One table; narrow parts are padded with id 0 at -inf, which vLLM never shows."""
+    """Join parts to one table; narrow ones are padded with id 0 at -inf, which vLLM never shows."""
     widest = max(part.logprobs.shape[1] for part in parts)
 
     def padded(tensor: torch.Tensor, value: float) -> torch.Tensor:

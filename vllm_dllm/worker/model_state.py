@@ -1,4 +1,4 @@
-"""The model state of a block-diffusion model: what vLLM's runner asks us before each forward."""
+"""The model state of a block-diffusion model; vLLM's runner calls it before each forward pass."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ logger = init_logger("vllm.dllm")
 
 
 class DiffusionModelState(ModelState):
-    """Slots for the sampler, attention metadata and embeddings for the backbone.
+    """Owns the slots; prepares attention metadata and embeddings for the backbone.
 
-    Knows no algorithm and no model: what differs between models is their `Family`. vLLM sees
-    a canvas as L draft tokens that are all rejected (denoise) or all accepted (commit), and no
+    It knows no algorithm and no model: what differs between models is their `Family`. To vLLM a
+    canvas is L draft tokens that are all rejected (denoise) or all accepted (commit), without a
     bonus token.
     """
 
@@ -64,15 +64,15 @@ class DiffusionModelState(ModelState):
         self.readout = self.family.readout(self.model, self.slots, self.reports, settings)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
-        # Of preempted requests that have streamed a part of their canvas, until they come back.
+        # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
         tell_of_preemptions()
         outlive_signals()
-        # True where vLLM makes a sampler: on every rank of the last pipeline stage.
+        # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
-        """Our sampler in place of vLLM's; a diffusion model has no rejection sampler."""
+        """This package's sampler in place of vLLM's; there is no rejection sampler."""
         self.sees_logits = True
         self.total_len = sampler.req_states.total_len.gpu
         if compiles(self.vllm_config):
@@ -87,7 +87,7 @@ class DiffusionModelState(ModelState):
         ), None
 
     def _compile(self) -> None:
-        """Compile what follows the model, before the first request rather than in it."""
+        """Compile what runs after the model now, so that the first request need not wait for it."""
         begin = time.perf_counter()
         shape = EXAMPLE_ROWS, self.model_config.get_hidden_size()
         with compiling_ahead():
@@ -95,10 +95,10 @@ class DiffusionModelState(ModelState):
         logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
-        """A new (or resumed) request takes a slot; a resumed one brings its output as prompt.
+        """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
 
-        Admission has refused what cannot be taken up. What it has overlooked ends this request,
-        with an error, and no other.
+        Requests that cannot be set up are refused at admission. If one gets here all the same, it
+        ends with an error, and no other request is affected.
         """
         self.slot_of[new_req_data.req_id] = req_index
         try:
@@ -120,7 +120,7 @@ class DiffusionModelState(ModelState):
             self.embeddings.conditioning.clear(req_index)
         resolved = ResolvedRequest.received(params.extra_args)
         asked = len(new_req_data.prompt_token_ids)
-        new = len(prompt) == asked
+        is_new = len(prompt) == asked
         # The scheduler ends a request at the same token.
         room = self.max_model_len - asked
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -135,7 +135,7 @@ class DiffusionModelState(ModelState):
         )
         choice = resolved.choice(self.served.corruption)
         self.slots.configure(req_index, choice, params.temperature, limits)
-        if new and resolved.seed_canvas is not None:
+        if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         if self.sees_logits:
             packed = params.extra_args.get(AUTOMATON)
@@ -148,15 +148,15 @@ class DiffusionModelState(ModelState):
             interrupted.resume(self.slots, req_index, self.reports, len(prompt), asked)
 
     def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
-        """Keep what `add_request` cannot make out again of requests that will come back.
+        """Keep the canvases of preempted requests that `add_request` could not restore otherwise.
 
         Args:
-            preempted: ids of requests that give their slots away for now.
-            finished: ids of requests that have ended, maybe while they were waiting to come back.
+            preempted: ids of requests that give up their slots and will come back.
+            finished: ids of requests that have ended, possibly while they were preempted.
         """
         for req_id in preempted:
             slot = self.slot_of.get(req_id)
-            # A rank that sees no logits does not know how far a canvas has come, nor needs to.
+            # A rank that sees no logits does not know how far a canvas has come, and need not know.
             if slot is not None and self.sees_logits and self.slots.streams[slot]:
                 self.interrupted[req_id] = InterruptedCanvas.of(
                     self.slots, slot, self.reports, self.total_len
@@ -165,27 +165,30 @@ class DiffusionModelState(ModelState):
             self.interrupted.pop(req_id, None)
 
     def _default_seed(self, new_req_data: Any) -> int:
-        """The seed of a request without one, in int64, the same on all ranks.
+        """The seed of a request that sets none: an int64, the same on all ranks.
 
-        A greedy answer repeats: its seed comes from its prompt, because a canvas may begin with
-        random tokens. Others differ from each other, so that theirs come from their ids.
+        Greedy answers must be repeatable although a canvas may begin with random tokens, so the
+        seed of a greedy request comes from its prompt. Other requests must differ from each other,
+        so their seeds come from their ids.
         """
         text = f"{self.model_seed} {new_req_data.req_id}".encode()
         if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
-            # Not with the output of a request that comes back, which a new one does not have.
+            # The original prompt: that of a resumed request also holds its output so far, which
+            # would change the seed.
             prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
             text = f"{self.model_seed} ".encode() + prompt.tobytes()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
-        """The pages are there."""
+        """Note where the pages of the KV cache are, once vLLM has allocated them."""
         layers = self.vllm_config.compilation_config.static_forward_context
         self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
 
     def remove_request(self, req_id: str) -> None:
-        """A request is gone; what it may have spoiled is made whole before others get it.
+        """Free a request's slot, and clean its pages if it may have written NaN or infinities.
 
-        An earlier pipeline stage never hears whether a canvas was sound, and looks at all pages.
+        An earlier pipeline stage is never told whether a canvas was sound, so it always cleans the
+        pages.
         """
         slot = self.slot_of.pop(req_id, None)
         if slot is None:
@@ -197,21 +200,21 @@ class DiffusionModelState(ModelState):
     def prepare_inputs_embeds(
         self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any
     ) -> None:
-        """Run the vision encoder where a chunk has images; nothing is embedded yet."""
+        """Run the vision encoder on the images of this step; `prepare_inputs` uses its output."""
         if self.embeddings is not None:
             self.embeddings.encode(scheduled_encoder_inputs, input_batch)
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
-        """The embeddings of a self-conditioned model; the others read token ids."""
-        # Pipeline stages would keep no result of a prompt that may put out one token only, as
-        # nothing follows it in an ordinary model. Here a canvas does.
+        """The input embeddings of a self-conditioned model; nothing for models that read ids."""
+        # vLLM's pipeline stages drop the result of a prompt whose request may output only one
+        # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None
         if self.policy.fused:
             read_again(input_batch, req_states.all_token_ids.gpu)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
-        """The same for profiling and graph capture."""
+        """The inputs of `prepare_inputs`, for profiling and graph capture."""
         return {} if self.embeddings is None else self.embeddings.dummy(num_tokens)
 
     def prepare_attn(
@@ -225,7 +228,7 @@ class DiffusionModelState(ModelState):
         for_capture: bool = False,
         ubatch_idx: int = 0,
     ) -> dict[str, Any]:
-        """Attention metadata, by the family's rule."""
+        """The attention metadata of a step, by layer name, as the family's rule makes it."""
         full = cudagraph_mode == CUDAGraphMode.FULL
         common = {
             "attn_groups": attn_groups,
@@ -236,6 +239,6 @@ class DiffusionModelState(ModelState):
             "for_cudagraph_capture": for_capture,
         }
         batch = AttentionBatch(input_batch, full, block_tables, common)
-        # A captured graph must hold for any length; else the host knows a bound.
+        # A captured graph must be valid for any length; otherwise the host knows an upper bound.
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)

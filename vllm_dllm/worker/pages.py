@@ -1,7 +1,7 @@
-"""KV pages that a request spoiled with NaN or infinities.
+"""Cleaning KV pages into which a request has written NaN or infinities.
 
-An attention kernel may multiply a page's unwritten slots with a weight of zero, and zero times NaN
-is NaN: one spoiled page would spoil every request that gets it later.
+An attention kernel may multiply unwritten positions of a page by a weight of zero, and zero times
+NaN is NaN: one spoiled page would spoil every request that gets it later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class Pages:
-    """The pages of the slots.
+    """The KV pages of the slots.
 
     Args:
         block_tables: vLLM's ``BlockTables``, which know each slot's pages in each KV cache group.
@@ -25,17 +25,20 @@ class Pages:
         self.block_tables = block_tables
         self.groups = [[layers[name] for name in group.layer_names] for group in groups]
 
-    def of(self, slot: int, group: int) -> torch.Tensor:
-        """Ids of the slot's pages in a group, int64 ``[n]``."""
+    def ids(self, slot: int, group: int) -> torch.Tensor:
+        """Ids of the slot's pages in a KV cache group, int64 ``[n]``."""
         count = int(self.block_tables.num_blocks.np[group, slot])
         return self.block_tables.block_tables[group].gpu[slot, :count].long()
 
     def scrub(self, slot: int) -> None:
-        """Zeros where the slot's pages hold no number. What is a number stays: pages are shared."""
+        """Replace NaN and infinities in the slot's pages by zeros.
+
+        Finite numbers stay, because other requests may share the pages.
+        """
         for group, layers in enumerate(self.groups):
-            ids = self.of(slot, group)
+            ids = self.ids(slot, group)
             for layer in layers:
-                held = layer.kv_cache[ids]
-                # By float32, which has all values of float8, where this operator is missing.
-                clean = held.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-                layer.kv_cache[ids] = clean.to(held.dtype)
+                content = layer.kv_cache[ids]
+                # Converted to float32 and back, because this operator is missing for float8.
+                clean = content.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                layer.kv_cache[ids] = clean.to(content.dtype)

@@ -1,4 +1,4 @@
-"""What a request asks for that needs whole rows of logits: biases, filters and logprobs."""
+"""The options of a request that need whole rows of logits: biases, filters and logprobs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What a request asks for that changes or reads whole rows.
+    """The options of a request that change or read whole rows of logits.
 
     Attributes:
-        top_k: keep this many tokens; 0 keeps all.
-        top_p: keep the likeliest tokens up to this probability; 1 keeps all.
-        min_p: keep tokens at least this likely, relative to the likeliest.
-        logit_bias: added to logits, by token id.
-        allowed: only these may be chosen; empty for all.
-        banned: these may not be chosen.
+        top_k: keep this many of the likeliest tokens; 0 keeps all.
+        top_p: keep the likeliest tokens up to this total probability; 1 keeps all.
+        min_p: keep tokens with at least this share of the likeliest token's probability; 0 keeps
+            all.
+        logit_bias: what to add to logits, by token id.
+        allowed: only these ids may be chosen; empty for all.
+        banned: these ids may not be chosen.
         min_tokens: `ends` may not be chosen before this many output tokens.
-        ends: ids that end the request.
-        presence: subtracted from the logit of every token that has been put out.
-        frequency: the same, times how often.
+        ends: ids that end the request; empty where `min_tokens` is 0.
+        presence: subtracted from the logit of every token that the output has.
+        frequency: subtracted from the logit of a token once for each time that the output has it.
         repetition: divides the positive and multiplies the negative logits of tokens in prompt or
             output.
-        prompt_length: where the output begins.
-        logprobs: how many of the likeliest tokens to report, beside the chosen; None for no
+        prompt_length: number of prompt tokens, behind which the output begins.
+        logprobs: how many of the likeliest tokens to report next to the chosen one; None for no
             report, -1 for the whole vocabulary.
-        token_ids: report these instead.
+        token_ids: ids to report next to the chosen one, in place of the likeliest.
     """
 
     top_k: int = 0
@@ -47,13 +48,13 @@ class RowOptions:
 
     @classmethod
     def of(cls, params: Any, prompt_length: int, constrained: bool = False) -> RowOptions | None:
-        """A request's options out of vLLM's ``SamplingParams``, or None where it has none.
+        """The options in vLLM's ``SamplingParams``, or None where a request has none of them.
 
         `constrained` restricts the choice to the ids whose logprobs are asked for.
         """
         token_ids = tuple(params.logprob_token_ids or ())
         allowed = tuple(params.allowed_token_ids or ())
-        needs = cls(
+        options = cls(
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
             min_p=params.min_p,
@@ -68,23 +69,23 @@ class RowOptions:
             logprobs=params.logprobs,
             token_ids=token_ids,
         )
-        if needs == cls():
+        if options == cls():
             return None
-        return replace(needs, prompt_length=prompt_length)
+        return replace(options, prompt_length=prompt_length)
 
     @property
     def reports(self) -> bool:
-        """Whether logprobs leave with the tokens."""
+        """Whether logprobs are reported with the tokens."""
         return self.logprobs is not None or bool(self.token_ids)
 
     @property
     def biases(self) -> bool:
-        """Whether logits change, whatever the temperature."""
+        """Whether logits change before tokens are chosen or drawn, at any temperature."""
         return self.penalises or any((self.logit_bias, self.allowed, self.banned, self.min_tokens))
 
     @property
     def penalises(self) -> bool:
-        """Whether what was put out before counts."""
+        """Whether there is a penalty for earlier tokens."""
         return (self.presence, self.frequency, self.repetition) != (0, 0, 1)
 
     @property

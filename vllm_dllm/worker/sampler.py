@@ -1,15 +1,15 @@
 """The sampler of a block-diffusion model: one decoding update for every canvas in the batch.
 
-What it returns is vLLM's speculative-decoding accounting (`num_sampled`, `num_rejected`):
+It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`, `num_rejected`):
 
     prefill chunk          0, 0             the cache advances by the chunk
     last prefill chunk     0, r             the worker goes back to the block's boundary (r = tail)
     denoise step           0, L             nothing advances (with `stream_prefix`: new, L)
-    commit                 emitted, 0       the canvas leaves, the cache advances by L
-    left without commit    emitted, L       the next step reads it again, and the next canvas
+    commit                 emitted, 0       the canvas leaves, and the cache advances by L
+    left without commit    emitted, L       the next step reads this canvas again, and the next one
 
-A steady step is tensor operations on all slots at once: no loop over requests and no
-copy from the device to the host.
+A steady step consists of tensor operations on all slots at once: there is no loop over requests,
+and nothing that waits for the device.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
 
 
 class PredictionStore(Protocol):
-    """Where a self-conditioned model finds its last prediction of a canvas."""
+    """Keeps a self-conditioned model's last prediction of each canvas."""
 
     def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
-        """Keep soft embeddings ``[n, L, hidden]`` of ``slot`` ``[n]`` where `keep` ``[n]``."""
+        """Store soft embeddings.
+
+        Args:
+            slot: int64 ``[n]``.
+            soft: float32 ``[n, L, hidden]``, soft embeddings of their canvases.
+            keep: bool ``[n]``; where it is false the slot's prediction is reset to zeros.
+        """
         ...
 
 
@@ -42,9 +48,10 @@ class CanvasRows:
     """The canvases of a batch, in batch order.
 
     Attributes:
-        slot: int64 ``[n]``.
-        slot_on_host: the same for numpy.
-        width: int64 ``[n]``, positions that were scheduled; None when all are L wide.
+        slot: int64 ``[n]``, their slots.
+        slot_on_host: the same slots as a numpy array.
+        width: int64 ``[n]``, number of positions that were scheduled; None if all canvases are L
+            wide.
     """
 
     slot: torch.Tensor
@@ -53,7 +60,7 @@ class CanvasRows:
 
 
 class DiffusionSampler:
-    """Stands where vLLM's ``Sampler`` stands; the attributes below are those the runner reads."""
+    """Replaces vLLM's ``Sampler``, with the attributes and methods that vLLM's runner uses."""
 
     compute_nans = False
 
@@ -73,27 +80,31 @@ class DiffusionSampler:
         self.reports = reports
         self.predictions = predictions
         slots.history = req_states.all_token_ids.gpu
-        # The runner counts output tokens for penalties; None switches that off.
+        # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
-        """Nothing: the model state has set the slot up, with these parameters."""
+        """Do nothing: the model state has already set the slot up with these parameters."""
 
     def apply_staged_writes(self) -> None:
-        """Nothing is staged: slots are written directly."""
+        """Do nothing: slots are written directly, never staged."""
 
     def __call__(self, hidden_states: torch.Tensor, input_batch: Any) -> SamplerOutput:
-        """One update.
+        """Update every canvas of the batch.
 
         Args:
             hidden_states: ``[canvas positions, hidden]``, in batch order (the model's
                 ``compute_logits`` passes hidden states through).
             input_batch: vLLM's ``InputBatch``.
+
+        Returns:
+            A row for each request, canvas or not, see above.
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
-        # Where the tokens that leave begin in their canvas; renewed canvases forget it.
+        # Where the tokens that leave begin in their canvas. Read before the update, which resets
+        # the tail of canvases that leave.
         first = self.slots.tail[slot] if self.slots.row_options else None
         if input_batch.num_draft_tokens and widths.all():
             output = self._update(hidden_states, self._canvases(slot, on_host, widths))
@@ -112,7 +123,7 @@ class DiffusionSampler:
     def _among_prefills(
         self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor, widths: np.ndarray
     ) -> SamplerOutput:
-        """An update of a batch in which not every row is a canvas: prefills put nothing out."""
+        """Update a batch in which not every row is a canvas; prefills output nothing."""
         rows, device = len(widths), hidden_states.device
         sampled = torch.zeros((rows, self.slots.length), dtype=torch.int64, device=device)
         num_sampled = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -120,20 +131,21 @@ class DiffusionSampler:
         num_nans = torch.zeros(rows, dtype=torch.int32, device=device)
         self._finish_prefills(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
-            at = np.flatnonzero(widths)
-            row = torch.from_numpy(at).to(device, non_blocking=True)
-            on_host = input_batch.idx_mapping_np[at]
-            some = self._update(hidden_states, self._canvases(slot[row], on_host, widths[at]))
-            sampled.index_copy_(0, row, some.sampled_token_ids)
-            num_sampled.index_copy_(0, row, some.num_sampled)
-            num_rejected.index_copy_(0, row, some.num_rejected)
-            num_nans.index_copy_(0, row, some.num_nans)
+            is_canvas = np.flatnonzero(widths)
+            row = torch.from_numpy(is_canvas).to(device, non_blocking=True)
+            on_host = input_batch.idx_mapping_np[is_canvas]
+            canvases = self._canvases(slot[row], on_host, widths[is_canvas])
+            output = self._update(hidden_states, canvases)
+            sampled.index_copy_(0, row, output.sampled_token_ids)
+            num_sampled.index_copy_(0, row, output.num_sampled)
+            num_rejected.index_copy_(0, row, output.num_rejected)
+            num_nans.index_copy_(0, row, output.num_nans)
         return SamplerOutput(sampled, None, num_nans, num_sampled, num_rejected)
 
     def _finish_prefills(
         self, input_batch: Any, is_prefill: np.ndarray, num_rejected: torch.Tensor
     ) -> None:
-        """Requests whose prompt is complete show their canvas and go back to its start."""
+        """Start the canvas of requests whose prompt is complete, and go back to its beginning."""
         rows = input_batch.num_reqs
         computed = input_batch.num_computed_prefill_tokens_np[:rows]
         behind = computed + input_batch.num_scheduled_tokens[:rows]
@@ -148,7 +160,7 @@ class DiffusionSampler:
         self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
 
     def _update(self, hidden_states: torch.Tensor, canvases: CanvasRows) -> SamplerOutput:
-        """One update of every canvas; what it returns has a row for each."""
+        """Update the canvases; the output has a row for each of them."""
         state, slot, on_host = self.slots, canvases.slot, canvases.slot_on_host
         present = None
         width: torch.Tensor | int = state.length
@@ -170,9 +182,10 @@ class DiffusionSampler:
     def _sound(
         self, hidden_states: torch.Tensor, readings: Readings, slot: torch.Tensor
     ) -> torch.Tensor:
-        """Canvases that were read without NaN and infinities, bool ``[n]``; notes the others.
+        """Canvases that were read without NaN and infinities, bool ``[n]``.
 
-        Hidden states show what a greedy choice hides, probabilities what the head adds.
+        Marks the slots of the others as spoiled. Both hidden states and probabilities are checked:
+        a greedy choice may hide NaN in the hidden states, and the head may add some of its own.
         """
         probability = readings.statistics.probability
         # A sum in float32 is finite where all its terms are.
@@ -180,12 +193,13 @@ class DiffusionSampler:
         finite = trace.isfinite().all(-1)
         sound = finite & probability.isfinite().all(-1)
         if readings.path is not None:
-            # Never so, as only tokens of paths are kept. An error beats an answer that breaks it.
+            # A path is always feasible, because only tokens of paths are kept. If one ever is not,
+            # an error is better than an answer that violates the constraint.
             sound = sound & readings.path.feasible
         state = self.slots
         own = state.failure[slot] != int(Mark.NONE)
-        # A request that rules out every token is no sign of bad weights, but a step that was in
-        # flight by then may have read and written NaN.
+        # A request that rules out every token has not spoiled its pages by that alone, but the step
+        # after, which was in flight already, may have read and written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
         # One byte per slot is copied asynchronously; it is read when the request is gone, steps
         # later.
@@ -193,19 +207,19 @@ class DiffusionSampler:
         return sound & ~own
 
     def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
-        """Rows of narrow canvases spread out to L each; what lies behind them is arbitrary."""
+        """Hidden states with L rows for each canvas; the rows behind a narrow one are arbitrary."""
         first = width.cumsum(0) - width
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
     def _output(self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor) -> SamplerOutput:
-        """Tokens behind what was out already, or a rejection; nothing of canvases not ``sound``.
+        """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
 
-        What is streamed counts for vLLM like a longer prompt: its scheduler goes on behind it,
+        To vLLM, streamed tokens are like a longer prompt: its scheduler continues behind them, and
         the worker at the start of the canvas.
         """
         length, tail = self.slots.length, plan.standing.tail
-        # A commit puts out what was read, whatever the algorithm would make of it.
+        # A commit outputs the tokens that were read, whatever the algorithm would change in them.
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         written = outcome.leaves & ~outcome.kv_pending
@@ -213,7 +227,8 @@ class DiffusionSampler:
         return SamplerOutput(
             sampled_token_ids=tokens.gather(1, source),
             logprobs_tensors=None,
-            # The scheduler ends requests that are not sound, and goes back where the KV is pending.
+            # The scheduler ends requests that are not sound, and goes back to the start of the
+            # canvas where its keys and values are pending.
             num_nans=torch.where(sound, outcome.kv_pending * int(Mark.KV_PENDING), ends).int(),
             num_sampled=((outcome.out - tail) * sound).int(),
             num_rejected=(plan.request.width * ~(written & sound)).int(),

@@ -1,8 +1,8 @@
-"""Request state: one slot per running request, in tensors allocated once.
+"""Request state: one slot per running request, in tensors that are allocated once.
 
 Everything that belongs to a request and changes from step to step lives here, on the
-device, and is updated in place. Phases and masks are explicit; no token id is ever asked
-what it means.
+device, and is updated in place. Phases and masks are explicit: they are never derived
+from token ids.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from vllm_dllm.worker.algorithm_state import AlgorithmStates
 from vllm_dllm.worker.constraint_state import Constraints
 from vllm_dllm.worker.row_options import RowOptions
 
-# End-of-sequence ids that may finish a block early, per request. A request with more ids
-# still stops at each of them (vLLM's scheduler sees to that), only without the short cut.
+# How many end-of-sequence ids of a request may finish a block early. A request with more ids
+# still stops at each of them, because vLLM's scheduler checks them all; its blocks just do not
+# finish early at the others.
 MAX_END_TOKENS = 8
 NO_TOKEN = -1
 
 
 class Mark(IntEnum):
-    """What the sampler tells the scheduler of a canvas, in the place of vLLM's number of NaNs."""
+    """The sampler's message to the scheduler about a canvas, sent as vLLM's number of NaNs."""
 
-    KV_PENDING = -1  # it has left, and its keys and values are still to be written
+    KV_PENDING = -1  # the canvas has left, but its keys and values are still to be written
     NONE = 0
-    UNSOUND = 1  # it was read with NaN or infinities
+    UNSOUND = 1  # the canvas was read with NaN or infinities
     NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
-    NOT_TAKEN_UP = 3  # its slot could not be set up
+    NOT_TAKEN_UP = 3  # the request's slot could not be set up
 
 
 class Phase(IntEnum):
     """What the next forward pass over a slot's canvas is for."""
 
-    PREFILL = 0  # prompt chunks; the canvas waits
-    DENOISE = 1  # changes the canvas, keeps nothing in the KV cache
-    COMMIT = 2  # runs over the final canvas; its KV stays and the tokens leave
+    PREFILL = 0  # the pass computes chunks of the prompt; the canvas waits
+    DENOISE = 1  # the pass changes the canvas and keeps nothing in the KV cache
+    COMMIT = 2  # the pass runs over the final canvas; keys and values stay, and the tokens leave
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Where a request ends.
+    """Where a request ends, and how its output leaves.
 
     Attributes:
-        tokens: how many it may still put out.
-        ends: token ids that end it.
-        read_only: its first canvas is the whole answer.
+        tokens: how many tokens the request may still output.
+        ends: token ids that end the request.
+        read_only: the first canvas is the whole answer.
         stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
     """
 
@@ -64,15 +65,15 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class CanvasKind:
-    """What a model's canvases are.
+    """The properties of a model's canvases.
 
     Attributes:
-        length: L.
+        length: L, the number of positions.
         vocabulary: number of token ids.
-        mask_token: what a fresh canvas is full of; None for uniform random tokens.
+        mask_token: the token that fills a fresh canvas; None for uniform random tokens.
         aligned: canvases begin at absolute multiples of L, so that the prompt's last
             ``len(prompt) % L`` tokens are the first canvas' fixed positions; otherwise
-            they begin behind the prompt.
+            the first canvas begins directly behind the prompt.
     """
 
     length: int
@@ -83,9 +84,10 @@ class CanvasKind:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the requests of a batch stand before a step, in batch order.
+    """How far the requests of a batch have come before a step, in batch order.
 
-    Copies of what a step reads beside the canvases, ``[n]`` for `SlotState`'s ``[slots]``.
+    The fields are copies of the rows of `SlotState`'s tensors of the same names: ``[n]`` for
+    ``[slots]``.
     """
 
     phase: torch.Tensor
@@ -110,32 +112,33 @@ class SlotState:
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
         phase: int8 ``[slots]``, a `Phase`.
         after_prefill: int8 ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
-            one that an interrupted canvas had come to.
-        start: int64 ``[slots]``, absolute position of the canvas.
-        tail: int64 ``[slots]``, positions at the start of the canvas that vLLM has as tokens: the
-            prompt's, and with `stream_prefix` those that have been put out.
-        ready: int64 ``[slots]``, canvas prefix that leaves at the commit.
-        remaining: int64 ``[slots]``, tokens that the request may still put out.
+            phase that an interrupted canvas had reached.
+        start: int64 ``[slots]``, absolute position of the canvas' first position.
+        tail: int64 ``[slots]``, how many positions at the start of the canvas vLLM already counts
+            as tokens: those of the prompt, and with `stream_prefix` those that have been output.
+        ready: int64 ``[slots]``, length of the canvas prefix that leaves at the commit.
+        remaining: int64 ``[slots]``, tokens that the request may still output.
         step: int32 ``[slots]``, denoise steps that the canvas has taken.
         max_steps: int32 ``[slots]``, the cap on `step`.
-        schedule_steps: int32 ``[slots]``, what a temperature schedule is spread over.
-        temperature: float32 ``[slots]``, the request's own.
-        seed: int64 ``[slots]``, all that a request's random numbers come from.
+        schedule_steps: int32 ``[slots]``, steps that a temperature schedule is spread over.
+        temperature: float32 ``[slots]``, the request's temperature.
+        seed: int64 ``[slots]``, the seed of all random numbers of the request.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
         stream_prefix: bool ``[slots]``, see `RequestLimits`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
-        spoiled: bool ``[slots]``, a canvas was read with NaN or infinities.
-        failure: int32 ``[slots]``, a `Mark` with which the request ends for its own sake, or 0.
-        algorithms: the tensors of each algorithm that a request has asked for.
+        spoiled: bool ``[slots]``, the last pass over the canvas met NaN or infinities.
+        failure: int32 ``[slots]``, a `Mark` if the request fails because of its own parameters,
+            else 0.
+        algorithms: the tensors of the decoding algorithms.
         constraints: the automata that requests follow.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
-        streams: on the host, bool ``[slots]``, the same as `stream_prefix`.
-        row_options: on the host, by slot, of requests with biases, filters or logprobs.
+        streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
+        row_options: on the host, by slot, the options of requests with biases, filters or logprobs.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         needs_rows: on the host, bool ``[slots]``, whether a slot is in `row_options`.
-        spoiled_on_host: `spoiled` as of the last step that is finished.
+        spoiled_on_host: bool ``[slots]``, `spoiled` as of the last step that is finished.
     """
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
@@ -177,7 +180,7 @@ class SlotState:
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=pinned)
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
-        """A request enters ``slot``: lay out its first canvas behind the prompt."""
+        """Set up ``slot`` for a new request: lay out its first canvas behind the prompt."""
         tail = len(prompt) % self.length if self.kind.aligned else 0
         self.seed[slot].fill_(seed)
         self.start[slot].fill_(len(prompt) - tail)
@@ -199,7 +202,7 @@ class SlotState:
     def configure(
         self, slot: int, choice: Choice, temperature: float, limits: RequestLimits
     ) -> None:
-        """Set what the request in ``slot`` chose."""
+        """Store the decoding settings, temperature and limits of the request in ``slot``."""
         self.max_steps[slot].fill_(choice.max_steps)
         self.schedule_steps[slot].fill_(choice.schedule_steps)
         self.temperature[slot].fill_(temperature)
@@ -215,7 +218,7 @@ class SlotState:
         self.streams[slot] = limits.stream_prefix
 
     def set_row_options(self, slot: int, options: RowOptions | None) -> None:
-        """Note what the request in ``slot`` asks for that changes or reads whole rows of logits."""
+        """Store the options of the request in ``slot`` that change or read whole rows of logits."""
         self.row_options.pop(slot, None)
         if options is not None:
             self.row_options[slot] = options
@@ -223,28 +226,28 @@ class SlotState:
 
     def with_row_options(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that have row options."""
-        found = np.flatnonzero(self.needs_rows[on_host]).tolist()
-        return [(n, int(on_host[n]), self.row_options[int(on_host[n])]) for n in found]
+        rows = np.flatnonzero(self.needs_rows[on_host]).tolist()
+        return [(row, int(on_host[row]), self.row_options[int(on_host[row])]) for row in rows]
 
     def read(self, slots: torch.Tensor) -> tuple[Standing, Canvas]:
-        """Where the requests of ``slots`` (int64 ``[n]``) stand, and their canvases, as copies."""
+        """Copies of the state and of the canvases of the requests in ``slots`` (int64 ``[n]``)."""
         standing = [getattr(self, name).index_select(0, slots) for name in STANDING]
         canvas = (t.index_select(0, slots) for t in (self.tokens, self.masked, self.fixed))
         return Standing(*standing), Canvas(*canvas)
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
-        """Start from given tokens, and hold those at the `pinned` positions."""
+        """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""
         self._hold(slot, np.arange(len(tokens)), tokens)
         if pinned:
-            at = torch.tensor(pinned, device=self.device)
-            self.fixed[slot, at] = True
+            positions = torch.tensor(pinned, device=self.device)
+            self.fixed[slot, positions] = True
 
     def _hold(self, slot: int, positions: np.ndarray, tokens: Sequence[int]) -> None:
         row = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
         self.tokens[slot, : len(positions)].copy_(row)
 
     def fresh_tokens(self, slots: torch.Tensor) -> torch.Tensor:
-        """What the canvases at ``start`` of ``slots`` (int64 ``[n]``) begin with, ``[n, L]``."""
+        """Initial tokens, int64 ``[n, L]``, of the canvases of ``slots`` (int64 ``[n]``)."""
         if self.kind.mask_token is not None:
             return torch.full((len(slots), self.length), self.kind.mask_token, device=self.device)
         keys = row_keys(self.seed[slots], self.start[slots], Stream.CANVAS)
@@ -258,22 +261,26 @@ class SlotState:
         width: torch.Tensor | int,
         fresh: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Keep what a step made of the canvases of ``slots`` (int64 ``[n]``).
+        """Store the canvases that a step has updated, and start a new canvas where one leaves.
 
-        Those that are true in ``leaves`` (bool ``[n]``) make room for a fresh one behind them;
-        `width` is how far they reached. Nothing of a canvas outlives it. `fresh` is int64
-        ``[n, L]`` where the step has computed `fresh_tokens` of the next canvases.
+        Args:
+            slots: int64 ``[n]``.
+            after: the updated canvases, ``[n, L]``.
+            leaves: bool ``[n]``. Canvases where it is true are replaced by a fresh one.
+            width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
+                canvas begins that many positions after the one that leaves.
+            fresh: int64 ``[n, L]``, `fresh_tokens` of the next canvases if they are known already.
 
         Returns:
-            int64 ``[n, L]``, what the model reads next.
+            The tokens that the model reads next, int64 ``[n, L]``.
         """
-        every = leaves[:, None]
+        replaced = leaves[:, None]
         self.start.index_add_(0, slots, leaves * width)
         if fresh is None:
             fresh = self.fresh_tokens(slots)
-        tokens = torch.where(every, fresh, after.tokens)
+        tokens = torch.where(replaced, fresh, after.tokens)
         self.tokens.index_copy_(0, slots, tokens)
         if self.kind.mask_token is not None:
-            self.masked.index_copy_(0, slots, after.masked | every)
-        self.fixed.index_copy_(0, slots, after.fixed & ~every)
+            self.masked.index_copy_(0, slots, after.masked | replaced)
+        self.fixed.index_copy_(0, slots, after.fixed & ~replaced)
         return tokens

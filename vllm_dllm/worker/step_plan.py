@@ -1,4 +1,4 @@
-"""A batch before and after a decoding update, and the rules by which canvases leave."""
+"""The data of a decoding update: the batch before it, the batch after it, and the commit policy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vllm_dllm.worker.slots import Standing
 
 @dataclass(frozen=True)
 class CommitPolicy:
-    """When a canvas leaves.
+    """When a canvas leaves, that is, when its tokens are output and its slot starts the next one.
 
     Attributes:
-        sync: finished canvases wait for all others of the batch.
-        early: see `emitted_length`.
-        skip_last_commit: a request's last canvas leaves without a commit.
+        sync: a finished canvas waits until all canvases of the batch are finished.
+        early: a canvas may leave before all its positions are decided, see `emitted_length`.
+        skip_last_commit: the last canvas of a request leaves without a commit.
         in_place: a denoise pass over a final canvas is as good as a commit, because the model
             reads both with the same mask and the same input.
-        fused: a canvas leaves without its commit, which shares a pass with the first step of the
-            next canvas.
+        fused: a canvas leaves before its commit, and the commit shares a forward pass with the
+            first step of the next canvas.
     """
 
     sync: bool
@@ -40,10 +40,10 @@ class StepPlan:
     """The batch before the update.
 
     Attributes:
-        before: ``[n, L]``.
-        standing: where its requests stand.
-        batches: the canvases by algorithm.
-        request: what they need of the model's output.
+        before: the canvases, ``[n, L]``.
+        standing: how far their requests have come.
+        batches: the canvases, grouped by algorithm.
+        request: what must be read from the model's output.
     """
 
     before: Canvas
@@ -54,21 +54,22 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The batch after the update; bool ``[n]`` unless said otherwise.
+    """The batch after the update. Tensors are bool ``[n]`` unless another type is given.
 
     Attributes:
-        canvas: ``[n, L]``.
-        state: the tensors that each algorithm keeps.
-        ready: int64 ``[n]``, the prefix that may leave, 0 while the canvas goes on.
-        commits: this pass was the canvas' commit, so what was read leaves.
-        skips_denoise: this pass did not denoise the canvas: it commits, or it waits for others.
-        ready_to_leave: a prefix may leave and need not wait for others.
-        leaves: a prefix leaves now, and with it the canvas.
-        kv_pending: the canvas leaves, and its keys and values are not yet those of its tokens.
+        canvas: the updated canvases, ``[n, L]``.
+        state: for each algorithm of the batch, the tensors that it keeps for its next step.
+        ready: int64 ``[n]``, length of the prefix that may leave; 0 while there is none.
+        commits: this pass was the canvas' commit, so the tokens that the model has read leave.
+        skips_denoise: this pass did not denoise the canvas, which is committed or waits for others.
+        ready_to_leave: a prefix may leave, and it need not wait for other canvases.
+        leaves: a prefix leaves in this step, and the slot starts its next canvas.
+        kv_pending: the canvas leaves before the keys and values of its tokens are written.
         goes_on: the canvas is denoised further.
-        out: int64 ``[n]``, the prefix that has been put out after this step.
-        path: of constrained canvases, or None.
-        next_canvas: int64 ``[n, L]``, what the canvas behind this one begins with; None for masks.
+        out: int64 ``[n]``, length of the prefix that has been output after this step.
+        path: the paths of constrained canvases; None where no request has a constraint.
+        next_canvas: int64 ``[n, L]``, random tokens that the next canvas starts from. None where
+            canvases start from masks, or where the readout has computed none.
     """
 
     canvas: Canvas

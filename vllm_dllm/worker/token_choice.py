@@ -1,4 +1,4 @@
-"""How tokens are chosen from biased rows of logits: for masks, and for uniform noise."""
+"""How tokens are chosen from biased rows of logits: by masked models, and by uniform noise."""
 
 from __future__ import annotations
 
@@ -22,43 +22,44 @@ from vllm_dllm.worker.logit_biases import filtered
 from vllm_dllm.worker.readout.contract import ReadRequest
 from vllm_dllm.worker.slots import SlotState
 
-# (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], as `row_statistics`.
+# From (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
+# `row_statistics`.
 StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
-# (tempered logits [rows, vocabulary], keys [rows]) to ids [rows], as `sampled.draw`.
+# From (tempered logits [rows, vocabulary], keys [rows]) to ids [rows], like `sampled.draw`.
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class RowChoice(Protocol):
-    """What was chosen in the rows of some canvases."""
+    """The tokens that were chosen from the rows of a part of the batch."""
 
     @property
     def statistics(self) -> RowStatistics:
-        """Statistics ``[rows]``, with the tokens of paths where canvases are constrained."""
+        """Statistics ``[rows]``; those of constrained canvases have the tokens of their paths."""
         ...
 
     def follow(
         self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
     ) -> ConstrainedPath:
-        """Put the tokens of paths, and how sure they are, in place of the chosen ones.
+        """Replace the chosen tokens and their confidences by those of paths.
 
         Args:
             follower: the automaton of these canvases.
-            window: what it sees of them.
-            draws: whether they draw.
-            index: int64 ``[m]``, which canvases.
+            window: these canvases as the constraint sees them.
+            draws: whether their requests draw.
+            index: int64 ``[m]``, the canvases' positions in this part of the batch.
 
         Returns:
-            The paths, for what is committed.
+            The paths, whose tokens may be committed.
         """
         ...
 
     def reported(self, index: int, rows: slice) -> torch.Tensor:
-        """The scores ``[L, vocabulary]`` of a canvas that logprobs are taken of."""
+        """The scores ``[L, vocabulary]`` from which a canvas' logprobs are computed."""
         ...
 
 
 class TokenChoice(Protocol):
-    """A way to choose tokens.
+    """Chooses tokens from biased rows of logits.
 
     Attributes:
         reports_raw: whether logprobs may be those of raw logits.
@@ -69,22 +70,22 @@ class TokenChoice(Protocol):
     def choose(
         self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
     ) -> RowChoice:
-        """Filter and draw; arguments as for `LogitsPipeline.read`."""
+        """Filter the rows, and choose or draw tokens; arguments as for `LogitsPipeline.read`."""
         ...
 
 
 @dataclass
 class MaskedRows:
-    """See `RowChoice`; of a masked model, rows are ``n * L`` positions.
+    """See `RowChoice`; for a masked model. The rows are the ``n * L`` positions of n canvases.
 
     Attributes:
         statistics: ``[rows]``, with drawn tokens where a request draws.
-        greedy: the same as if no request drew.
-        logits: ``[rows, ids]``, biased.
-        tempered: ``[rows, ids]``, logits over the temperature; None where no request draws.
-        filtered: the same without what filters exclude.
-        keys: int64 ``[n, L]``, or None.
-        samples: bool ``[n]``, on the host, who draws.
+        greedy: ``[rows]``, the statistics that there would be if no request drew.
+        logits: ``[rows, ids]``, the biased logits.
+        tempered: ``[rows, ids]``, logits divided by the temperature; None where no request draws.
+        filtered: ``[rows, ids]``, `tempered` with -inf for what filters exclude, or None.
+        keys: int64 ``[n, L]``, the keys of the random numbers, or None.
+        samples: bool ``[n]``, on the host, whether a request draws.
         length: L.
     """
 
@@ -100,11 +101,12 @@ class MaskedRows:
     def follow(
         self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
     ) -> ConstrainedPath:
-        """See `RowChoice`. A path's best token is as sure as its probability says.
+        """See `RowChoice`.
 
-        A drawn one is as sure as `with_samples` says; positions behind the end are sure.
+        The confidence of a most probable path's token is its probability; that of a drawn path's
+        token comes from `with_samples`. Positions behind the end of the text have confidence 1.
         """
-        found, shape = self.statistics, (-1, self.length)
+        statistics, shape = self.statistics, (-1, self.length)
 
         def rows(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.view(*shape, *tensor.shape[1:]).index_select(0, index)
@@ -121,21 +123,21 @@ class MaskedRows:
             logits = rows(self.logits)
             chosen = follower.choose(logits, window)
             sure = path_probability(chosen, logits.float().logsumexp(-1))
-        found.token.view(shape).index_copy_(0, index, chosen.token)
-        found.probability.view(shape).index_copy_(0, index, sure)
-        if isinstance(found, EntropyStatistics):
-            entropy = torch.where(chosen.inside, rows(found.entropy), 0.0)
-            found.entropy.view(shape).index_copy_(0, index, entropy)
+        statistics.token.view(shape).index_copy_(0, index, chosen.token)
+        statistics.probability.view(shape).index_copy_(0, index, sure)
+        if isinstance(statistics, EntropyStatistics):
+            entropy = torch.where(chosen.inside, rows(statistics.entropy), 0.0)
+            statistics.entropy.view(shape).index_copy_(0, index, entropy)
         return chosen
 
     def reported(self, index: int, rows: slice) -> torch.Tensor:
-        """See `RowChoice`: what the request chose from."""
+        """See `RowChoice`: the logits from which the tokens were chosen or drawn."""
         drawn = self.samples[index] and self.filtered is not None
         return (self.filtered if drawn else self.logits)[rows].clone()  # type: ignore[index]
 
 
 class MaskedChoice:
-    """See `TokenChoice`: the likeliest token that is no mask, or a drawn one."""
+    """See `TokenChoice`: the likeliest token other than the mask, or a drawn one."""
 
     reports_raw = True
 
@@ -150,7 +152,7 @@ class MaskedChoice:
     def choose(
         self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
     ) -> MaskedRows:
-        """See `TokenChoice`. Filters apply behind the temperature."""
+        """See `TokenChoice`. Filters apply after the temperature."""
         length, samples = self.slots.length, self.slots.samples[request.on_host]
         greedy = self.statistics(logits, self.mask_token, request.entropy)
         if keys is None or not samples.any():
@@ -160,21 +162,21 @@ class MaskedChoice:
         tempered[:, self.mask_token] = -torch.inf
         kept = filtered(tempered, self.slots, request.on_host)
         drawn = self.draw(kept, keys.flatten())
-        found = with_samples(greedy, tempered, temperature, drawn)
-        return MaskedRows(found, greedy, logits, tempered, kept, keys, samples.tolist(), length)
+        sampled = with_samples(greedy, tempered, temperature, drawn)
+        return MaskedRows(sampled, greedy, logits, tempered, kept, keys, samples.tolist(), length)
 
 
 @dataclass
 class NoiseRows:
-    """See `RowChoice`; of a model of uniform noise, one canvas.
+    """See `RowChoice`; for a model of uniform noise. The rows are those of one canvas.
 
     Attributes:
         statistics: ``[L]``.
-        distribution: float32 ``[L, ids]``, tempered.
-        logits: ``[L, ids]``, biased and filtered.
+        distribution: float32 ``[L, ids]``, the probabilities at the temperature.
+        logits: ``[L, ids]``, the biased and filtered logits.
         temperature: float32 ``[L]``.
-        keys: int64 ``[L]``.
-        plain: whether logprobs are those of the logits, rather than of the tempered ones.
+        keys: int64 ``[L]``, the keys of the random numbers.
+        plain: whether logprobs are those of the logits themselves, not divided by the temperature.
     """
 
     statistics: SampledStatistics
@@ -187,19 +189,18 @@ class NoiseRows:
     def follow(
         self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
     ) -> ConstrainedPath:
-        """See `RowChoice`: the best path's tokens, and a drawn path's samples.
+        """See `RowChoice`: tokens come from the most probable path, samples from a drawn one.
 
-        Entropies stay the model's: what may be accepted is for the algorithm to say. Positions
-        behind the end are sure.
+        Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
+        behind the end of the text.
         """
-        found = self.statistics
         best = drawn = follower.choose(self.logits[None], window)
         if draws:
             tempered = (self.logits / self.temperature[:, None])[None]
             drawn = follower.choose(tempered, window, self.keys[None])
         paths = (best, drawn)
         pick = [self.distribution.gather(1, path.token[0, :, None])[:, 0] for path in paths]
-        entropy = torch.where(best.inside[0], found.entropy, 0.0)
+        entropy = torch.where(best.inside[0], self.statistics.entropy, 0.0)
         self.statistics = SampledStatistics(
             best.token[0], pick[0], drawn.token[0], pick[1], entropy
         )
@@ -211,7 +212,7 @@ class NoiseRows:
 
 
 class NoiseChoice:
-    """See `TokenChoice`: statistics with samples, for one canvas at a time."""
+    """See `TokenChoice`: statistics with samples, for one canvas per call."""
 
     reports_raw = False
 
@@ -226,8 +227,8 @@ class NoiseChoice:
         assert keys is not None
         kept = filtered(logits, self.slots, request.on_host)
         temperature, flat = request.temperature.expand(self.slots.length), keys[0]
-        found, distribution = sampled_statistics(kept, temperature, flat)
+        statistics, distribution = sampled_statistics(kept, temperature, flat)
         reports = slot in self.slots.row_options and self.slots.row_options[slot].reports
-        # Read on the host only for a request that asks for logprobs.
+        # This waits for the device, but only for a request that asks for logprobs.
         plain = reports and (bool(self.slots.read_only[slot]) or float(request.temperature[0]) == 0)
-        return NoiseRows(found, distribution, kept, temperature, flat, plain)
+        return NoiseRows(statistics, distribution, kept, temperature, flat, plain)

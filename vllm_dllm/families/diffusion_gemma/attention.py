@@ -36,10 +36,10 @@ class CausalUnlessDenoised:
 
 
 def causal_unless_denoised_rules(slots: SlotState, window: WindowRule) -> MaskRules:
-    """The same for our own backend.
+    """The rules of `CausalUnlessDenoised` for this package's own backend.
 
     Args:
-        slots: the requests.
+        slots: the slots of the requests.
         window: how a canvas that is being denoised sees sliding-window layers.
     """
     from vllm_dllm.attention.backend import MaskRules

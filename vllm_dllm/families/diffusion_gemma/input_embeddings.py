@@ -10,9 +10,9 @@ from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditionin
 
 
 class InputEmbeddings:
-    """Fills one persistent buffer, so that CUDA graphs replay from a fixed address.
+    """Computes input embeddings into one buffer, so that CUDA graphs read from a fixed address.
 
-    `state` is the model state: vLLM's base class has the vision encoder and its cache.
+    `state` is the model state, whose base class in vLLM has the vision encoder and its cache.
     """
 
     def __init__(self, state: Any, conditioning: SelfConditioning) -> None:
@@ -37,7 +37,7 @@ class InputEmbeddings:
             self.images = (embeddings, where)
 
     def fill(self, input_batch: Any) -> dict[str, Any]:
-        """The model's input for this step."""
+        """The model's input for this step, ``inputs_embeds`` ``[tokens, hidden]``."""
         tokens = input_batch.num_tokens
         ids = input_batch.input_ids[:tokens]
         if self.images is None:

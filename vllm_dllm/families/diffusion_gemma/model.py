@@ -1,4 +1,4 @@
-"""DiffusionGemma on vLLM's own class: same weights, same backbone, another head and sampler.
+"""DiffusionGemma, derived from vLLM's class: same weights and backbone, other head and sampler.
 
 `compute_logits` passes hidden states through; `tiled_head` gives the sampler the head and
 the embedding a tile of the vocabulary at a time, so that logits never exist as a whole.
@@ -46,7 +46,7 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
-        """The hook through which vLLM's runner takes our request state and sampler."""
+        """The hook through which vLLM's runner takes this package's model state and sampler."""
         from vllm_dllm.worker.model_state import DiffusionModelState
 
         return DiffusionModelState
@@ -56,7 +56,7 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         return hidden_states
 
     def tiled_head(self) -> Head:
-        """The head, and the embedding that self-conditioning averages; see `models.tiled_head`."""
+        """The head with the embedding for self-conditioning; see `checkpoints.tiled_head`."""
         embedding = self.model.embed_tokens.weight
         return tiled_head(self.lm_head, self.vocabulary, embedding, self.final_logit_softcapping)
 

@@ -11,15 +11,15 @@ from vllm_dllm.worker.slots import Phase, SlotState
 
 
 class GatedMLP(Protocol):
-    """The model's own module: (embeddings, soft embeddings), ``[tokens, hidden]`` each."""
+    """The model's module that combines embeddings and soft embeddings."""
 
     def __call__(self, embeddings: torch.Tensor, soft: torch.Tensor) -> torch.Tensor:
-        """Conditioned embeddings ``[tokens, hidden]``."""
+        """Conditioned embeddings; arguments and result are ``[tokens, hidden]`` each."""
         ...
 
 
 class SelfConditioning:
-    """The soft embeddings of slots that denoise next, and where they enter the model.
+    """Stores the soft embeddings of slots, and applies them to the model's input embeddings.
 
     Attributes:
         soft: ``[slots, L, hidden]`` in the model's dtype, zero where there is no prediction yet.
@@ -35,23 +35,28 @@ class SelfConditioning:
         self.soft = torch.zeros(shape, dtype=scale.dtype, device=slots.device)
 
     def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
-        """Keep the predictions ``[n, L, hidden]`` of ``slot`` ``[n]`` where ``keep`` ``[n]``.
+        """Store the predictions of ``slot`` (int64 ``[n]``), and zeros where there is none to keep.
 
-        A pinned position is given, not predicted: it brings no prediction along.
+        A pinned position is given, not predicted, so it has no prediction.
+
+        Args:
+            slot: int64 ``[n]``.
+            soft: float32 ``[n, L, hidden]``, before the embedding's scale.
+            keep: bool ``[n]``, canvases whose predictions are kept.
         """
-        wanted = keep[:, None] & ~self.slots.fixed[slot]
+        predicted = keep[:, None] & ~self.slots.fixed[slot]
         scaled = soft.to(self.scale.dtype) * self.scale
-        self.soft.index_copy_(0, slot, torch.where(wanted[..., None], scaled, 0.0))
+        self.soft.index_copy_(0, slot, torch.where(predicted[..., None], scaled, 0.0))
 
     def clear(self, slot: int) -> None:
-        """A request has entered ``slot``."""
+        """Drop the predictions of ``slot``, because a new request has entered it."""
         self.soft[slot].zero_()
 
     def apply(self, embeddings: torch.Tensor, input_batch: Any) -> None:
         """Condition the embeddings ``[tokens, hidden]`` of canvases that are denoised, in place.
 
-        Prompts and canvases that are committed go through the model as they are: they are
-        what DiffusionGemma calls the encoder.
+        The embeddings of prompts and of canvases that are committed stay as they are: these passes
+        are what DiffusionGemma calls the encoder.
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
@@ -62,12 +67,12 @@ class SelfConditioning:
             soft = self.soft[slot].flatten(0, 1)
             slot = slot.repeat_interleave(length)
         else:
-            of: np.ndarray = np.repeat(np.arange(rows), widths)
-            nth = np.arange(len(of)) - np.repeat(np.cumsum(widths) - widths, widths)
-            start = input_batch.query_start_loc_np[of]
+            row_of: np.ndarray = np.repeat(np.arange(rows), widths)
+            nth = np.arange(len(row_of)) - np.repeat(np.cumsum(widths) - widths, widths)
+            start = input_batch.query_start_loc_np[row_of]
             row, position, token = (
                 torch.from_numpy(a.astype(np.int64)).to(embeddings.device, non_blocking=True)
-                for a in (of, nth, start + nth)
+                for a in (row_of, nth, start + nth)
             )
             slot = input_batch.idx_mapping[row].long()
             soft = self.soft[slot, position]

@@ -1,4 +1,4 @@
-"""Start-up of DiffusionGemma: what its checkpoint must say, and what the engine is set to."""
+"""Start-up of DiffusionGemma: checks of its checkpoint, and the engine's configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_checkpoint(vllm_config: VllmConfig) -> None:
-    """Refuse an incomplete checkpoint by the missing field's name, then vLLM's own start-up.
+    """Refuse an incomplete checkpoint by the missing field's name, then run vLLM's own start-up.
 
     Raises:
         SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
@@ -44,10 +44,10 @@ def check_checkpoint(vllm_config: VllmConfig) -> None:
 
 
 def configure(vllm_config: VllmConfig, family: Family) -> None:
-    """Fill in what our class needs; refuse what cannot work.
+    """Complete vLLM's configuration for this package's class; refuse options that cannot work.
 
     Raises:
-        ValueError: with the setting's name and the remedy.
+        ValueError: an option cannot work; the message names it and the remedy.
     """
     from vllm.platforms import current_platform
 
@@ -70,13 +70,13 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     chosen = vllm_config.attention_config.backend
     check_checkpoint(vllm_config)
     if current_platform.is_cpu():
-        # vLLM puts its Triton backend there, which this platform then ignores.
+        # vLLM sets its Triton backend, which this platform then ignores.
         vllm_config.attention_config.backend = chosen
     # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
     vllm_config.scheduler_config.max_num_seqs = seats
     served = served_of(vllm_config, family)
     check_kernels(served)
-    fuses(vllm_config, served.settings, family.commits_in_place)  # refuses it
+    fuses(vllm_config, served.settings, family.commits_in_place)  # raises for fused_commit=true
     prefer_compiled_norms(vllm_config)
     check_backend_choice(vllm_config, ModelMasks(False, settings.window, served.length))
     check_budget(vllm_config, served.length)
@@ -86,7 +86,11 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
 
 
 def check_canvas_length(vllm_config: VllmConfig) -> None:
-    """The canvas length must be stated: transformers would fill in 256 without a word."""
+    """Check that the canvas length is given: transformers would silently take 256.
+
+    Raises:
+        SettingsError: it is missing or out of range.
+    """
     model, diffusion = vllm_config.model_config, vllm_config.diffusion_config
     if diffusion is not None and diffusion.canvas_length:
         return

@@ -1,1 +1,1 @@
-"""What decoding algorithms read of rows of logits: references and kernels."""
+"""Row statistics, which decoding algorithms read instead of logits: references and kernels."""

@@ -1,4 +1,4 @@
-"""A model's head that is computed a range of ids at a time, and one rank's part of it."""
+"""A model's head, computed one range of ids at a time, and the part of it that a rank has."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's ids of a head that is spread over ranks, and how the ranks meet.
+    """The ids of one rank, where a head is spread over ranks, and how ranks exchange tensors.
 
     Attributes:
         first: the rank's first id.
-        end: behind its last id; `first` or less for a rank that has only padding.
-        width: ids of a rank with its padding, the same on all ranks.
-        gather: ``[...]`` of this rank to ``[ranks, ...]``, bit for bit.
-        sum: ``[...]`` to the sum over all ranks.
+        end: one more than the rank's last id; `first` or less for a rank that has only padding.
+        width: number of ids of a rank including its padding, the same on all ranks.
+        gather: from the tensors ``[...]`` of all ranks to ``[ranks, ...]``, bit for bit.
+        sum: from the tensors ``[...]`` of all ranks to their sum.
     """
 
     first: int
@@ -29,20 +29,20 @@ class Shard:
 
 @dataclass(frozen=True)
 class Head:
-    """A head that is computed a tile at a time.
+    """A head that is computed one tile at a time.
 
     Attributes:
-        logits: (hidden states ``[rows, hidden]``, first id, behind the last id) to float32
-            logits ``[rows, ids]``, soft cap included; a tensor that the caller may overwrite.
-            The ids are those of this rank.
-        vocabulary: number of ids, over all ranks.
-        embedding: ``[ids, hidden]`` of this rank for the soft embedding, or None for none.
-        shard: this rank's part, or None where one rank has all.
-        weight: ``[ids or more, hidden]`` of this rank, what `logits` multiplies hidden states
-            with, from this rank's first id on (rows behind its last id are not read); None where
-            the head is no plain matrix. Only fused kernels read it.
-        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None for none; for
-            fused kernels as `weight`.
+        logits: a function of hidden states ``[rows, hidden]``, the first id and one more than the
+            last id. It returns float32 logits ``[rows, ids]``, soft cap included, in a tensor that
+            the caller may overwrite. The ids must be this rank's.
+        vocabulary: number of ids of all ranks together.
+        embedding: ``[ids, hidden]``, this rank's rows for the soft embedding, or None for none.
+        shard: this rank's part, or None where one rank has the whole head.
+        weight: ``[ids or more, hidden]``, this rank's matrix that `logits` multiplies hidden states
+            by, from its first id on (rows behind its last id are not read); None where the head is
+            no plain matrix. Only fused kernels read it.
+        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None for none. Only
+            fused kernels read it.
     """
 
     logits: Callable[[torch.Tensor, int, int], torch.Tensor]
@@ -84,24 +84,29 @@ class Head:
         """This rank's rows of the embedding, float32 ``[rows, hidden]``; 0 for other ranks' ids."""
         if self.embedding is None:
             raise ValueError("this head has no embedding")
-        at = token - self.ids.start
-        own = (at >= 0) & (at < len(self.ids))
+        row = token - self.ids.start
+        own = (row >= 0) & (row < len(self.ids))
         if not len(self.ids):
             return self.embedding.new_zeros((len(token), self.embedding.shape[1])).float()
-        return torch.where(own[:, None], self.embedding[torch.where(own, at, 0)].float(), 0.0)
+        return torch.where(own[:, None], self.embedding[torch.where(own, row, 0)].float(), 0.0)
 
 
 def logits_of(
     weight: torch.Tensor, first_id: int, soft_cap: float | None
 ) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
-    """Float32 logits of ``(hidden [rows, hidden], first, end)``; ids are absolute.
+    """The function `Head.logits` of a plain matrix.
 
-    The soft cap is applied in float32, as DiffusionGemma's authors do.
+    The soft cap is applied in float32, as in the code of DiffusionGemma's authors.
+
+    Args:
+        weight: ``[ids or more, hidden]``.
+        first_id: the id of the matrix' first row.
+        soft_cap: the cap c of ``c * tanh(x / c)``, or None for none.
     """
 
     def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
         tile = weight[first - first_id : end - first_id]
-        found = torch.nn.functional.linear(hidden, tile).float()
-        return found if soft_cap is None else found.div_(soft_cap).tanh_().mul_(soft_cap)
+        values = torch.nn.functional.linear(hidden, tile).float()
+        return values if soft_cap is None else values.div_(soft_cap).tanh_().mul_(soft_cap)
 
     return logits

@@ -1,9 +1,10 @@
-"""What a pass over the vocabulary finds in a row, and how the findings of ranks become one.
+"""Partial results of a pass over the vocabulary, and how those of several ranks are merged.
 
-A token is drawn in two stages, so that noise costs one number for `GROUP` ids: first a group of
-`GROUP` consecutive ids, by Gumbel-max over the groups' log-sum-exps, then an id of that group, by
-Gumbel-max over its logits. The product of the two probabilities is the softmax's (the maximum of
-Gumbel variables is Gumbel distributed around their log-sum-exp; Maddison et al., 2014).
+A token is drawn in two stages, so that only one random number is needed for `GROUP` ids: first a
+group of `GROUP` consecutive ids, by Gumbel-max over the groups' log-sum-exps, then an id of that
+group, by Gumbel-max over its logits. The product of the two probabilities is that of the softmax
+(the maximum of Gumbel variables is Gumbel distributed around their log-sum-exp; Maddison et al.,
+2014).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vllm_dllm.ops.statistics.head import Shard
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 
 GROUP = 64
-# Groups draw from the same keys as ids do. Their indices lie behind those of all ids.
+# Groups draw with the same keys as ids, so their indices must lie behind those of all ids.
 FIRST_GROUP_INDEX = 1 << 30
 
 
@@ -37,7 +38,7 @@ def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Gumbel noise ``[rows, groups]`` of the groups that begin at ``starts`` (int64 ``[groups]``).
 
-    A group's noise depends on its first id, so that no two groups share their noise, wherever a
+    A group's noise depends on its first id, so that no two groups have the same noise, wherever a
     rank's part of the vocabulary begins.
     """
     return gumbel(keys, FIRST_GROUP_INDEX + starts)
@@ -46,39 +47,60 @@ def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
 def draw_in_group(
     group: torch.Tensor, first: torch.Tensor, keys: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An id of each row's group, and its scaled logit; ``first`` is the groups' first id."""
+    """Draw an id from one group of each row.
+
+    Args:
+        group: float32 ``[rows, GROUP]``, scaled logits.
+        first: int64 ``[rows]``, the first ids of the groups.
+        keys: int64 ``[rows]``, see `noise.row_keys`.
+
+    Returns:
+        The drawn ids, int64 ``[rows]``, and their scaled logits, float32 ``[rows]``.
+    """
     ids = first[:, None] + torch.arange(GROUP, device=group.device)  # [rows, GROUP]
-    at = (group + gumbel(keys, ids)).argmax(-1)
-    return first + at, group.gather(1, at[:, None])[:, 0]
+    index = (group + gumbel(keys, ids)).argmax(-1)
+    return first + index, group.gather(1, index[:, None])[:, 0]
 
 
 @dataclass
 class LeadingGroup:
-    """The group that is ahead in each row: its score ``[rows]``, first id, and scaled logits."""
+    """The group with the highest score so far in each row.
+
+    Attributes:
+        score: float32 ``[rows]``.
+        first: int64 ``[rows]``, the first id of the group.
+        group: float32 ``[rows, GROUP]``, the scaled logits of the group.
+    """
 
     score: torch.Tensor
     first: torch.Tensor
     group: torch.Tensor
 
     def compete(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
-        """Let the groups of a tile compete, scores ``[rows, groups]``; ties stay with the old."""
-        score, at = scores.max(-1)
+        """Take over the best group of a tile where its score is higher than the present one.
+
+        Args:
+            scores: float32 ``[rows, groups]``.
+            groups: float32 ``[rows, groups, GROUP]``, scaled logits.
+            starts: int64 ``[groups]``, the first ids of the groups.
+        """
+        score, index = scores.max(-1)
         better = score > self.score
-        self.first = torch.where(better, starts[at], self.first)
-        self.group = torch.where(better[:, None], take_group(groups, at), self.group)
+        self.first = torch.where(better, starts[index], self.first)
+        self.group = torch.where(better[:, None], take_group(groups, index), self.group)
         self.score = torch.maximum(self.score, score)
 
 
 @dataclass(frozen=True)
 class SoftmaxPartials:
-    """What one rank's pass over its ids found; ``[rows]`` but for `soft`.
+    """The results of one rank's pass over its ids; ``[rows]`` each, except for `soft`.
 
     Attributes:
         best, token: the largest scaled logit that may be chosen, and its id.
-        origin: what sums are relative to: the largest scaled logit of all. It differs from
-            `best` only where an id takes part in the sums that may not be chosen.
+        origin: the largest scaled logit of all, which the sums are relative to. It differs from
+            `best` only where an id that may not be chosen takes part in the sums.
         drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit.
-        sum, weighted: of exp(scaled - origin), and of that times (scaled - origin).
+        sum, weighted: the sum of exp(scaled - origin), and of that times (scaled - origin).
         soft: ``[rows, hidden]``, the sum of exp(scaled - origin) times the embedding.
     """
 
@@ -93,14 +115,14 @@ class SoftmaxPartials:
     soft: torch.Tensor
 
     def merge_ranks(self, shard: Shard) -> SoftmaxPartials:
-        """The same over the ids of all ranks; only `soft` stays this rank's share."""
+        """The results over the ids of all ranks; only `soft` remains this rank's share."""
         numbers = torch.stack(
             [self.best, self.origin, self.drawn, self.scaled, self.sum, self.weighted]
         )
         ids = torch.stack([self.token, self.sample]).int().view(torch.float32)
-        of_ranks = shard.gather(torch.cat([numbers, ids]))  # [ranks, 8, rows]
-        best, origins, drawn, scaled, total, weighted = of_ranks[:, :6].unbind(1)
-        token, sample = of_ranks[:, 6:].contiguous().view(torch.int32).long().unbind(1)
+        gathered = shard.gather(torch.cat([numbers, ids]))  # [ranks, 8, rows]
+        best, origins, drawn, scaled, total, weighted = gathered[:, :6].unbind(1)
+        token, sample = gathered[:, 6:].contiguous().view(torch.int32).long().unbind(1)
         origin = origins.amax(0)
         share = torch.exp(origins - origin)  # [ranks, rows], 0 for a rank with nothing to add
         distance = torch.where(share > 0, origins - origin, 0.0)
@@ -118,7 +140,7 @@ class SoftmaxPartials:
         )
 
     def statistics(self, greedy: torch.Tensor) -> SampledStatistics:
-        """Statistics ``[rows]``; where `greedy` (bool ``[rows]``), the argmax is certain."""
+        """Statistics ``[rows]``; where `greedy` is true (bool ``[rows]``) the argmax is certain."""
         return SampledStatistics(
             token=self.token,
             probability=torch.where(greedy, 1.0, torch.exp(self.best - self.origin) / self.sum),

@@ -1,6 +1,6 @@
-"""Row statistics: what a decoding algorithm needs to know of one row of logits.
+"""Row statistics: what a decoding algorithm needs to know about one row of logits.
 
-This is the reference in plain PyTorch. A row is one canvas position; everything
+This is the reference in plain PyTorch. A row belongs to one canvas position. Everything
 is computed in float32, whatever the dtype of the logits.
 """
 
@@ -33,7 +33,7 @@ class RowStatistics:
         return type(self)(*(getattr(self, f.name).view(*shape) for f in fields(self)))
 
     def take(self: Statistics, index: torch.Tensor) -> Statistics:
-        """The statistics of some slots, int64 ``[n]``."""
+        """The statistics of the rows or slots in ``index``, int64 ``[n]``."""
         return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @classmethod
@@ -70,11 +70,11 @@ class SampledStatistics(RowStatistics):
     entropy: torch.Tensor
 
 
-def greedy_part(found: SampledStatistics, entropy: bool) -> RowStatistics:
-    """The fields that an algorithm for masks reads, with the entropy if it asks for it."""
+def greedy_part(statistics: SampledStatistics, entropy: bool) -> RowStatistics:
+    """The fields that algorithms for masked models read; `entropy` includes the entropies."""
     if entropy:
-        return EntropyStatistics(found.token, found.probability, found.entropy)
-    return RowStatistics(found.token, found.probability)
+        return EntropyStatistics(statistics.token, statistics.probability, statistics.entropy)
+    return RowStatistics(statistics.token, statistics.probability)
 
 
 def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) -> RowStatistics:
@@ -85,8 +85,8 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
     where a mask was read. Ties go to the lowest token id.
 
     Args:
-        logits: ``[rows, vocabulary]``, any floating dtype. A vocabulary of at least two, one of
-            them with a finite logit beside the forbidden one: else there is nothing to choose.
+        logits: ``[rows, vocabulary]``, any floating dtype. In each row a token other than the
+            forbidden one must have a finite logit.
         forbidden: token id that is never chosen.
         entropy: also compute entropies (`EntropyStatistics`).
 
@@ -94,8 +94,8 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
         Statistics of shape ``[rows]``.
     """
     probability = logits.softmax(dim=-1, dtype=torch.float32)  # [rows, vocabulary]
-    # Probabilities underflow to equal zeros where logits still differ, so the choice is made
-    # among logits; their one forbidden column is put back for the caller.
+    # Tokens are compared by their logits, because different logits may underflow to the same
+    # probability 0. The forbidden column is restored for the caller.
     column = logits[:, forbidden].clone()
     logits[:, forbidden] = -torch.inf
     token = logits.argmax(dim=-1)  # [rows]
@@ -106,9 +106,10 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
 def pure_row_statistics(
     logits: torch.Tensor, forbidden: int, entropy: bool = False
 ) -> RowStatistics:
-    """`row_statistics` without a write: for a compiler, which makes no copy of the rows either.
+    """`row_statistics` as a function without side effects, to be compiled.
 
-    Operators would copy them to leave the forbidden token out, and a compiler the rows it writes.
+    Compiled, it makes no copy of the logits; run as operators, it would copy them to leave out the
+    forbidden token. A compiled `row_statistics` would copy the logits because it writes to them.
     """
     probability = logits.softmax(dim=-1, dtype=torch.float32)
     allowed = torch.arange(logits.shape[1], device=logits.device) != forbidden
@@ -117,7 +118,7 @@ def pure_row_statistics(
 
 
 def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) -> RowStatistics:
-    """Of the chosen tokens, int64 ``[rows]``, and all probabilities ``[rows, vocabulary]``."""
+    """The statistics of chosen tokens (int64 ``[rows]``), given all probabilities of the rows."""
     top = probability.gather(1, token[:, None])[:, 0]
     if not entropy:
         return RowStatistics(token, top)
@@ -127,12 +128,12 @@ def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) ->
 def with_samples(
     greedy: RowStatistics, scaled: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor
 ) -> RowStatistics:
-    """Drawn tokens in place of the most likely ones, with a confidence for thresholds.
+    """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
 
     A drawn token's confidence is the smaller of the argmax' probability and its own weight
     relative to the argmax, ``exp((logit - largest) / temperature)``. So a token that is
-    as likely as the argmax is as sure, and sampling does not collapse into one token a step,
-    as it would with the (small) probability of the drawn token itself.
+    as likely as the argmax has the same confidence. With the (small) probability of the drawn
+    token itself, thresholds would let only one token a step pass.
 
     Args:
         greedy: statistics of shape ``[rows]``.
@@ -147,7 +148,14 @@ def with_samples(
 def with_drawn(
     greedy: RowStatistics, weight: torch.Tensor, sampled: torch.Tensor, drawn: torch.Tensor
 ) -> RowStatistics:
-    """The same, given the drawn tokens' weights relative to the argmax, float32 ``[rows]``."""
+    """`with_samples`, given the drawn tokens' weights relative to the argmax.
+
+    Args:
+        greedy: statistics of shape ``[rows]``.
+        weight: float32 ``[rows]``.
+        sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
+        drawn: int64 ``[rows]``.
+    """
     sure = torch.minimum(greedy.probability, weight)
     return replace(
         greedy,

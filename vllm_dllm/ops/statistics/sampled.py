@@ -1,6 +1,6 @@
-"""Row statistics with a sample, on whole rows of logits: the plain reference.
+"""Row statistics with a sample, from whole rows of logits: the plain reference.
 
-`tiled` computes the same without ever holding a row.
+`tiled` computes the same without ever holding a whole row.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 def sampled_statistics(
     logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
 ) -> tuple[SampledStatistics, torch.Tensor]:
-    """The reference: whole rows at once.
+    """Statistics and probabilities of the tempered distribution, from whole rows of logits.
 
     Args:
-        logits: ``[rows, vocabulary]``; -inf excludes a token, not all of a row may be.
+        logits: ``[rows, vocabulary]``; -inf excludes a token, but not all tokens of a row.
         temperature: float32 ``[rows]``, at least 0.
         keys: int64 ``[rows]``, see `noise.row_keys`.
 
@@ -58,7 +58,15 @@ def sampled_statistics(
 
 
 def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Ids drawn from ``softmax(scaled)``, int64 ``[rows]``; see `partials` for the two stages."""
+    """Draw ids from ``softmax(scaled)``, in the two stages that `partials` describes.
+
+    Args:
+        scaled: float32 ``[rows, vocabulary]``, logits divided by the temperature.
+        keys: int64 ``[rows]``, see `noise.row_keys`.
+
+    Returns:
+        Ids, int64 ``[rows]``.
+    """
     groups = grouped(scaled)
     score = groups.logsumexp(-1) + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
     chosen = score.argmax(-1)

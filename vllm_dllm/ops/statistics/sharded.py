@@ -17,23 +17,23 @@ COPIES = 3
 
 
 def partials_of_rank(logits: torch.Tensor, first: int, forbidden: int) -> SoftmaxPartials:
-    """What one rank finds among its own ids.
+    """The partials of one rank, over its own ids.
 
     Args:
-        logits: float32 ``[rows, ids]``, at least one id; left as they are.
+        logits: float32 ``[rows, ids]``, at least one id; not modified.
         first: the first of these ids.
         forbidden: token id, of this rank or not, that counts in the sums and is never chosen.
 
     Returns:
-        Findings of shape ``[rows]``. Nothing is drawn.
+        Partials of shape ``[rows]``. Nothing is drawn: the argmax stands for the drawn token.
     """
     ids = torch.arange(first, first + logits.shape[1], device=logits.device)
-    best, at = torch.where(ids != forbidden, logits, -torch.inf).max(-1)
+    best, index = torch.where(ids != forbidden, logits, -torch.inf).max(-1)
     origin = logits.amax(-1)
     base = torch.where(origin == -torch.inf, 0.0, origin)
     distance = (logits - base[:, None]).clamp_min_(FAR)
     weight = distance.exp()
-    token = at + first
+    token = index + first
     return SoftmaxPartials(
         best=best,
         token=token,
@@ -55,28 +55,28 @@ def sharded_statistics(
     budget: int,
     compile: bool = False,
 ) -> RowStatistics:
-    """What `row_statistics` computes from whole rows of logits.
+    """The statistics that `row_statistics` computes from whole rows of logits.
 
     Args:
         hidden: ``[rows, hidden]``, the same on all ranks.
-        head: with a `shard`.
+        head: a head that has a `shard`.
         forbidden: token id that takes part in the sums and is never chosen.
         entropy: also compute entropies (`EntropyStatistics`).
         budget: bytes that temporaries may take.
-        compile: use the kernel that PyTorch's compiler writes for a rank's part.
+        compile: compile `partials_of_rank`.
 
     Returns:
         Statistics of shape ``[rows]``, the same on all ranks.
     """
     assert head.shard is not None
-    # By the width with padding, because all ranks must exchange results equally often.
+    # All ranks must exchange partials equally often, so the width includes a rank's padding.
     rows = max(1, budget // (4 * COPIES * head.shard.width))
     parts = []
-    for part in hidden.split(rows):
-        found = _of_this_rank(part, head, forbidden, compile).merge_ranks(head.shard)
+    for chunk in hidden.split(rows):
+        partials = _of_this_rank(chunk, head, forbidden, compile).merge_ranks(head.shard)
         # Probabilities are the model's own, at temperature 1: no row counts as greedy.
-        never = torch.zeros_like(found.token, dtype=torch.bool)
-        parts.append(greedy_part(found.statistics(never), entropy))
+        greedy = torch.zeros_like(partials.token, dtype=torch.bool)
+        parts.append(greedy_part(partials.statistics(greedy), entropy))
     return type(parts[0]).join(parts)
 
 
@@ -84,10 +84,10 @@ def without(head: Head, forbidden: int) -> Head:
     """The same head with a token that is never chosen nor drawn."""
 
     def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        found = head.logits(hidden, first, end)
+        values = head.logits(hidden, first, end)
         if first <= forbidden < end:
-            found[:, forbidden - first] = -torch.inf
-        return found
+            values[:, forbidden - first] = -torch.inf
+        return values
 
     return replace(head, logits=logits)
 
@@ -95,14 +95,15 @@ def without(head: Head, forbidden: int) -> Head:
 def _of_this_rank(
     hidden: torch.Tensor, head: Head, forbidden: int, compile: bool
 ) -> SoftmaxPartials:
+    """The partials of this rank for hidden states ``[rows, hidden]``."""
     own = head.ids
     if not len(own):
-        return _nothing(hidden)
-    find = compiled(partials_of_rank) if compile else partials_of_rank
-    return find(head.logits(hidden, own.start, own.stop), own.start, forbidden)
+        return _partials_without_ids(hidden)
+    function = compiled(partials_of_rank) if compile else partials_of_rank
+    return function(head.logits(hidden, own.start, own.stop), own.start, forbidden)
 
 
-def _nothing(hidden: torch.Tensor) -> SoftmaxPartials:
+def _partials_without_ids(hidden: torch.Tensor) -> SoftmaxPartials:
     """The partials of a rank that has only padding."""
     rows = len(hidden)
     none = torch.full((rows,), -torch.inf, device=hidden.device)

@@ -1,9 +1,9 @@
-"""The statistics of `sampled`, and the soft embedding, over tiles of the vocabulary.
+"""The statistics of `sampled`, and the soft embedding, computed over tiles of the vocabulary.
 
-One pass over tiles that exist one at a time: running maxima, a running sum of exponentials
-and a running sum of embeddings that are rescaled whenever the maximum grows (online softmax;
-Milakov and Gimelshein, 2018). Peak memory is a tile's, whatever the vocabulary. With a head that
-is spread over ranks each rank passes over its own ids, and only the results meet.
+One pass computes one tile after the other. It keeps running maxima, a running sum of exponentials
+and a running sum of embeddings, which are rescaled whenever the maximum grows (online softmax;
+Milakov and Gimelshein, 2018). Peak memory is that of one tile, whatever the vocabulary. With a head
+that is spread over ranks each rank passes over its own ids, and ranks exchange results only.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ Result = tuple[SampledStatistics, torch.Tensor | None]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Float32 values of a tile's size that are alive together in one pass (scaled logits, their
-# distance to the maximum, weights, and a temporary).
+# How many float32 tensors of a tile's size are alive together in one pass: scaled logits, their
+# distance to the maximum, weights, and a temporary.
 TILE_COPIES = 4
 MAX_ROWS = 2048
-# Weights below exp(FAR) count as that: 0 against a row's sum (at least 1), and still a normal
-# float32; denormal ones make a CPU many times slower.
+# Weights below exp(FAR) are raised to it. It is negligible against a row's sum (at least 1), and
+# still a normal float32: denormal numbers make a CPU many times slower.
 FAR = -87.0
 
 
 def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
-    """(rows, ids) that may be in flight together within `budget` bytes of float32 temporaries.
+    """The tile (rows, ids) whose float32 temporaries take at most `budget` bytes.
 
-    Ids are whole groups, or all of them; a budget below one group is exceeded by as much.
+    The ids are whole groups, or the whole vocabulary. A tile has at least one group, even where
+    that exceeds the budget.
     """
     rows = max(1, min(rows, MAX_ROWS))
     groups = max(1, budget // tile_bytes(rows, GROUP))
@@ -51,20 +52,21 @@ def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
 
 
 def tile_bytes(rows: int, ids: int) -> int:
-    """The budget for which `tile_shape` gives tiles of so many rows and ids."""
+    """Bytes of float32 temporaries of a tile; with this budget `tile_shape` returns this tile."""
     return 4 * TILE_COPIES * rows * GROUP * -(-ids // GROUP)
 
 
 def example_budgets(rows: int, batches: Sequence[int], head: Head, budget: int) -> list[int]:
-    """For each of `batches`, the budget with which `rows` rows take tiles as wide as its own.
+    """The budgets with which an example is computed in tiles as wide as those of real batches.
 
-    One for each even where they are the same: ranks with fewer ids must meet the others as often.
+    There is one budget for each of `batches`, even where budgets are equal, because ranks with
+    fewer ids must exchange results as often as the others.
 
     Args:
-        rows: of the example.
-        batches: numbers of rows that `budget` is for.
-        head: the head; a rank sees its own ids.
-        budget: bytes that temporaries may take.
+        rows: number of rows of the example.
+        batches: numbers of rows of real batches.
+        head: the head; a rank counts its own ids.
+        budget: bytes that the temporaries of a real batch may take.
     """
     widths = [tile_shape(batch, len(head.ids), budget)[1] for batch in batches]
     return [tile_bytes(rows, width) for width in widths]
@@ -78,7 +80,7 @@ def tiled_statistics(
     budget: int,
     compile: bool = False,
 ) -> Result:
-    """What `sampled_statistics` computes, without ever holding a row of logits.
+    """The statistics of `sampled_statistics`, computed without ever holding a row of logits.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row.
@@ -86,8 +88,7 @@ def tiled_statistics(
         temperature: float32 ``[rows]``, at least 0.
         keys: int64 ``[rows]`` or any shape with as many elements, see `keyed.row_keys`.
         budget: bytes that temporaries may take.
-        compile: compute tiles by kernels that PyTorch's compiler writes. Results differ by the
-            rounding of floats.
+        compile: compile the computation of a tile. Results may then be rounded differently.
 
     Returns:
         The same on all ranks: statistics of the shape of `keys`, and ``distribution @ embedding``
@@ -98,11 +99,12 @@ def tiled_statistics(
     at_once, ids = tile_shape(len(hidden), own, budget)
     rows = (hidden, temperature, flat)
     parts = []
-    for some, warmth, drawn in zip(*(tensor.split(at_once) for tensor in rows), strict=True):
-        parts.append(_of_rows(some, warmth, drawn, head, ids, compile))
+    chunks = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
+    for hidden_rows, temperatures, row_keys in chunks:
+        parts.append(_of_rows(hidden_rows, temperatures, row_keys, head, ids, compile))
     statistics = parts[0][0]
     if len(parts) > 1:
-        statistics = SampledStatistics.join([found for found, _ in parts])
+        statistics = SampledStatistics.join([part for part, _ in parts])
     if keys.ndim > 1:
         shaped = map(methodcaller("view", keys.shape), vars(statistics).values())
         statistics = SampledStatistics(*shaped)
@@ -119,7 +121,7 @@ def _of_rows(
     ids: int,
     compile: bool,
 ) -> Result:
-    """The result for rows that are in flight together, in tiles of ``ids`` ids."""
+    """The result for rows that are computed together, in tiles of ``ids`` ids."""
     if head.shard is None and ids == head.vocabulary:
         only_tile = _compilable(_only_tile, compile)
         return only_tile(head, head.logits(hidden, 0, ids), temperature, keys)
@@ -129,7 +131,7 @@ def _of_rows(
         starts = torch.arange(first, end, GROUP, device=keys.device)
         # A narrower last tile is not worth a graph of its own.
         fold = _compilable(_fold, compile and end - first == ids)
-        # The weights get no name, or they would stay alive beside the next tile.
+        # The weights are not assigned to a name, which would keep them alive during the next tile.
         running.embed(fold(running, head.logits(hidden, first, end), starts), head.part(first, end))
     return running.result(head)
 
@@ -139,9 +141,9 @@ def _compilable(function: Function, compile: bool) -> Function:
 
 
 def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """A tile of several; what the compiler sees of it.
+    """Fold one tile of several into the running state; this function may be compiled.
 
-    The soft embedding is left to the caller: it is a product of matrices, and would be copied.
+    The caller adds the soft embedding, a product of matrices that the compiler would copy.
     """
     return running.add(logits, starts)
 
@@ -149,7 +151,7 @@ def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torc
 def _only_tile(
     head: Head, logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
 ) -> Result:
-    """A tile of all ids, from logits to results; what the compiler sees of it."""
+    """The result from a single tile of all ids; this function may be compiled."""
     running = _Running(temperature, keys, head)
     starts = torch.arange(0, logits.shape[1], GROUP, device=keys.device)
     weight = running.add(logits, starts)
@@ -158,7 +160,7 @@ def _only_tile(
 
 
 def _no_group(rows: int, device: torch.device) -> LeadingGroup:
-    """What is ahead before the first tile."""
+    """The leading groups before the first tile: no group yet, with score -inf."""
     return LeadingGroup(
         torch.full((rows,), -torch.inf, device=device),
         torch.zeros(rows, dtype=torch.int64, device=device),
@@ -182,11 +184,15 @@ class _Running:
         self.soft = torch.zeros((rows, width), device=device)
 
     def add(self, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Fold a tile in, its logits ``[rows, ids]``; returns the ids' weights, of whole groups."""
+        """Fold in a tile of logits ``[rows, ids]``, which is overwritten.
+
+        `starts` int64 ``[groups]`` are the first ids of the tile's groups. Returns the weights of
+        the ids, ``[rows, groups * GROUP]``.
+        """
         before = self.likeliest.score
         groups = grouped(logits.div_(self.divisor))
         self.likeliest.compete(groups.amax(-1), groups, starts)
-        # Sums are relative to the running maximum; a row that saw only -inf has none yet.
+        # Sums are relative to the running maximum, or to 0 in a row that has only had -inf so far.
         origin = torch.where(self.likeliest.score == -torch.inf, 0.0, self.likeliest.score)
         distance = (groups - origin[:, None, None]).clamp_min_(FAR)
         weight = distance.exp()  # [rows, groups, GROUP]
@@ -211,25 +217,25 @@ class _Running:
         self.sum = self.sum * self.shrink + mass
 
     def embed(self, weight: torch.Tensor, embedding: torch.Tensor | None) -> None:
-        """Add what `add` returned, times those rows of the embedding."""
+        """Add the weights that `add` has returned, times the embedding of the tile's ids."""
         if embedding is not None:
             self.soft.mul_(self.shrink[:, None])
             self.soft.addmm_(weight[:, : len(embedding)], embedding.float())
 
     def result(self, head: Head) -> Result:
         """Statistics and soft embedding of all ids, those of other ranks included."""
-        greedy, found = self.greedy, self._partials()
+        greedy, partials = self.greedy, self._partials()
         if head.shard is not None:
-            found = found.merge_ranks(head.shard)
-        statistics = found.statistics(greedy)
+            partials = partials.merge_ranks(head.shard)
+        statistics = partials.statistics(greedy)
         if head.embedding is None:
             return statistics, None
-        average = found.soft / found.sum[:, None]
+        average = partials.soft / partials.sum[:, None]
         if head.shard is None:
             return statistics, torch.where(
-                greedy[:, None], head.embedding[found.token].float(), average
+                greedy[:, None], head.embedding[partials.token].float(), average
             )
-        soft = torch.where(greedy[:, None], head.embed(found.token), average)
+        soft = torch.where(greedy[:, None], head.embed(partials.token), average)
         return statistics, head.shard.sum(soft)
 
     def _partials(self) -> SoftmaxPartials:

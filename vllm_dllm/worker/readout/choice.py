@@ -1,4 +1,4 @@
-"""Which readout an engine has: chosen once, when it starts."""
+"""The choice of an engine's readout, made once when the engine starts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadoutSettings:
-    """What the choice depends on.
+    """What the choice of a readout depends on.
 
     Attributes:
         triton: compute statistics with this package's Triton kernels.
-        compile: compile what follows the model, because vLLM compiles the model.
-        ranks: over which the head is spread.
+        compile: compile what runs after the model, because vLLM compiles the model too.
+        ranks: number of ranks that the head is spread over.
     """
 
     triton: bool
@@ -40,7 +40,7 @@ class ReadoutSettings:
 
 
 def compiles(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM compiles the model to kernels; what follows the model is compiled if it does."""
+    """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled, too."""
     compilation = vllm_config.compilation_config
     return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
 
@@ -48,7 +48,7 @@ def compiles(vllm_config: VllmConfig) -> bool:
 def masked_readout(
     model: Any, slots: SlotState, reports: LogprobReports, settings: ReadoutSettings
 ) -> Readout:
-    """The readout of a masked model; `model` has the members of `MaskedCanvasModel`."""
+    """The readout of a masked model. `model` has the members of `MaskedCanvasModel`."""
     common = slots, reports, settings.compile
     if not model.has_head:  # an earlier pipeline stage, which never reads
         return DenseReadout(model.head, *common)
@@ -64,7 +64,7 @@ def masked_readout(
 def noise_readout(
     model: Any, slots: SlotState, reports: LogprobReports, settings: ReadoutSettings
 ) -> Readout:
-    """The readout of a model of uniform noise, which has a `tiled_head`."""
+    """The readout of a model of uniform noise. `model` has a method `tiled_head`."""
     if settings.triton:
         from vllm_dllm.worker.readout.triton import TritonTiledReadout
 

@@ -1,4 +1,4 @@
-"""What is asked of a readout, and what it answers."""
+"""The interface of readouts: what a step asks for, and what a readout returns."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.worker.slots import SlotState
 
-# Bytes of float32 temporaries that a step may hold between hidden states and statistics: for whole
+# How many bytes the float32 temporaries between hidden states and statistics may take: for whole
 # rows of logits, and for tiles of them.
 HEAD_BYTES = 256 << 20
 TILE_BYTES = 32 << 20
-# Rows of the examples that functions are compiled with ahead of time. The compiled functions take
-# any other number, too; the compiler lays out its loops for a few canvases.
+# Number of rows of the examples with which functions are compiled ahead of time: those of a few
+# canvases, for which the compiler lays out its loops. Compiled functions take any number of rows.
 EXAMPLE_ROWS = 128
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """The canvases of a batch, and what their algorithms and requests need of the model's output.
+    """The canvases of a batch, and what must be read for them from the model's output.
 
     Attributes:
-        slots: int64 ``[n]``, on the device.
-        on_host: the same for numpy.
-        width: positions of the canvases that exist, int64 ``[n]``, or L for all.
-        temperature: float32 ``[n]``, of this step; 0 is greedy.
-        draws: whether a request of the batch draws, on the host.
-        needs_rows: whether a request of the batch has biases, filters or logprobs, on the host.
-        adjust: ids int64 ``[n, L]`` and what to add to their logits, or None.
+        slots: int64 ``[n]``, the slots of the batch, on the device.
+        on_host: the same slots as a numpy array.
+        width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+        temperature: float32 ``[n]``, the temperatures of this step; 0 is greedy.
+        draws: whether any request of the batch draws.
+        needs_rows: whether any request of the batch has biases, filters or logprobs.
+        adjust: ids int64 ``[n, L]`` and what to add to their logits (float32 ``[n, L]``), or None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
         entropy: whether entropies are needed.
-        window: what constraints see of the ``n`` canvases; None where no request has a constraint.
+        window: the canvases as constraints see them; None where no request has a constraint.
     """
 
     slots: torch.Tensor
@@ -52,33 +52,33 @@ class ReadRequest:
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
-        some = slice(first, end)
+        rows = slice(first, end)
         return ReadRequest(
-            self.slots[some],
-            self.on_host[some],
-            self.width if isinstance(self.width, int) else self.width[some],
-            self.temperature[some],
+            self.slots[rows],
+            self.on_host[rows],
+            self.width if isinstance(self.width, int) else self.width[rows],
+            self.temperature[rows],
             self.draws,
             self.needs_rows,
-            None if self.adjust is None else (self.adjust[0][some], self.adjust[1][some]),
-            None if self.ask is None else self.ask[some],
+            None if self.adjust is None else (self.adjust[0][rows], self.adjust[1][rows]),
+            None if self.ask is None else self.ask[rows],
             self.entropy,
-            None if self.window is None else self.window.part(some),
+            None if self.window is None else self.window.part(rows),
         )
 
 
 @dataclass
 class Readings:
-    """What one forward pass says about the canvases of some slots.
+    """What a readout has computed from the hidden states of a batch of canvases.
 
     Attributes:
         statistics: row statistics ``[n, L]``.
-        noise: int64 ``[n, L]``, uniform random tokens, or None where none are needed.
-        next_canvas: int64 ``[n, L]``, uniform random tokens that the canvases behind these begin
-            with, where these are L wide; else None.
+        noise: int64 ``[n, L]``, uniform random tokens; None for a masked model.
+        next_canvas: int64 ``[n, L]``, uniform random tokens with which the canvases behind these
+            begin; None for a masked model, or where not all canvases are L wide.
         soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale, or None.
-        log_probabilities: float32 ``[n, L, K]``, of the ids that were asked for, or None.
-        path: the paths of constrained canvases, or None where no request has a constraint.
+        log_probabilities: float32 ``[n, L, K]``, those of the ids in `ReadRequest.ask`, or None.
+        path: the paths of constrained canvases; None where no request has a constraint.
     """
 
     statistics: RowStatistics
@@ -90,18 +90,24 @@ class Readings:
 
 
 class Readout(Protocol):
-    """A way from hidden states to `Readings`, chosen once when the engine starts."""
+    """Computes `Readings` from hidden states; an engine has one, chosen when it starts."""
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
-        """`Readings` of hidden states ``[n * L, hidden]``."""
+        """The readings of a batch, from its hidden states ``[n * L, hidden]``."""
         ...
 
     def warm_up(self, hidden: torch.Tensor) -> None:
-        """Call what a step calls, on `EXAMPLE_ROWS` hidden states; all ranks do so together."""
+        """Call every compiled function of a step once, to compile it before the first request.
+
+        All ranks call this together.
+
+        Args:
+            hidden: example hidden states, ``[EXAMPLE_ROWS, hidden]``.
+        """
         ...
 
 
 def batch_extremes(state: SlotState) -> tuple[int, int]:
-    """Rows of the smallest and of the largest batch of canvases."""
+    """Number of rows of the smallest and of the largest possible batch of canvases."""
     slots, length = state.tokens.shape
     return length, slots * length

@@ -1,4 +1,4 @@
-"""Readout of a masked model from whole rows of logits, as many at a time as fit into memory."""
+"""Readout of a masked model from whole rows of logits, computed in parts that fit into memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from vllm_dllm.worker.token_choice import MaskedChoice
 class DenseReadout:
     """See `Readout`. The mask token is never chosen.
 
-    Subclasses have ways from hidden states to statistics that make no logits; they are taken
-    where no request of the batch needs a row for more than a choice or a draw.
+    Subclasses compute statistics without logits where they can. Batches in which a request needs
+    whole rows of logits for more than a choice or a draw take the logits here.
 
     Attributes:
-        head: hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``.
-        statistics: as `row_statistics`.
-        keys: as `candidate_keys`.
+        head: computes logits ``[rows, vocabulary]`` from hidden states ``[rows, hidden]``.
+        canvases: how many canvases are computed at a time.
+        statistics: a function like `row_statistics`.
+        keys: `candidate_keys`, compiled or not.
+        draw: `sampled.draw`, compiled or not.
     """
 
     def __init__(
@@ -60,12 +62,12 @@ class DenseReadout:
         if request.needs_rows or needs != (None, None, None):
             return self._from_logits(hidden, request)
         if request.draws:
-            found = self._drawn(hidden, request)
+            statistics = self._drawn(hidden, request)
         else:
-            found = self._likeliest(hidden, request.entropy)
-        if found is None:
+            statistics = self._likeliest(hidden, request.entropy)
+        if statistics is None:
             return self._from_logits(hidden, request)
-        return Readings(found.view(-1, self.slots.length))
+        return Readings(statistics.view(-1, self.slots.length))
 
     def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
@@ -73,39 +75,40 @@ class DenseReadout:
         if len(hidden) <= at_once:
             return self.statistics(self.head(hidden), self.mask_token, entropy)
         parts = [
-            self.statistics(self.head(some), self.mask_token, entropy)
-            for some in hidden.split(at_once)
+            self.statistics(self.head(rows), self.mask_token, entropy)
+            for rows in hidden.split(at_once)
         ]
         return type(parts[0]).join(parts)
 
     def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics | None:
-        """The same with drawn tokens, see `with_samples`; None where that takes logits."""
+        """Statistics ``[rows]`` with drawn tokens (see `with_samples`); None if it takes logits."""
         return None
 
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        """The readings by way of whole rows of logits, some canvases at a time."""
         length, count = self.slots.length, len(request.slots)
         path = None if request.window is None else ConstrainedPath.empty(request.window)
         statistics, asked = [], []
         for first in range(0, count, self.canvases):
             end = min(first + self.canvases, count)
-            some = request.part(first, end)
+            part = request.part(first, end)
             logits = self.head(hidden[first * length : end * length])
-            keys = self.keys_of(some.slots).view(-1, length) if request.draws else None
-            part = None if path is None else path.part(slice(first, end))
-            statistics.append(self.pipeline.read(logits, some, keys, part).statistics)
-            if some.ask is not None:
-                ids = some.ask.flatten(0, 1)  # [rows, K]
+            keys = self.keys_of(part.slots).view(-1, length) if request.draws else None
+            own_path = None if path is None else path.part(slice(first, end))
+            statistics.append(self.pipeline.read(logits, part, keys, own_path).statistics)
+            if part.ask is not None:
+                ids = part.ask.flatten(0, 1)  # [rows, K]
                 total = logits.float().logsumexp(-1, keepdim=True)
                 asked.append(logits.gather(1, ids).float() - total)
-        found = type(statistics[0]).join(statistics).view(-1, length)
+        joined = type(statistics[0]).join(statistics).view(-1, length)
         log_p = torch.cat(asked).view(count, length, -1) if asked else None
-        return Readings(found, log_probabilities=log_p, path=path)
+        return Readings(joined, log_probabilities=log_p, path=path)
 
     def keys_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """What the positions of ``slots`` (int64 ``[n]``) draw with, int64 ``[n * L]``."""
+        """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n * L]``."""
         state = self.slots
-        of = (state.seed, state.start, state.step)
-        return self.keys(Counters.of_canvases(of, slots, state.length))
+        counters = (state.seed, state.start, state.step)
+        return self.keys(Counters.of_canvases(counters, slots, state.length))
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
@@ -113,6 +116,6 @@ class DenseReadout:
         for entropy in (False, True):
             self.statistics(logits, self.mask_token, entropy)
         self.keys_of(torch.tensor([0], device=hidden.device))
-        # In a tensor of their own, as in a step: a head may give a part of a wider one.
+        # Contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         self.draw(scaled, torch.arange(len(hidden), device=hidden.device))

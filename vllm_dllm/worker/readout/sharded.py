@@ -1,4 +1,4 @@
-"""Readout of a masked model whose head is spread over ranks: they exchange statistics."""
+"""Readout of a masked model whose head is spread over ranks, which exchange statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vllm_dllm.worker.slots import SlotState
 
 
 class ShardedReadout(DenseReadout):
-    """See `Readout`. Logits cross ranks only for requests that need whole rows."""
+    """See `Readout`. Ranks exchange logits only for requests that need whole rows of them."""
 
     def __init__(
         self,
@@ -42,12 +42,15 @@ class ShardedReadout(DenseReadout):
         )
 
     def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics:
-        """The same with drawn tokens; a second pass over the head costs less than its logits."""
+        """Statistics ``[rows]`` with drawn tokens.
+
+        They take a second pass over the head, which costs less than to exchange logits.
+        """
         greedy = self._likeliest(hidden, request.entropy)
         temperature = request.temperature.repeat_interleave(self.slots.length)
-        found = self._sampled(hidden, temperature, self.keys_of(request.slots), TILE_BYTES)
-        weight = found.sample_probability / found.probability
-        return with_drawn(greedy, weight, temperature > 0, found.sample)
+        sampled = self._sampled(hidden, temperature, self.keys_of(request.slots), TILE_BYTES)
+        weight = sampled.sample_probability / sampled.probability
+        return with_drawn(greedy, weight, temperature > 0, sampled.sample)
 
     def _sampled(
         self, hidden: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, budget: int

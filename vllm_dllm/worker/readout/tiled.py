@@ -25,13 +25,13 @@ _FIELDS = tuple(f.name for f in fields(SampledStatistics))
 
 
 class TiledReadout:
-    """See `Readout`. Logits never exist for a whole batch.
+    """See `Readout`. The logits of a whole batch never exist together.
 
     Requests that need whole rows take a second pass over the head, one canvas at a time.
 
     Attributes:
-        statistics: as `tiled_statistics`.
-        noise: as `step_noise`.
+        statistics: a function like `tiled_statistics`.
+        noise: `step_noise`, compiled or not.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class TiledReadout:
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""
         state, length, count = self.slots, self.slots.length, len(request.slots)
-        of = (state.seed, state.start, state.step)
-        counters = Counters.of_canvases(of, request.slots, length)
+        counted = (state.seed, state.start, state.step)
+        counters = Counters.of_canvases(counted, request.slots, length)
         drawn = self.noise(counters, self.head.vocabulary)
         keys = drawn.keys.view(count, length)
         temperature = request.temperature.repeat_interleave(length)
@@ -67,7 +67,7 @@ class TiledReadout:
     def _read_whole_rows(
         self, readings: Readings, hidden: torch.Tensor, request: ReadRequest, keys: torch.Tensor
     ) -> None:
-        """Overwrite what the tiled pass found for canvases that need whole rows."""
+        """Overwrite the readings of canvases that need whole rows of logits."""
         state, length = self.slots, self.slots.length
         if request.window is not None:
             readings.path = ConstrainedPath.empty(request.window)
@@ -76,9 +76,9 @@ class TiledReadout:
         needs = state.needs_rows[request.on_host] | state.constraints.constrained(request.on_host)
         for index in np.flatnonzero(needs).tolist():
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
-            one = request.part(index, index + 1)
+            own_request = request.part(index, index + 1)
             path = None if readings.path is None else readings.path.part(slice(index, index + 1))
-            chosen = self.pipeline.read(logits, one, keys[index : index + 1], path)
+            chosen = self.pipeline.read(logits, own_request, keys[index : index + 1], path)
             assert isinstance(chosen, NoiseRows)
             for name in _FIELDS:
                 getattr(readings.statistics, name)[index] = getattr(chosen.statistics, name)
@@ -87,9 +87,9 @@ class TiledReadout:
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
         state, device, rows = self.slots, hidden.device, len(hidden)
-        of = (state.seed, state.start, state.step)
-        first = Counters.of_canvases(of, torch.tensor([0], device=device), state.length)
-        self.noise(first, self.head.vocabulary)
+        counted = (state.seed, state.start, state.step)
+        counters = Counters.of_canvases(counted, torch.tensor([0], device=device), state.length)
+        self.noise(counters, self.head.vocabulary)
         temperature, keys = torch.zeros(rows, device=device), torch.arange(rows, device=device)
         for budget in example_budgets(rows, batch_extremes(state), self.head, TILE_BYTES):
             self.statistics(hidden, self.head, temperature, keys, budget)

@@ -20,7 +20,10 @@ from vllm_dllm.worker.slots import SlotState
 
 
 class TritonDenseReadout(DenseReadout):
-    """See `Readout`; of a masked model: one pass over logits, or over the head without any."""
+    """See `Readout`; for a masked model.
+
+    Statistics take one pass over logits, or one over the head that computes no logits.
+    """
 
     def __init__(
         self,
@@ -42,19 +45,19 @@ class TritonDenseReadout(DenseReadout):
 
     def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
-        found = head_statistics(hidden, self.tiles, forbidden=self.mask_token)
+        partials = head_statistics(hidden, self.tiles, forbidden=self.mask_token)
         if self.tiles.shard is not None:
-            found = found.merge_ranks(self.tiles.shard)
-        return greedy_part(measured(found, self.greedy), entropy)
+            partials = partials.merge_ranks(self.tiles.shard)
+        return greedy_part(measured(partials, self.greedy), entropy)
 
 
 def rows_by_kernel(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-    """As `row_statistics`."""
+    """`row_statistics` by a Triton kernel."""
     return greedy_part(measured_statistics(logits, forbidden=forbidden), entropy)
 
 
 class TritonTiledReadout(TiledReadout):
-    """See `Readout`; of a model of uniform noise."""
+    """See `Readout`; for a model of uniform noise."""
 
     def __init__(
         self, head: Head, slots: SlotState, reports: LogprobReports, compile: bool = False
@@ -66,6 +69,6 @@ class TritonTiledReadout(TiledReadout):
 def tiles_by_kernel(
     hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor, budget: int
 ) -> Result:
-    """As `tiled_statistics`."""
-    found, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget)
-    return found.view(*keys.shape), soft
+    """`tiled_statistics` by Triton kernels."""
+    statistics, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget)
+    return statistics.view(*keys.shape), soft
