@@ -33,6 +33,8 @@ class Family(ABC):
             the prompt.
         commits_in_place: a denoise pass over a final canvas is as good as a commit, because the
             model reads both with the same mask and the same input.
+        self_conditioned: every running request keeps the last prediction of its canvas, so that
+            the default of ``max_num_seqs`` depends on the device's memory.
     """
 
     architecture: ClassVar[str]
@@ -41,6 +43,7 @@ class Family(ABC):
     algorithm: ClassVar[str]
     aligned: ClassVar[bool]
     commits_in_place: ClassVar[bool]
+    self_conditioned: ClassVar[bool] = False
 
     @property
     def left_to_vllm(self) -> bool:

@@ -83,13 +83,16 @@ def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
     return seats
 
 
-def set_defaults(args: Any, model_config: ModelConfig, given: tuple[bool, bool]) -> None:
+def set_defaults(
+    args: Any, model_config: ModelConfig, given: tuple[bool, bool], self_conditioned: bool
+) -> None:
     """Adjust vLLM's *defaults* in its engine arguments so that canvases fit.
 
     Args:
         args: vLLM's ``EngineArgs``, with its defaults filled in.
         model_config: the configuration of one of this package's models.
         given: whether the user gave ``max_num_seqs``, and whether ``max_num_batched_tokens``.
+        self_conditioned: see `Family.self_conditioned`.
 
     Raises:
         SettingsError: the canvas length is out of range.
@@ -97,7 +100,7 @@ def set_defaults(args: Any, model_config: ModelConfig, given: tuple[bool, bool])
     chosen = (args.diffusion_config or {}).get("canvas_length")
     length = chosen or model_config.hf_config.canvas_length
     LENGTH.check("canvas_length", length)
-    if not given[0] and hasattr(model_config.hf_config, "text_config"):
+    if not given[0] and self_conditioned:
         args.max_num_seqs = choose_seats(model_config, length, args.max_num_seqs)
     needed = args.max_num_seqs * length
     if not given[1] and needed > args.max_num_batched_tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vllm_dllm.families.registry import families
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -34,7 +35,8 @@ def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
         if ours:
             from vllm_dllm.vllm_patches import shutdown
 
-            set_defaults(self, model_config, is_given)
+            family = families()[model_config.architecture]
+            set_defaults(self, model_config, is_given, family.self_conditioned)
             # The parent of several API servers makes no front end: here it learns of its model.
             shutdown.apply_to_parent_of_api_servers()
 

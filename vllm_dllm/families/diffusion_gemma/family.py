@@ -35,6 +35,7 @@ class DiffusionGemma(Family):
     algorithm: ClassVar[str] = "EntropyBound"
     aligned: ClassVar[bool] = False
     commits_in_place: ClassVar[bool] = False
+    self_conditioned: ClassVar[bool] = True
 
     @property
     def left_to_vllm(self) -> bool:
