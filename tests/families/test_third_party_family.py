@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import answers_of_child
-from tests.families.reference_block_qwen2 import BLOCK, Answer, Reference, random_checkpoint
+from tests.support.engine import answers_of_child
+from tests.support.reference_block_qwen2 import BLOCK, Answer, Reference, random_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tests" / "packages" / "block_qwen2"

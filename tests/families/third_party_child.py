@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engine.harness import count_calls, engine, greedy
-from tests.families.reference_block_qwen2 import BLOCK
+from tests.support.engine import count_calls, engine, greedy
+from tests.support.reference_block_qwen2 import BLOCK
 
 
 def answers(model: Path, requests: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,9 @@ def set_defaults(
         SettingsError: the canvas length is out of range.
     """
     chosen = (args.diffusion_config or {}).get("canvas_length")
-    length = chosen or model_config.hf_config.canvas_length
+    length = chosen or getattr(model_config.hf_config, "canvas_length", None)
+    if length is None:
+        return  # the family's `configure` names what is missing
     LENGTH.check("canvas_length", length)
     if not given[0] and self_conditioned:
         args.max_num_seqs = choose_seats(model_config, length, args.max_num_seqs)

@@ -14,7 +14,6 @@ from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import served_of, settings_of
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
-from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import warn_of_unread_names
 from vllm_dllm.worker.fused_commit import fuses
@@ -72,10 +71,10 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
 
 
 def block_length(vllm_config: VllmConfig) -> int:
-    """L: ``--diffusion-config``, else the checkpoint's, else the default.
+    """L: what ``--diffusion-config`` says, else what the checkpoint says.
 
     Raises:
-        SettingsError: the checkpoint states two lengths.
+        SettingsError: the checkpoint states no length, or two, or one out of range.
     """
     if vllm_config.diffusion_config is not None and vllm_config.diffusion_config.canvas_length:
         return vllm_config.diffusion_config.canvas_length
@@ -86,7 +85,13 @@ def block_length(vllm_config: VllmConfig) -> int:
             f"config.json: block_length={stated} contradicts canvas_length={canvas}; give one, or "
             "both the same"
         )
-    length = canvas or stated or DEFAULT_BLOCK_LENGTH
+    length = canvas if stated is None else stated
+    if length is None:
+        raise SettingsError(
+            f"config.json of {vllm_config.model_config.model} has no 'canvas_length'; pass "
+            "--diffusion-config '{\"canvas_length\": L}' with the block length that it was "
+            "trained with"
+        )
     LENGTH.check("config.json: canvas_length", length)
     return length
 
