@@ -58,8 +58,8 @@ class DenseReadout:
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""
-        needs = (request.adjust, request.ask, request.window)
-        if request.needs_rows or needs != (None, None, None):
+        adjusts, asks = request.adjust is not None, request.ask is not None
+        if request.needs_rows or request.window is not None or adjusts or asks:
             return self._from_logits(hidden, request)
         if request.draws:
             statistics = self._drawn(hidden, request)
