@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engine
 PACKAGE = str(Path(vllm_dllm.__file__).parent)
 STAND_INS = str(Path(PACKAGE) / "cpu")
 # Reads a tensor that vLLM keeps on the host.
-ON_HOST = {"Batch.furthest"}
+ON_HOST = {"AttentionBatch.max_seq_len"}
 # Methods of a tensor that need its values, or its copy, on the host.
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
 # Operators whose result's shape depends on values: the device must be waited for.
