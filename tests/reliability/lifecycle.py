@@ -50,7 +50,7 @@ class World:
 
     @property
     def fused(self) -> bool:
-        return bool(self.running.runner.model_state.family.policy.fused)
+        return bool(self.running.runner.model_state.policy.fused)
 
     @classmethod
     def make(cls, family: Family, running: Engine, asynchronous: bool) -> World:

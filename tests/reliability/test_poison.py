@@ -80,7 +80,7 @@ class Poisoned:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("steps", [1, 4, 6], ids=["first step", "commit", "second canvas"])
 def test_ended_alone(running: Engine, value: float, steps: int) -> None:
-    fused = running.runner.model_state.family.policy.fused
+    fused = running.runner.model_state.policy.fused
     wanted = ask(running, PROMPTS)
     with Poisoned(running, PROMPTS[VICTIM], value, steps):
         found = ask(running, PROMPTS)
