@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.packages import pip_install
 from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tests" / "packages" / "half_at_a_time"
+FILES = ("half_at_a_time.py", "pyproject.toml")
 TINY = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
 QUESTION = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 32}
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("installed")
-    source = tmp_path_factory.mktemp("source")
-    for file in ("pyproject.toml", "half_at_a_time.py"):  # pip builds in the source folder
-        (source / file).write_text((PACKAGE / file).read_text())
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
-    done = subprocess.run(
-        [*pip, "--target", str(target), str(source)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return target
+    return pip_install(PACKAGE, FILES, tmp_path_factory)
 
 
 def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
@@ -59,6 +50,6 @@ def test_the_docs_show_this_package() -> None:
     """And the algorithm takes fewer than 40 lines."""
     shown = (ROOT / "docs" / "adding_an_algorithm.md").read_text()
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", shown, re.DOTALL)
-    files = [(PACKAGE / name).read_text() for name in ("half_at_a_time.py", "pyproject.toml")]
+    files = [(PACKAGE / name).read_text() for name in FILES]
     assert blocks == files
     assert len(files[0].splitlines()) < 40

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.engine import answers_of_child
+from tests.support.packages import pip_install
 from tests.support.reference_block_qwen2 import BLOCK, Answer, Reference, random_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,16 +54,7 @@ def reference_answers(model: Path, asked: list[dict[str, Any]]) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("installed")
-    source = tmp_path_factory.mktemp("source")
-    for file in FILES:  # pip builds in the source folder
-        (source / file).write_text((PACKAGE / file).read_text())
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
-    done = subprocess.run(
-        [*pip, "--target", str(target), str(source)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return target
+    return pip_install(PACKAGE, FILES, tmp_path_factory)
 
 
 @pytest.mark.engine

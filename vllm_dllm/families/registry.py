@@ -20,11 +20,6 @@ OURS = (
     "vllm_dllm.families.llada2.family:LLaDA2",
     "vllm_dllm.families.diffusion_gemma.family:DiffusionGemma",
 )
-# What a family's class must state.
-STATED = (
-    *("architecture", "model_class", "corruption"),
-    *("algorithm", "aligned", "commits_in_place"),
-)
 
 
 @cache
@@ -68,7 +63,7 @@ def _checked(family: Any) -> Family:
     """
     if not isinstance(family, Family):
         raise TypeError(f"{_name(family)} does not inherit from {Family.__module__}.Family")
-    missing = [name for name in STATED if not hasattr(family, name)]
+    missing = [name for name in Family.__annotations__ if not hasattr(family, name)]
     if missing:
         raise TypeError(f"{_name(family)} does not state {', '.join(missing)}")
     return family

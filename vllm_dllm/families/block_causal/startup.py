@@ -9,14 +9,12 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 
 from vllm_dllm.attention.support import ModelMasks, check_backend_choice
-from vllm_dllm.cpu.norms import prefer_compiled_norms
-from vllm_dllm.families.scheduling import SCHEDULER
-from vllm_dllm.families.served import served_of, settings_of
+from vllm_dllm.families.served import settings_of
+from vllm_dllm.families.startup import settle
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
-from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
+from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import warn_of_unread_names
-from vllm_dllm.worker.fused_commit import fuses
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -58,13 +56,7 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
     align_context(vllm_config, length)
     align_pages(vllm_config, length)
     vllm_config.attention_config.use_non_causal = True
-    vllm_config.scheduler_config.scheduler_cls = SCHEDULER
-    served = served_of(vllm_config, family)
-    check_kernels(served)
-    # Refuses what it can, before weights are read.
-    fuses(vllm_config, served.settings, family.commits_in_place)
-    prefer_compiled_norms(vllm_config)
-    vllm_config.model_config.dllm = served
+    served = settle(vllm_config, family)
     # The authors recommend greedy decoding; vLLM's own default would be a temperature of 1.0.
     vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
     log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")

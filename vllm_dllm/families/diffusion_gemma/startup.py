@@ -8,18 +8,16 @@ from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusi
 
 from vllm_dllm.attention.support import ModelMasks, check_backend_choice
 from vllm_dllm.checkpoints.config_fields import unknown_gemma_fields
-from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.decoding import EntropyBound
-from vllm_dllm.families.scheduling import SCHEDULER
-from vllm_dllm.families.served import generation_config, served_of, settings_of
+from vllm_dllm.families.served import generation_config, settings_of
+from vllm_dllm.families.startup import settle
 from vllm_dllm.settings.checkpoint import parse_sampler
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import STEPS, DllmSettings
-from vllm_dllm.startup.checks import check_budget, check_kernels, log_choice, refuse_unsupported
+from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
 from vllm_dllm.startup.config_fields import stated_fields, warn_of_unread_names
 from vllm_dllm.startup.quantization import check_quantization
-from vllm_dllm.worker.fused_commit import fuses
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -74,14 +72,9 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
         vllm_config.attention_config.backend = chosen
     # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
     vllm_config.scheduler_config.max_num_seqs = seats
-    served = served_of(vllm_config, family)
-    check_kernels(served)
-    fuses(vllm_config, served.settings, family.commits_in_place)  # raises for fused_commit=true
-    prefer_compiled_norms(vllm_config)
+    served = settle(vllm_config, family)
     check_backend_choice(vllm_config, ModelMasks(False, settings.window, served.length))
     check_budget(vllm_config, served.length)
-    vllm_config.scheduler_config.scheduler_cls = SCHEDULER
-    vllm_config.model_config.dllm = served
     log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
 
 

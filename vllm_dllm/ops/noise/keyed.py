@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 import torch
 
@@ -126,6 +127,15 @@ class StepNoise:
     fresh: torch.Tensor
 
 
+class SlotCounters(Protocol):
+    """What holds the counters of all slots; the attributes mean what they mean in `Counters`."""
+
+    seed: torch.Tensor
+    start: torch.Tensor
+    step: torch.Tensor
+    length: int
+
+
 @dataclass(frozen=True)
 class Counters:
     """What the random numbers of a step are a function of. A row is a position of a canvas.
@@ -145,23 +155,18 @@ class Counters:
     length: int
 
     @classmethod
-    def of_canvases(
-        cls,
-        state: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        slots: torch.Tensor,
-        length: int,
-    ) -> Counters:
+    def of_canvases(cls, state: SlotCounters, slots: torch.Tensor) -> Counters:
         """The counters of all positions of some canvases.
 
         There is a row for each position rather than for each canvas: a compiler would make a
         graph of its own for a batch of one canvas.
 
         Args:
-            state: seed, start and step of all slots.
+            state: the counters of all slots.
             slots: int64 ``[n]``, the canvases.
-            length: L.
         """
-        return cls(*state, slots.repeat_interleave(length), length)
+        rows = slots.repeat_interleave(state.length)
+        return cls(state.seed, state.start, state.step, rows, state.length)
 
     @property
     def position(self) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
+from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import draw
 from vllm_dllm.worker.logits_pipeline import LogitsPipeline
@@ -106,9 +107,7 @@ class DenseReadout:
 
     def keys_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n * L]``."""
-        state = self.slots
-        counters = (state.seed, state.start, state.step)
-        return self.keys(Counters.of_canvases(counters, slots, state.length))
+        return self.keys(Counters.of_canvases(self.slots, slots))
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
@@ -119,3 +118,22 @@ class DenseReadout:
         # Contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         self.draw(scaled, torch.arange(len(hidden), device=hidden.device))
+
+
+class TilesReadout(DenseReadout):
+    """A `DenseReadout` whose subclasses also read the head in tiles, without logits.
+
+    Attributes:
+        tiles: the same head, for what computes no logits.
+    """
+
+    def __init__(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        tiles: Head,
+        slots: SlotState,
+        reports: LogprobReports,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(head, slots, reports, compile)
+        self.tiles = tiles

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics, with_drawn
 from vllm_dllm.ops.statistics.sharded import sharded_statistics, without
 from vllm_dllm.ops.statistics.tiled import example_budgets, tiled_statistics
-from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import (
     HEAD_BYTES,
     TILE_BYTES,
     ReadRequest,
     batch_extremes,
 )
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.readout.dense import TilesReadout
 
 
-class ShardedReadout(DenseReadout):
+class ShardedReadout(TilesReadout):
     """See `Readout`. Ranks exchange logits only for requests that need whole rows of them."""
-
-    def __init__(
-        self,
-        head: Callable[[torch.Tensor], torch.Tensor],
-        tiles: Head,
-        slots: SlotState,
-        reports: LogprobReports,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(head, slots, reports, compile)
-        self.tiles = tiles
 
     def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""

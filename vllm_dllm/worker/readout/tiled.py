@@ -45,9 +45,8 @@ class TiledReadout:
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""
-        state, length, count = self.slots, self.slots.length, len(request.slots)
-        counted = (state.seed, state.start, state.step)
-        counters = Counters.of_canvases(counted, request.slots, length)
+        length, count = self.slots.length, len(request.slots)
+        counters = Counters.of_canvases(self.slots, request.slots)
         drawn = self.noise(counters, self.head.vocabulary)
         keys = drawn.keys.view(count, length)
         temperature = request.temperature.repeat_interleave(length)
@@ -86,10 +85,9 @@ class TiledReadout:
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
-        state, device, rows = self.slots, hidden.device, len(hidden)
-        counted = (state.seed, state.start, state.step)
-        counters = Counters.of_canvases(counted, torch.tensor([0], device=device), state.length)
+        device, rows = hidden.device, len(hidden)
+        counters = Counters.of_canvases(self.slots, torch.tensor([0], device=device))
         self.noise(counters, self.head.vocabulary)
         temperature, keys = torch.zeros(rows, device=device), torch.arange(rows, device=device)
-        for budget in example_budgets(rows, batch_extremes(state), self.head, TILE_BYTES):
+        for budget in example_budgets(rows, batch_extremes(self.slots), self.head, TILE_BYTES):
             self.statistics(hidden, self.head, temperature, keys, budget)

@@ -14,12 +14,12 @@ from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import Result
 from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.readout.dense import TilesReadout
 from vllm_dllm.worker.readout.tiled import TiledReadout
 from vllm_dllm.worker.slots import SlotState
 
 
-class TritonDenseReadout(DenseReadout):
+class TritonDenseReadout(TilesReadout):
     """See `Readout`; for a masked model.
 
     Statistics take one pass over logits, or one over the head that computes no logits.
@@ -33,10 +33,9 @@ class TritonDenseReadout(DenseReadout):
         reports: LogprobReports,
         compile: bool = False,
     ) -> None:
-        super().__init__(head, slots, reports, compile)
+        super().__init__(head, tiles, slots, reports, compile)
         if tiles.weight is None:
             raise ValueError("this head has no weight for kernels to read")
-        self.tiles = tiles
         # Probabilities are the model's own, at temperature 1: no row counts as greedy.
         self.greedy = torch.zeros((), dtype=torch.bool, device=tiles.weight.device)
 
