@@ -101,7 +101,7 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ),
         ({"scheduler_cls": "a.b.C"}, ("scheduler-cls", "remove")),
         # This platform would ignore the first, and has no Triton for our kernel.
-        ({"attention_config": {"backend": "TRITON_ATTN"}}, ("TRITON_ATTN", "CPU_ATTN only")),
+        ({"attention_config": {"backend": "TRITON_ATTN"}}, ("TRITON_ATTN", "choose CPU_ATTN")),
         ({"attention_config": {"backend": "CUSTOM"}}, ("CUSTOM", "no Triton here")),
         ({"additional_config": {"dllm": {"kernels": "triton"}}}, ("dllm.kernels", "no Triton")),
         ({"additional_config": {"dllm": {"kernels": "cuda"}}}, ("dllm.kernels", "torch, triton")),
