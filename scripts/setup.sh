@@ -16,8 +16,8 @@ fi
 
 # PYTHON=... chooses the interpreter of a new .venv.
 python=$(command -v "${PYTHON:-python3.11}" || command -v "${PYTHON:-python3}" || true)
-if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; then
-    echo "setup: needs Python 3.10 to 3.13 (3.11 is what is tested), found: ${python:-none}" >&2
+if [ -z "$python" ] || ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
+    echo "setup: needs Python 3.11 to 3.13 (3.11 is what is tested), found: ${python:-none}" >&2
     exit 1
 fi
 

@@ -15,6 +15,10 @@ logger = init_logger("vllm.dllm")
 
 # ``--shutdown-timeout``: how many seconds running requests may take to end.
 DRAIN_SECONDS = 120
+# The most requests that run at a time by default. More of them would make each step longer than
+# their number makes it pay; vLLM's default for large GPUs, 1024, is for steps of a token a request.
+MOST_SEATS = 256
+MOST_SEATS_SELF_CONDITIONED = 64
 # The share of the device's memory that the canvases of all running requests may take.
 CANVAS_SHARE = 0.05
 # How many tensors of the hidden size are alive at the same time for one position in a forward pass,
@@ -62,7 +66,7 @@ def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
     Args:
         model_config: the model's configuration.
         length: length of a canvas, in tokens.
-        stock: vLLM's own default.
+        stock: the most by default.
     """
     from vllm.platforms import current_platform
 
@@ -70,7 +74,7 @@ def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
     per_request = canvas_bytes(length, model_config.get_hidden_size(), model_config.dtype.itemsize)
     seats = default_seats(total, per_request, stock)
     logger.info(
-        "dllm: max_num_seqs=%d: the lower of vLLM's default %d and %.0f %% of %.1f GiB divided by "
+        "dllm: max_num_seqs=%d: the lower of %d and %.0f %% of %.1f GiB divided by "
         "%.2f MiB a request (canvas of %d x hidden %d); set --max-num-seqs to choose",
         seats,
         stock,
@@ -103,15 +107,45 @@ def set_defaults(
         return  # the family's `configure` names what is missing
     LENGTH.check("canvas_length", length)
     if not given[0] and self_conditioned:
-        args.max_num_seqs = choose_seats(model_config, length, args.max_num_seqs)
-    needed = args.max_num_seqs * length
-    if not given[1] and needed > args.max_num_batched_tokens:
+        most = min(args.max_num_seqs, MOST_SEATS_SELF_CONDITIONED)
+        args.max_num_seqs = choose_seats(model_config, length, most)
+    elif not given[0] and args.max_num_seqs > MOST_SEATS:
         logger.info(
-            "dllm: max_num_batched_tokens raised from %d to %d, so that %d canvases of %d tokens "
-            "fit into one step",
-            args.max_num_batched_tokens,
-            needed,
+            "dllm: max_num_seqs=%d instead of vLLM's %d: a step denoises a canvas of %d tokens for "
+            "each request; set --max-num-seqs to choose",
+            MOST_SEATS,
             args.max_num_seqs,
             length,
         )
-        args.max_num_batched_tokens = needed
+        args.max_num_seqs = MOST_SEATS
+    if not given[1] and args.max_num_seqs * length > args.max_num_batched_tokens:
+        raise_budget(args, model_config, length)
+
+
+def raise_budget(args: Any, model_config: ModelConfig, length: int) -> None:
+    """Raise the token budget to a canvas for each request; a prompt's chunk stays as it was.
+
+    A chunk of the whole budget would make every canvas of the step wait for it longer than vLLM's
+    own default does.
+    """
+    from vllm.platforms import current_platform
+
+    stock, needed = args.max_num_batched_tokens, args.max_num_seqs * length
+    logger.info(
+        "dllm: max_num_batched_tokens raised from %d to %d, so that %d canvases of %d tokens "
+        "fit into one step",
+        stock,
+        needed,
+        args.max_num_seqs,
+        length,
+    )
+    args.max_num_batched_tokens = needed
+    # vLLM refuses a threshold above the context length, where it would have no effect either.
+    limits_chunks = length <= stock < model_config.max_model_len
+    if limits_chunks and not args.long_prefill_token_threshold and not current_platform.is_cpu():
+        logger.info(
+            "dllm: long_prefill_token_threshold=%d: beside other requests a prompt takes no more "
+            "tokens of a step than by vLLM's default budget",
+            stock,
+        )
+        args.long_prefill_token_threshold = stock

@@ -22,7 +22,11 @@ from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
 from vllm_dllm.ops.compiled import compiling_ahead
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, ResolvedRequest
-from vllm_dllm.vllm_patches.runner import outlive_signals, tell_of_preemptions
+from vllm_dllm.vllm_patches.runner import (
+    allocate_no_grammar_bitmask,
+    outlive_signals,
+    tell_of_preemptions,
+)
 from vllm_dllm.worker.fused_commit import read_again
 from vllm_dllm.worker.interrupted import InterruptedCanvas
 from vllm_dllm.worker.logprobs import LogprobReports
@@ -67,6 +71,7 @@ class DiffusionModelState(ModelState):
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
         tell_of_preemptions()
+        allocate_no_grammar_bitmask()
         outlive_signals()
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False

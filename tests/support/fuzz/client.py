@@ -58,7 +58,7 @@ async def send(
     begin = time.monotonic()
     try:
         status, text = await asyncio.wait_for(_ask(opened, url, body), patience)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         status, text = GIVEN_UP, f"no answer in {patience:.0f} s"
     except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError) as error:
         status, text = BROKEN, f"{type(error).__name__}: {error}"

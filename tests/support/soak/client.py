@@ -83,7 +83,7 @@ class Client:
         except RefusalError as refusal:
             expected = 400 <= refusal.status < 500 and (sending.ask.wrong or "\0") in refusal.text
             status, detail = (REFUSED, "") if expected else (FAILED, str(refusal))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             if sending.leaves is not None:
                 status = ABORTED
             else:

@@ -9,12 +9,13 @@ offered.
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from re import _constants as constants  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from vllm_dllm.constraints.grammar.language import (
@@ -33,13 +34,6 @@ from vllm_dllm.constraints.grammar.language import (
     union,
 )
 from vllm_dllm.constraints.limits import ConstraintError
-
-if sys.version_info >= (3, 11):
-    from re import _constants as constants  # type: ignore[attr-defined]
-    from re import _parser as parser  # type: ignore[attr-defined]
-else:
-    import sre_constants as constants
-    import sre_parse as parser
 
 REFUSED = {
     "ASSERT": "looking ahead or behind, (?=...) or (?<=...)",
