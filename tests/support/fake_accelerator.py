@@ -31,6 +31,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as fi
 
 import vllm_dllm
 from vllm_dllm.worker import logit_biases
+from vllm_dllm.worker.to_device import to_device
 
 PACKAGE = str(Path(vllm_dllm.__file__).parent) + "/"
 NAME = "fakegpu"
@@ -127,8 +128,9 @@ class Cost(TorchDispatchMode):
                 tensor.is_pinned_here = True
             if name == "scalar_tensor":
                 tensor.is_python_scalar = True
-        self._note_copies(name, args, kwargs, results)
-        self._note_kernels(func, name, given, results)
+        on_device = map(_on_device, given + results)
+        if not self._noted_copy(name, args, kwargs, results) and any(on_device):
+            self._note_kernel(func, name, given)
         return result
 
     def _note_waits(self, name: str, args: Any, given: list[torch.Tensor]) -> None:
@@ -140,9 +142,10 @@ class Cost(TorchDispatchMode):
         if name in WAITS or masks or repeats:
             self.waits.append(f"{_caller()} {name}")
 
-    def _note_copies(
+    def _noted_copy(
         self, name: str, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
-    ) -> None:
+    ) -> bool:
+        """Whether the operator is a copy between host and device, and nothing else."""
         if name == "_to_copy":
             source, target = args[0], results[0]
             non_blocking = bool(kwargs.get("non_blocking"))
@@ -152,23 +155,21 @@ class Cost(TorchDispatchMode):
         elif name in INDEXING and name.startswith("index_put") and _is_scalar(args[2]):
             # On CUDA, the value of `tensor[indices] = 1.0` is a tensor on the host.
             self.copies.append(Copy((), True, False, False, _caller()))
-            return
+            return False
         else:
-            return
+            return False
         if _is_scalar(source) and not target.ndim:  # the same for `tensor[0] = 1.0`
             self.copies.append(Copy((), True, False, False, _caller()))
         elif _on_device(source) != _on_device(target):
             to_device = _on_device(target)
             pinned = _is_pinned(source if to_device else target)
-            self.copies.append(
-                Copy(tuple(source.shape), to_device, pinned, non_blocking, _caller())
-            )
+            shape = tuple(source.shape)
+            self.copies.append(Copy(shape, to_device, pinned, non_blocking, _caller()))
+            return True
+        return False
 
-    def _note_kernels(
-        self, func: Any, name: str, given: list[torch.Tensor], results: list[torch.Tensor]
-    ) -> None:
-        launches = not func.is_view and name not in NO_KERNEL
-        if launches and any(map(_on_device, given + results)):
+    def _note_kernel(self, func: Any, name: str, given: list[torch.Tensor]) -> None:
+        if not func.is_view and name not in NO_KERNEL:
             self.kernels[_caller()] += 1
             self.operators[name] += 1
             if name in PRODUCTS:
@@ -188,9 +189,11 @@ def _is_scalar(tensor: torch.Tensor) -> bool:
 
 
 def _caller() -> str:
-    """The innermost line of the package on the stack, ``file:line``."""
+    """The innermost line of the package on the stack, ``file:line``; `to_device` is no place."""
     frame: Any = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and (
+        not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code is to_device.__code__
+    ):
         frame = frame.f_back
     return "?" if frame is None else f"{frame.f_code.co_filename[len(PACKAGE) :]}:{frame.f_lineno}"
 
@@ -219,7 +222,5 @@ def fake_accelerator() -> Iterator[torch.device]:
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
         # The plain form that runs on a GPU without Triton; the CPU's would wait.
         stack.enter_context(mock.patch.object(logit_biases, "apply_top_k_top_p", filters))
-        for module in ("torch_utils", "platform_utils"):
-            name = f"vllm.utils.{module}.is_pin_memory_available"
-            stack.enter_context(mock.patch(name, return_value=True))
+        stack.enter_context(Cost())  # handles pinned memory
         yield torch.device(NAME)
