@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from torch.utils._pytree import tree_leaves
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as filters
 
 import vllm_dllm
+from vllm_dllm.constraints.decoding.best_path import DeviceAutomaton
+from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.worker import logit_biases
 from vllm_dllm.worker.to_device import to_device
 
@@ -71,8 +73,8 @@ class Copy:
 
 
 @dataclass
-class Cost(TorchDispatchMode):
-    """Counts what happens while it is entered; enter it inside `fake_accelerator`.
+class Cost:
+    """Counts what happens while it is entered; enter it inside `fake_accelerator`, one at a time.
 
     Attributes:
         kernels: number of kernels by the place that launched them, ``file:line``.
@@ -88,8 +90,12 @@ class Cost(TorchDispatchMode):
     waits: list[str] = field(default_factory=list)
     products: list[tuple[str, list[tuple[int, ...]]]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        super().__init__()
+    def __enter__(self) -> Cost:
+        FakeDevice.cost = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        FakeDevice.cost = None
 
     def summary(self) -> dict[str, Any]:
         """The counts, in a form for JSON.
@@ -107,33 +113,7 @@ class Cost(TorchDispatchMode):
             "waits": dict(Counter([*late, *self.waits])),
         }
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        if name == "is_pinned":
-            return _is_pinned(args[0])
-        pin = kwargs.pop("pin_memory", False) or name == "_pin_memory"
-        if name == "_pin_memory":
-            func, args = torch.ops.aten.clone.default, args[:1]
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        self._note_waits(name, args, given)
-        if name == "_local_scalar_dense":
-            return 1.0 if given[0].is_floating_point() else given[0].dtype is torch.bool or 1
-        result = func(*args, **kwargs)
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        for tensor in results:
-            if pin or (func.is_view and _is_pinned(given[0])):
-                tensor.is_pinned_here = True
-            if name == "scalar_tensor":
-                tensor.is_python_scalar = True
-        on_device = map(_on_device, given + results)
-        if not self._noted_copy(name, args, kwargs, results) and any(on_device):
-            self._note_kernel(func, name, given)
-        return result
-
-    def _note_waits(self, name: str, args: Any, given: list[torch.Tensor]) -> None:
+    def note_waits(self, name: str, args: Any, given: list[torch.Tensor]) -> None:
         if not any(map(_on_device, given)):
             return
         masks = name in INDEXING and any(i is not None and i.dtype is torch.bool for i in args[1])
@@ -141,6 +121,15 @@ class Cost(TorchDispatchMode):
         repeats = name == "repeat_interleave" and len(given) == 1 and len(args) < 2
         if name in WAITS or masks or repeats:
             self.waits.append(f"{_caller()} {name}")
+
+    def note(
+        self, func: Any, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
+    ) -> None:
+        """Count an operator that has run: a copy between host and device, or a kernel."""
+        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
+        on_device = map(_on_device, given + results)
+        if not self._noted_copy(name, args, kwargs, results) and any(on_device):
+            self._note_kernel(func, name, given)
 
     def _noted_copy(
         self, name: str, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
@@ -176,6 +165,41 @@ class Cost(TorchDispatchMode):
                 self.products.append((name, [tuple(tensor.shape) for tensor in given]))
 
 
+class FakeDevice(TorchDispatchMode):
+    """Does what the fake tensors cannot, and tells the `Cost` that is entered of each operator."""
+
+    cost: Cost | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name == "is_pinned":
+            return _is_pinned(args[0])
+        pin = kwargs.pop("pin_memory", False) or name == "_pin_memory"
+        if name == "_pin_memory":
+            func, args = torch.ops.aten.clone.default, args[:1]
+        if self.cost is not None:
+            self.cost.note_waits(name, args, _tensors((args, kwargs)))
+        if name == "_local_scalar_dense":
+            return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
+        result = func(*args, **kwargs)
+        results = _tensors(result)
+        for tensor in results:
+            if pin or (func.is_view and _is_pinned(args[0])):
+                tensor.is_pinned_here = True
+            if name == "scalar_tensor":
+                tensor.is_python_scalar = True
+        if self.cost is not None:
+            self.cost.note(func, args, kwargs, results)
+        return result
+
+
+def _tensors(of: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(of) if isinstance(leaf, torch.Tensor)]
+
+
 def _on_device(tensor: torch.Tensor) -> bool:
     return tensor.device.type == NAME
 
@@ -196,6 +220,16 @@ def _caller() -> str:
     ):
         frame = frame.f_back
     return "?" if frame is None else f"{frame.f_code.co_filename[len(PACKAGE) :]}:{frame.f_lineno}"
+
+
+def _with_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with real tensors on the host, because what it makes depends on their values."""
+
+    def called(*args: Any) -> Any:
+        with fake_tensor.unset_fake_temporarily():
+            return function(*args)
+
+    return called
 
 
 @contextlib.contextmanager
@@ -222,5 +256,7 @@ def fake_accelerator() -> Iterator[torch.device]:
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
         # The plain form that runs on a GPU without Triton; the CPU's would wait.
         stack.enter_context(mock.patch.object(logit_biases, "apply_top_k_top_p", filters))
-        stack.enter_context(Cost())  # handles pinned memory
+        for maker in (DeviceAutomaton, TokenChunks):
+            stack.enter_context(mock.patch.object(maker, "of", _with_values(maker.of)))
+        stack.enter_context(FakeDevice())
         yield torch.device(NAME)

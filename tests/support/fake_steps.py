@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +21,21 @@ from torch.nn.functional import linear
 from vllm import SamplingParams
 
 from tests.support.fake_accelerator import Cost, fake_accelerator
+from vllm_dllm.attention.metadata import AttentionBatch
+from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.limits import CompileLimits
+from vllm_dllm.families.block_causal.attention import BlockCausal
+from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
 from vllm_dllm.ops.statistics.head import Head, logits_of
+from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.tiled import Result
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, RESOLVED, ResolvedRequest
 from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.worker.fused_commit import read_again
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.model_state import DiffusionModelState
 from vllm_dllm.worker.readout.dense import DenseReadout
@@ -32,7 +44,7 @@ from vllm_dllm.worker.sampler import DiffusionSampler
 from vllm_dllm.worker.slots import CanvasKind, SlotState
 from vllm_dllm.worker.step_plan import CommitPolicy
 
-SEATS, POSITIONS, LLADA2_MASK = 64, 4096, 156_895
+SEATS, POSITIONS, PROMPT, LLADA2_MASK = 64, 4096, 37, 156_895
 
 
 class FakeModel:
@@ -46,12 +58,15 @@ class FakeModel:
         self.weight = torch.empty(kind.vocabulary, hidden, dtype=torch.bfloat16, device=device)
         self.conditioning = None
         self.readout: Any
+        self.attention: Any
         if masked:
             self.readout = DenseReadout(self._logits, self.slots, self.reports)
+            self.attention = BlockCausal(kind.length, device)
         else:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, hidden, torch.add, scale)
             self.readout = TiledReadout(self._head(kind), self.slots, self.reports)
+            self.attention = CausalUnlessDenoised(self.slots)
         self.states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=self._zeros(torch.int32, SEATS, POSITIONS)),
             draft_tokens=self._zeros(torch.int64, SEATS, kind.length),
@@ -86,28 +101,29 @@ class FakeModel:
     def admit(
         self,
         slot: int,
-        automaton: bytes | None = None,
-        options: RequestOptions | None = None,
-        bad_words: list[list[int]] | None = None,
+        constrained: bool = False,
+        options: dict[str, Any] | None = None,
+        banned: Sequence[int] = (),
         **params: Any,
     ) -> None:
-        """Admit a request of 37 prompt tokens to a slot.
+        """Admit a request to a slot.
 
         Args:
             slot: where it goes.
-            automaton: the packed automaton of its constraint, or None.
-            options: its diffusion options.
-            bad_words: token ids that it may not use.
+            constrained: whether its output follows an automaton.
+            options: its `RequestOptions`, by name.
+            banned: token ids that it may not use.
             params: vLLM's sampling parameters; greedy for a masked model unless they say otherwise.
         """
         greedy = {"temperature": 0.0 if self.slots.kind.mask_token is not None else 1.0}
         asked = SamplingParams(max_tokens=512, **(greedy | params))
-        asked._bad_words_token_ids = bad_words
+        asked._bad_words_token_ids = [[word] for word in banned]
         asked._all_stop_token_ids = {3, 4}
-        options = options or RequestOptions()
-        resolved = ResolvedRequest.of(self.served.choose(options), options)
-        asked.extra_args = {RESOLVED: resolved, AUTOMATON: automaton}
-        prompt = list(range(100, 137))
+        given = RequestOptions(**(options or {}))
+        packed = automaton(self.slots.kind.vocabulary) if constrained else None
+        resolved = ResolvedRequest.of(self.served.choose(given), given)
+        asked.extra_args = {RESOLVED: resolved, AUTOMATON: packed}
+        prompt = list(range(100, 100 + PROMPT))
         self.admission.slot_of.clear()
         self.admission._take_up(
             slot,
@@ -119,53 +135,56 @@ class FakeModel:
             ),
         )
 
-    def measured(self, case: dict[str, Any]) -> dict[str, Any]:
-        """The costs of one admission and of one step, see `main`; greedy unless it says more."""
-        canvases, beside = case["canvases"], case.get("beside", {})
-        with Cost() as admission:
-            self.admit(0, **case.get("request", {}))
-        for slot in range(canvases + beside.get("prefills", 0)):
-            self.admit(slot, **case.get("request", {}))
-        with Cost() as step:
-            self.step(canvases, **beside)
-        return {"admission": admission.summary(), "step": step.summary()}
+    def step(self, batch: Any) -> None:
+        """One step over a batch from `batch`: all that this package does but the forward pass."""
+        drafts = batch.num_draft_tokens_per_req
+        if ((batch.num_scheduled_tokens > drafts) & (drafts > 0)).any():
+            read_again(batch, self.states.all_token_ids.gpu)
+        if self.conditioning is not None:
+            self.conditioning.apply(self._hidden(batch.num_tokens), batch)
+        nowhere = {"attn_groups": [], "kv_cache_config": SimpleNamespace(kv_cache_groups=[])}
+        common = nowhere | {"slot_mappings": None, "num_tokens": batch.num_tokens}
+        common["max_seq_len"] = POSITIONS
+        self.attention.metadata(AttentionBatch(batch, False, (), common))
+        self.sampler(self._hidden(batch.num_draft_tokens), batch)
 
-    def step(self, canvases: int, prefills: int = 0, narrow: int = 0) -> None:
-        """One step: the slots from 0 on hold canvases, those behind them prefill.
+    def _hidden(self, rows: int) -> torch.Tensor:
+        return torch.empty((rows, self.hidden), dtype=torch.bfloat16, device=self.device)
+
+    def batch(self, canvases: int, prefills: int = 0, narrow: int = 0, committing: int = 0) -> Any:
+        """What is read of vLLM's ``InputBatch``; the slots behind the canvases prefill.
 
         Args:
             canvases: number of canvases.
             prefills: number of prefill chunks beside them, which end their prompts.
             narrow: how many positions the last canvas lacks.
+            committing: how many canvases are read together with the block before them.
         """
-        batch = self.batch(canvases, prefills, narrow)
-        if self.conditioning is not None and canvases:
-            shape = batch.num_tokens, self.hidden
-            embeddings = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-            self.conditioning.apply(embeddings, batch)
-        shape = batch.num_draft_tokens, self.hidden
-        self.sampler(torch.empty(shape, dtype=torch.bfloat16, device=self.device), batch)
-
-    def batch(self, canvases: int, prefills: int = 0, narrow: int = 0) -> Any:
-        """What is read of vLLM's ``InputBatch``; the arguments are those of `step`."""
         rows, length, chunk = canvases + prefills, self.slots.length, 100
         widths = np.array([length] * canvases + [0] * prefills)
         widths[canvases - 1] -= narrow
         scheduled = widths + np.array([0] * canvases + [chunk] * prefills)
-        starts = np.concatenate([[0], np.cumsum(scheduled)])
+        scheduled[:committing] += length
+        starts = np.concatenate([[0], np.cumsum(scheduled)]).astype(np.int32)
+        tokens = int(scheduled.sum())
         return SimpleNamespace(
             num_reqs=rows,
-            num_reqs_after_padding=rows,
-            idx_mapping=torch.empty(rows, dtype=torch.int32, device=self.device),
+            idx_mapping=self._zeros(torch.int32, rows),
             idx_mapping_np=np.arange(rows),
-            num_tokens=int(scheduled.sum()),
+            num_tokens=tokens,
             num_draft_tokens=int(widths.sum()),
             num_draft_tokens_per_req=widths,
             cu_num_logits_np=np.concatenate([[0], np.cumsum(widths)]),
             num_scheduled_tokens=scheduled,
+            query_start_loc=self._zeros(torch.int32, rows + 1),
             query_start_loc_np=starts,
-            num_computed_prefill_tokens_np=np.array([37] * canvases + [0] * prefills),
-            prefill_len_np=np.array([37] * canvases + [chunk] * prefills),
+            max_query_len=int(scheduled.max()),
+            seq_lens=self._zeros(torch.int32, rows),
+            seq_lens_cpu_upper_bound=torch.zeros(rows, dtype=torch.int32),
+            input_ids=self._zeros(torch.int32, tokens),
+            positions=self._zeros(torch.int64, tokens),
+            num_computed_prefill_tokens_np=np.array([PROMPT] * canvases + [0] * prefills),
+            prefill_len_np=np.array([PROMPT] * canvases + [chunk] * prefills),
         )
 
 
@@ -184,16 +203,53 @@ def diffusion_gemma(device: torch.device) -> FakeModel:
 MODELS = {"llada2": llada2_mini, "gemma": diffusion_gemma}
 
 
+@cache
+def automaton(vocabulary: int) -> bytes:
+    """The packed automaton of up to 40 lower-case letters; most ids are words of four letters."""
+    words = product(b"abcdefghijklmnopqrstuvwxyz", repeat=4)
+    tokens = [b"", *(bytes([byte]) for byte in range(256))]
+    tokens += map(bytes, islice(words, vocabulary - len(tokens)))
+    known = Vocabulary.of(tokens, [0])
+    letters = Constraint.of("regex", "[a-z]{1,40}")
+    return compile_constraint(letters, known, CompileLimits()).to_bytes()
+
+
+def no_head(
+    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor, *_: Any
+) -> Result:
+    """In place of `tiled_statistics`, for cases in which the head does not matter."""
+    statistics = SampledStatistics(*(torch.zeros_like(temperature) for _ in range(5)))
+    soft = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    return statistics.view(*keys.shape), soft
+
+
+def measured(case: dict[str, Any]) -> dict[str, Any]:
+    """The costs of the first request's admission and of one step, see `main`."""
+    with fake_accelerator() as device:
+        model = MODELS[case["model"]](device)
+        if not case.get("head", True):
+            model.readout.statistics = no_head
+        requests, beside = case.get("requests", [{}]), case.get("beside", {})
+        with Cost() as admission:
+            model.admit(0, **requests[0])
+        for slot in range(case["canvases"] + beside.get("prefills", 0)):
+            model.admit(slot, **requests[slot % len(requests)])
+        batch = model.batch(case["canvases"], **beside)
+        with Cost() as step:
+            model.step(batch)
+    return {"admission": admission.summary(), "step": step.summary()}
+
+
 def main() -> None:
     """Print what each case costs, a line for each.
 
     A case is an object with the keys ``model`` (one of `MODELS`), ``canvases`` (how many), and
-    possibly ``request`` (arguments of `FakeModel.admit`) and ``beside`` (more arguments of
-    `FakeModel.step`).
+    possibly ``requests`` (the arguments of `FakeModel.admit` for each, from the start again where
+    there are more canvases), ``beside`` (more arguments of `FakeModel.batch`), and ``head`` (false
+    to leave out the head of DiffusionGemma, which is quicker).
     """
     for case in json.loads(sys.argv[1]):
-        with fake_accelerator() as device:
-            print(json.dumps(MODELS[case["model"]](device).measured(case)))
+        print(json.dumps(measured(case)), flush=True)
 
 
 if __name__ == "__main__":
