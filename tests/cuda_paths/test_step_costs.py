@@ -20,7 +20,6 @@ import pytest
 from tests.support.engine import answers_of_child
 
 PINNED = Path(__file__).with_name("step_costs.json")
-SIZES = (1, 8, 16)
 # DiffusionGemma's head is another test's subject.
 HEAD = ("ops/", "worker/readout/")
 WARM = {"temperature": 0.7}
@@ -93,8 +92,9 @@ CASES = masked_cases() | noise_cases() | ADMISSIONS
 
 def sizes(name: str) -> tuple[int, ...]:
     """Numbers of requests; one where each costs the same kernels again, thousands of them."""
-    once = name in ADMISSIONS or name == "DiffusionGemma: constrained"
-    return SIZES[:1] if once else SIZES
+    if name in ADMISSIONS or name == "DiffusionGemma: constrained":
+        return (1,)
+    return (1, 8, 16) if name.endswith((": greedy", ": drawn")) else (1, 16)
 
 
 def measured() -> dict[str, list[dict[str, Any]]]:
@@ -127,6 +127,31 @@ def table(costs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def costs() -> dict[str, list[dict[str, Any]]]:
     return measured()
+
+
+def test_the_fake_accelerator_counts() -> None:
+    """Lines whose costs are known: kernels, copies that go on at once, and waits."""
+    (found,) = answers_of_child("known_costs", package="tests.cuda_paths")
+    assert {name: tuple(numbers) for name, *numbers in found} == {
+        "a view": (0, 0, 0),
+        "a kernel": (1, 0, 0),
+        "fill_": (1, 0, 0),
+        "to_device": (0, 1, 0),
+        "unpinned": (0, 0, 1),
+        "pinned, but waits": (0, 0, 1),
+        "pinned": (0, 1, 0),
+        "to pinned memory": (0, 1, 0),
+        "to the host": (0, 0, 1),
+        "a list": (0, 0, 1),
+        "item": (1, 0, 1),
+        "if": (1, 0, 1),
+        "tolist": (0, 0, 4),
+        "a number into a place": (2, 0, 1),
+        "a number into a slice": (2, 0, 0),
+        "a number into indices": (2, 0, 1),
+        "a tensor into a mask": (1, 0, 1),
+        "repeats of known length": (2, 0, 0),
+    }
 
 
 @pytest.mark.parametrize("name", CASES)

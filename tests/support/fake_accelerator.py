@@ -113,12 +113,13 @@ class Cost:
             "waits": dict(Counter([*late, *self.waits])),
         }
 
-    def note_waits(self, name: str, args: Any, given: list[torch.Tensor]) -> None:
-        if not any(map(_on_device, given)):
+    def note_waits(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Count an operator that is about to run, if the device has to be waited for."""
+        if not any(map(_on_device, _tensors((args, kwargs)))):
             return
         masks = name in INDEXING and any(i is not None and i.dtype is torch.bool for i in args[1])
         # The length of the result is the sum of the counts, unless the caller knows it.
-        repeats = name == "repeat_interleave" and len(given) == 1 and len(args) < 2
+        repeats = name == "repeat_interleave" and kwargs.get("output_size") is None
         if name in WAITS or masks or repeats:
             self.waits.append(f"{_caller()} {name}")
 
@@ -181,7 +182,7 @@ class FakeDevice(TorchDispatchMode):
         if name == "_pin_memory":
             func, args = torch.ops.aten.clone.default, args[:1]
         if self.cost is not None:
-            self.cost.note_waits(name, args, _tensors((args, kwargs)))
+            self.cost.note_waits(name, args, kwargs)
         if name == "_local_scalar_dense":
             return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
         result = func(*args, **kwargs)

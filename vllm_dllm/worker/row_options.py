@@ -166,11 +166,11 @@ class RowOptionTensors:
         self.work[slot] = work
         if options is None or not work:
             return
+        # A k of the whole vocabulary keeps all; so does a tiny share, and its logarithm is finite.
+        top_k = min(options.top_k or self._vocabulary, self._vocabulary)
+        neutral = replace(options, top_k=top_k, min_p=max(options.min_p, 1e-30))
         for name, numbers in self.numbers.items():
-            numbers[slot].fill_(getattr(options, name))
-        # A k beyond the vocabulary keeps all, and so does a tiny share, whose logarithm is finite.
-        self.numbers["top_k"][slot].fill_(min(options.top_k or self._vocabulary, self._vocabulary))
-        self.numbers["min_p"][slot].fill_(max(options.min_p, 1e-30))
+            numbers[slot].fill_(getattr(neutral, name))
         if work & RowWork.SHIFT:
             self._shift[slot] = options.shift(self._vocabulary, self._device)
         if work & RowWork.MIN_TOKENS:
