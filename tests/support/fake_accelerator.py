@@ -8,8 +8,10 @@ it. Reading a value back yields an arbitrary one.
 Registering the device changes the whole process (torch then knows an accelerator), so what uses
 this module runs in a process of its own, see `answers_of_child`.
 
-What is not counted as on a GPU: an operator is one kernel here, although some of CUDA's (sorts,
-top-k, cumulative sums) launch several; vLLM's Triton filter is replaced by its plain form.
+What is not as on a GPU: an operator is one kernel here, although some of CUDA's (sorts, top-k,
+cumulative sums) launch several, and an operator of CUDA's may wait without being known for it;
+vLLM's Triton filter is replaced by its plain form. Compiled functions, Triton kernels, other ranks,
+the backbone and vLLM's own preparation of a batch do not run at all.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LogitBiases:
             scores.masked_fill_(too_early[..., None] & options.ends(on_host)[:, None], -torch.inf)
         ruled_out = scores == -torch.inf
         if work & RowWork.PENALTIES:
-            scores = self._penalised(scores, slots)
+            self._penalise(scores, slots)
         most = MOST_SCORE[canvases.dtype]
         canvases.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
         nothing_left = ruled_out.all(2).any(1)
@@ -68,8 +68,11 @@ class LogitBiases:
         marked = failure.index_select(0, slots).masked_fill(nothing_left, int(Mark.NO_TOKEN_LEFT))
         failure.index_copy_(0, slots, marked)
 
-    def _penalised(self, scores: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Scores ``[n, L, vocabulary]`` with vLLM's penalties for the tokens before the canvas."""
+    def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
+        """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
+
+        They are for the tokens before the canvas.
+        """
         history = self.slots.history.index_select(0, slots)
         tokens = history.long().clamp_(0, self.vocabulary - 1)  # [n, positions]
         prompt_length = self.options.of("prompt_length", slots)[:, None]
@@ -84,10 +87,12 @@ class LogitBiases:
         def number(name: str) -> torch.Tensor:
             return self.options.of(name, slots)[:, None]
 
-        repetition = number("repetition")[:, None]
-        repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
-        scores = torch.where(seen[:, None] > 0, repeated, scores)
-        return scores - (number("frequency") * count + number("presence") * (count > 0))[:, None]
+        repetition = torch.where(seen > 0, number("repetition"), 1.0)[:, None]
+        positive = scores > 0
+        # One large temporary at a time.
+        scores.div_(torch.where(positive, repetition, 1.0))
+        scores.mul_(torch.where(positive, 1.0, repetition))
+        scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
 
 
 def filtered(logits: torch.Tensor, slots: SlotState, request: ReadRequest) -> torch.Tensor:
