@@ -11,6 +11,7 @@ import torch
 
 from vllm_dllm.decoding import Algorithm, BaseAlgorithm, Canvas, MaskedAlgorithm
 from vllm_dllm.settings.ranges import AlgorithmConfig
+from vllm_dllm.worker.to_device import to_device
 
 
 class AlgorithmSlots:
@@ -81,6 +82,13 @@ class AlgorithmBatch:
     parameters: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
 
+    def mark(self, flags: torch.Tensor) -> None:
+        """Set the flags of these canvases; `flags` (bool ``[n]``) has one for the whole batch."""
+        if self.index is None:
+            flags.fill_(True)
+        else:
+            flags.index_fill_(0, self.index, True)
+
 
 class AlgorithmStates:
     """The tensors of every algorithm that any request has used so far.
@@ -127,8 +135,7 @@ class AlgorithmStates:
             return [self._batch(algorithms[which[0]], None, slots, canvas)]
         batches = []
         for number in np.unique(which):
-            members = torch.from_numpy(np.flatnonzero(which == number))
-            index = members.to(self._device, non_blocking=True)
+            index = to_device(np.flatnonzero(which == number), self._device)
             own_slots = slots.index_select(0, index)
             batches.append(self._batch(algorithms[number], index, own_slots, canvas.take(index)))
         return batches

@@ -233,7 +233,7 @@ def _edited(plan: StepPlan) -> torch.Tensor:
     edited = torch.zeros_like(plan.standing.read_only)
     for batch in plan.batches:
         if batch.all_slots.algorithm.edits:
-            edited[slice(None) if batch.index is None else batch.index] = True
+            batch.mark(edited)
     return edited
 
 

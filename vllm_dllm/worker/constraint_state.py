@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +24,11 @@ from vllm_dllm.constraints.decoding.constrained_step import (
     best_tokens,
     drawn_tokens,
 )
+from vllm_dllm.worker.to_device import to_device
 
 FREE = -1
+
+Parts = TypeVar("Parts", DeviceAutomaton, TokenChunks)
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,15 @@ class Follower:
 
     @classmethod
     def of(cls, key: str, packed: bytes, device: torch.device) -> Follower:
-        """Unpack the automaton that comes with a request, and copy it to the device."""
+        """Unpack the automaton that comes with a request, and copy it to the device.
+
+        All that depends on its values is computed on the host, so that nothing waits for the
+        device.
+        """
         on_host = TokenAutomaton.from_bytes(packed)
-        automaton = DeviceAutomaton.of(on_host, device)
-        return cls(
-            key, on_host, automaton, TokenChunks.of(automaton.class_of_token, automaton.classes)
-        )
+        automaton = DeviceAutomaton.of(on_host, torch.device("cpu"))
+        chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
+        return cls(key, on_host, _on_device(automaton, device), _on_device(chunks, device))
 
     def choose(
         self, logits: torch.Tensor, window: CanvasWindow, keys: torch.Tensor | None = None
@@ -65,6 +72,13 @@ class Follower:
         if keys is None:
             return best_tokens(self.automaton, self.chunks, logits, window)
         return drawn_tokens(self.automaton, self.chunks, logits, window, keys)
+
+
+def _on_device(parts: Parts, device: torch.device) -> Parts:
+    """A copy of a dataclass with its tensors on the device."""
+    named = {f.name: getattr(parts, f.name) for f in fields(parts)}
+    tensors = {name: part for name, part in named.items() if isinstance(part, torch.Tensor)}
+    return replace(parts, **{name: to_device(part, device) for name, part in tensors.items()})
 
 
 class Constraints:
@@ -140,8 +154,7 @@ class Constraints:
         which = self._which[on_host]
         kinds = np.where(which == FREE, FREE, 2 * which + samples)
         for kind in np.unique(kinds[kinds != FREE]).tolist():
-            index = torch.from_numpy(np.flatnonzero(kinds == kind))
-            index = index.to(self.device, non_blocking=True)
+            index = to_device(np.flatnonzero(kinds == kind), self.device)
             yield self.followers[kind // 2], bool(kind % 2), index
 
     def advance(self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.worker.to_device import to_device
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -70,6 +71,6 @@ def read_again(input_batch: Any, history: torch.Tensor) -> None:
     nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
     both: np.ndarray = np.stack([np.repeat(rows, count), token])
-    row, at = torch.from_numpy(both).to(history.device, non_blocking=True)
+    row, at = to_device(both, history.device)
     slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
     input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)

@@ -7,14 +7,14 @@ in which they are decided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from vllm_dllm.worker.row_options import RowOptions
+from vllm_dllm.worker.readout.contract import ReadRequest
+from vllm_dllm.worker.row_options import RowWork
 from vllm_dllm.worker.slots import Mark, SlotState
+from vllm_dllm.worker.to_device import to_device
 
 # The largest score, by the dtype of logits. Divided by any temperature (at least 0.01) it stays
 # finite.
@@ -22,100 +22,111 @@ MOST_SCORE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 6e4}
 
 
 class LogitBiases:
-    """Biases the logits of requests that have biases, in a loop over those requests."""
+    """Biases the logits of the requests of a batch that have biases, all of them together."""
 
     def __init__(self, slots: SlotState, vocabulary: int) -> None:
         self.slots = slots
         self.vocabulary = vocabulary
+        self.options = slots.row_tensors
 
-    def apply(self, logits: torch.Tensor, on_host: np.ndarray) -> None:
+    def apply(self, logits: torch.Tensor, request: ReadRequest) -> None:
         """Apply the biases of a batch to its logits ``[n * L, vocabulary]``, in place."""
-        length = self.slots.length
-        for index, slot, options in self.slots.with_row_options(on_host):
-            if options.biases:
-                self._apply(logits[index * length : (index + 1) * length], slot, options)
+        canvases = logits.view(-1, self.slots.length, logits.shape[1])
+        asking = self.options.work[request.on_host] & RowWork.BIASES > 0
+        if not asking.any():
+            return
+        if asking.all():
+            self._apply(canvases, request.slots, request.on_host)
+            return
+        index = to_device(np.flatnonzero(asking), logits.device)
+        own = canvases.index_select(0, index)
+        self._apply(own, request.slots.index_select(0, index), request.on_host[asking])
+        canvases.index_copy_(0, index, own)
 
-    def _apply(self, rows: torch.Tensor, slot: int, options: RowOptions) -> None:
-        """Bias the logits of one canvas, ``[L, vocabulary]``, in place.
+    def _apply(self, canvases: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> None:
+        """Bias the logits of canvases, ``[n, L, vocabulary]``, in place.
 
         For any parameters, the results are finite numbers, or -inf for tokens that are ruled out.
         """
-
-        def ids(values: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=rows.device)
-
-        scores = rows.float()
-        if options.allowed:
-            allowed = ids(options.allowed)
-            scores = torch.full_like(scores, -torch.inf).index_copy_(1, allowed, scores[:, allowed])
-        if options.logit_bias:
-            bias = torch.tensor(list(options.logit_bias.values()), device=rows.device)
-            scores = scores.index_add(1, ids(list(options.logit_bias)), bias.expand(len(rows), -1))
-        if options.min_tokens and options.ends:
-            index = self.slots.start[slot] + self.slots.position - options.prompt_length
-            too_early = (index < options.min_tokens)[:, None]  # [L, 1]
-            # A tokenizer's end token may have an id that the head does not have.
-            ends = ids([end for end in options.ends if end < self.vocabulary])
-            masked = scores[:, ends].masked_fill(too_early, -torch.inf)
-            scores = scores.index_copy(1, ends, masked)
-        if options.banned:
-            scores = scores.index_fill(1, ids(options.banned), -torch.inf)
+        options, work = self.options, self.options.work_of(on_host)
+        scores = canvases.float()  # the same tensor if it is float32 already
+        if work & RowWork.SHIFT:
+            shift = options.shifts(on_host)[:, None]
+            scores.add_(shift).masked_fill_(shift == -torch.inf, -torch.inf)
+        if work & RowWork.MIN_TOKENS:
+            before = self.slots.start.index_select(0, slots) - options.of("prompt_length", slots)
+            nth = before[:, None] + self.slots.position  # in the output, [n, L]
+            too_early = nth < options.of("min_tokens", slots)[:, None]
+            scores.masked_fill_(too_early[..., None] & options.ends(on_host)[:, None], -torch.inf)
         ruled_out = scores == -torch.inf
-        if options.penalises:
-            scores = self._penalised(scores, slot, options)
-        most = MOST_SCORE[rows.dtype]
-        rows.copy_(scores.clamp(-most, most).masked_fill(ruled_out, -torch.inf))
-        nothing_left = ruled_out.all(1).any()
+        if work & RowWork.PENALTIES:
+            self._penalise(scores, slots)
+        most = MOST_SCORE[canvases.dtype]
+        canvases.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
+        nothing_left = ruled_out.all(2).any(1)
         failure = self.slots.failure
-        failure[slot] = torch.where(nothing_left, int(Mark.NO_TOKEN_LEFT), failure[slot])
+        marked = failure.index_select(0, slots).masked_fill(nothing_left, int(Mark.NO_TOKEN_LEFT))
+        failure.index_copy_(0, slots, marked)
 
-    def _penalised(self, scores: torch.Tensor, slot: int, options: RowOptions) -> torch.Tensor:
-        """Scores ``[L, vocabulary]`` with vLLM's penalties for the tokens before the canvas."""
-        tokens = self.slots.history[slot].long().clamp(0, self.vocabulary - 1)
-        position = torch.arange(len(tokens), device=tokens.device)
-        before = position < torch.clamp(self.slots.start[slot], min=options.prompt_length)
-        count = torch.zeros(self.vocabulary, device=scores.device)
-        count.index_add_(0, tokens, (before & (position >= options.prompt_length)).float())
-        seen = torch.zeros(self.vocabulary, device=scores.device)
-        seen.index_add_(0, tokens, before.float())
-        repeated = torch.where(scores > 0, scores / options.repetition, scores * options.repetition)
-        scores = torch.where(seen > 0, repeated, scores)
-        return scores - (options.frequency * count + options.presence * (count > 0))
+    def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
+        """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
+
+        They are for the tokens before the canvas.
+        """
+        history = self.slots.history.index_select(0, slots)
+        tokens = history.long().clamp_(0, self.vocabulary - 1)  # [n, positions]
+        prompt_length = self.options.of("prompt_length", slots)[:, None]
+        start = self.slots.start.index_select(0, slots)[:, None]
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        before = position < torch.maximum(start, prompt_length)
+        seen = torch.zeros((len(slots), self.vocabulary), device=scores.device)
+        count = torch.zeros_like(seen)
+        seen.scatter_add_(1, tokens, before.float())
+        count.scatter_add_(1, tokens, (before & (position >= prompt_length)).float())
+
+        def number(name: str) -> torch.Tensor:
+            return self.options.of(name, slots)[:, None]
+
+        repetition = torch.where(seen > 0, number("repetition"), 1.0)[:, None]
+        positive = scores > 0
+        # One large temporary at a time.
+        scores.div_(torch.where(positive, repetition, 1.0))
+        scores.mul_(torch.where(positive, 1.0, repetition))
+        scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
 
 
-def filtered(logits: torch.Tensor, slots: SlotState, on_host: np.ndarray) -> torch.Tensor:
+def filtered(logits: torch.Tensor, slots: SlotState, request: ReadRequest) -> torch.Tensor:
     """Logits ``[n * L, vocabulary]`` in which the tokens that filters exclude are -inf.
 
     The filters (top-k, top-p, min-p) of all requests of the batch are applied together. Where no
     request has a filter, the given logits are returned.
     """
-    asking = [(n, options) for n, _, options in slots.with_row_options(on_host) if options.filters]
-    if not asking:
+    on_host = request.on_host
+    asking = slots.row_tensors.work[on_host] & RowWork.FILTERS > 0
+    if not asking.any():
         return logits
-    all_options = [options for _, options in asking]
-    if len(asking) == len(on_host):
-        return _filtered(logits, all_options, slots.length)
-    index = torch.tensor([n for n, _ in asking], device=logits.device)
+    if asking.all():
+        return _filtered(logits, slots, request.slots, on_host)
+    index = to_device(np.flatnonzero(asking), logits.device)
     canvases = logits.view(-1, slots.length, logits.shape[1])
-    changed = _filtered(canvases[index].flatten(0, 1), all_options, slots.length)
-    changed = changed.view(len(index), *canvases.shape[1:])
-    return canvases.index_copy(0, index, changed).flatten(0, 1)
+    own = canvases.index_select(0, index)
+    own_slots = request.slots.index_select(0, index)
+    changed = _filtered(own.flatten(0, 1), slots, own_slots, on_host[asking])
+    return canvases.index_copy(0, index, changed.view_as(own)).flatten(0, 1)
 
 
-def _filtered(logits: torch.Tensor, all_options: list[RowOptions], length: int) -> torch.Tensor:
-    """Filter the logits ``[n * L, vocabulary]`` of ``n`` requests that all have filters."""
-    device, vocabulary = logits.device, logits.shape[1]
+def _filtered(
+    logits: torch.Tensor, state: SlotState, slots: torch.Tensor, on_host: np.ndarray
+) -> torch.Tensor:
+    """Filter the logits ``[n * L, vocabulary]`` of ``slots`` (int64 ``[n]``), which all ask."""
+    options, work = state.row_tensors, state.row_tensors.work_of(on_host)
 
-    def per_row(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=device).repeat_interleave(length)
+    def per_row(name: str) -> torch.Tensor:
+        return options.of(name, slots).repeat_interleave(state.length)
 
-    if any(options.min_p for options in all_options):
-        min_p = per_row([max(options.min_p, 1e-30) for options in all_options])
-        floor = logits.amax(-1) + min_p.log()
+    if work & RowWork.MIN_P:
+        floor = logits.amax(-1) + per_row("min_p").log()
         logits = logits.masked_fill(logits < floor[:, None], -torch.inf)
-    k = p = None
-    if any(options.top_k for options in all_options):
-        k = per_row([min(options.top_k or vocabulary, vocabulary) for options in all_options])
-    if any(options.top_p < 1 for options in all_options):
-        p = per_row([options.top_p for options in all_options])
+    k = per_row("top_k") if work & RowWork.TOP_K else None
+    p = per_row("top_p") if work & RowWork.TOP_P else None
     return apply_top_k_top_p(logits.clone(), k, p)

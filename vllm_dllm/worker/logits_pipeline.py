@@ -52,7 +52,7 @@ class LogitsPipeline:
         raw = self.choice.reports_raw and self.reports.of_raw_logits
         if raw:
             self.reports.capture(request.on_host, lambda _, rows: logits[rows].clone())
-        self.biases.apply(logits, request.on_host)
+        self.biases.apply(logits, request)
         chosen = self.choice.choose(logits, request, keys)
         if path is not None:
             self._constrain(chosen, request, path)

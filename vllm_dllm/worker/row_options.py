@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntFlag
 from typing import Any
+
+import numpy as np
+import torch
+
+from vllm_dllm.worker.to_device import to_device
+
+
+class RowWork(IntFlag):
+    """What the options of a request do to its rows of logits, beside reporting logprobs."""
+
+    NONE = 0
+    SHIFT = 1  # logit bias, allowed ids, banned ids
+    MIN_TOKENS = 2
+    PENALTIES = 4
+    MIN_P = 8
+    TOP_K = 16
+    TOP_P = 32
+    BIASES = SHIFT | MIN_TOKENS | PENALTIES  # at any temperature
+    FILTERS = MIN_P | TOP_K | TOP_P  # where tokens are drawn
 
 
 @dataclass(frozen=True)
@@ -79,16 +99,100 @@ class RowOptions:
         return self.logprobs is not None or bool(self.token_ids)
 
     @property
-    def biases(self) -> bool:
-        """Whether logits change before tokens are chosen or drawn, at any temperature."""
-        return self.penalises or any((self.logit_bias, self.allowed, self.banned, self.min_tokens))
+    def work(self) -> RowWork:
+        """What is to be done to the request's rows."""
+        asked = {
+            RowWork.SHIFT: bool(self.logit_bias or self.allowed or self.banned),
+            RowWork.MIN_TOKENS: bool(self.min_tokens and self.ends),
+            RowWork.PENALTIES: (self.presence, self.frequency, self.repetition) != (0, 0, 1),
+            RowWork.MIN_P: self.min_p > 0,
+            RowWork.TOP_K: self.top_k > 0,
+            RowWork.TOP_P: self.top_p < 1,
+        }
+        return RowWork(sum(work for work, is_asked in asked.items() if is_asked))
 
-    @property
-    def penalises(self) -> bool:
-        """Whether there is a penalty for earlier tokens."""
-        return (self.presence, self.frequency, self.repetition) != (0, 0, 1)
+    def shift(self, vocabulary: int, device: torch.device) -> torch.Tensor:
+        """What biases add to the logits: float32 ``[vocabulary]``, -inf for ids ruled out."""
+        shift = torch.zeros(vocabulary, device=device)
+        if self.allowed:
+            shift.fill_(-torch.inf).index_fill_(0, _ids(self.allowed, device), 0.0)
+        if self.logit_bias:
+            amount: np.ndarray = np.fromiter(self.logit_bias.values(), dtype=np.float32)
+            shift.index_add_(0, _ids(list(self.logit_bias), device), to_device(amount, device))
+        if self.banned:
+            shift.index_fill_(0, _ids(self.banned, device), -torch.inf)
+        return shift
 
-    @property
-    def filters(self) -> bool:
-        """Whether a draw is restricted to likely tokens."""
-        return (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
+
+def _ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(np.array(values, dtype=np.int64), device)
+
+
+class RowOptionTensors:
+    """What a step reads of the options of all slots.
+
+    Everything is copied to the device when a request enters its slot, and a step only gathers.
+
+    Attributes:
+        work: on the host, int ``[slots]``, the `RowWork` of each slot.
+        numbers: parameters on the device by their name in `RowOptions`, ``[slots]`` each. Those of
+            slots that have no options are meaningless.
+    """
+
+    # Dtypes of the numbers. vLLM's filters expect int32.
+    DTYPES: Mapping[str, torch.dtype] = {
+        **dict.fromkeys(("prompt_length", "min_tokens"), torch.int64),
+        "top_k": torch.int32,
+        **dict.fromkeys(("top_p", "min_p", "presence", "frequency", "repetition"), torch.float32),
+    }
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+        self.work: np.ndarray = np.zeros(slots, dtype=np.int64)
+        self.numbers = {
+            name: torch.zeros(slots, dtype=dtype, device=device)
+            for name, dtype in self.DTYPES.items()
+        }
+        self._vocabulary = vocabulary
+        self._device = device
+        # By slot, only of requests that have them: float32 and bool, ``[vocabulary]`` each.
+        self._shift: dict[int, torch.Tensor] = {}
+        self._ends: dict[int, torch.Tensor] = {}
+
+    def enter(self, slot: int, options: RowOptions | None) -> None:
+        """Store the options of the request that enters ``slot``, and drop the last one's."""
+        self._shift.pop(slot, None)
+        self._ends.pop(slot, None)
+        work = RowWork.NONE if options is None else options.work
+        self.work[slot] = work
+        if options is None or not work:
+            return
+        # A k of the whole vocabulary keeps all; so does a tiny share, and its logarithm is finite.
+        top_k = min(options.top_k or self._vocabulary, self._vocabulary)
+        neutral = replace(options, top_k=top_k, min_p=max(options.min_p, 1e-30))
+        for name, numbers in self.numbers.items():
+            numbers[slot].fill_(getattr(neutral, name))
+        if work & RowWork.SHIFT:
+            self._shift[slot] = options.shift(self._vocabulary, self._device)
+        if work & RowWork.MIN_TOKENS:
+            # A tokenizer's end token may have an id that the head does not have.
+            ends = _ids([end for end in options.ends if end < self._vocabulary], self._device)
+            no_id = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
+            self._ends[slot] = no_id.index_fill_(0, ends, True)
+
+    def work_of(self, on_host: np.ndarray) -> RowWork:
+        """All that is to be done to the rows of a batch, whose slots are given."""
+        return RowWork(int(np.bitwise_or.reduce(self.work[on_host])))
+
+    def of(self, name: str, slots: torch.Tensor) -> torch.Tensor:
+        """A parameter of ``slots`` (int64 ``[n]``), ``[n]``."""
+        return self.numbers[name].index_select(0, slots)
+
+    def shifts(self, on_host: np.ndarray) -> torch.Tensor:
+        """What is added to the logits of each slot, float32 ``[n, vocabulary]``."""
+        none = torch.zeros(self._vocabulary, device=self._device)
+        return torch.stack([self._shift.get(slot, none) for slot in on_host.tolist()])
+
+    def ends(self, on_host: np.ndarray) -> torch.Tensor:
+        """The tokens that end the output of each slot too early, bool ``[n, vocabulary]``."""
+        none = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
+        return torch.stack([self._ends.get(slot, none) for slot in on_host.tolist()])

@@ -27,6 +27,7 @@ from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import Readings, Readout
 from vllm_dllm.worker.slots import Mark, Phase, SlotState
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.worker.to_device import to_device
 
 
 class PredictionStore(Protocol):
@@ -117,7 +118,7 @@ class DiffusionSampler:
     def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
         width = None
         if (widths != self.slots.length).any():
-            width = torch.from_numpy(widths).long().to(slot.device, non_blocking=True)
+            width = to_device(widths.astype(np.int64), slot.device)
         return CanvasRows(slot, on_host, width)
 
     def _among_prefills(
@@ -132,7 +133,7 @@ class DiffusionSampler:
         self._finish_prefills(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
             is_canvas = np.flatnonzero(widths)
-            row = torch.from_numpy(is_canvas).to(device, non_blocking=True)
+            row = to_device(is_canvas, device)
             on_host = input_batch.idx_mapping_np[is_canvas]
             canvases = self._canvases(slot[row], on_host, widths[is_canvas])
             output = self._update(hidden_states, canvases)
@@ -152,7 +153,7 @@ class DiffusionSampler:
         done = np.flatnonzero(is_prefill & (behind >= input_batch.prefill_len_np[:rows]))
         if not len(done):
             return
-        row = torch.from_numpy(done).to(num_rejected.device, non_blocking=True)
+        row = to_device(done, num_rejected.device)
         slot = input_batch.idx_mapping[row].long()
         num_rejected.index_copy_(0, row, self.slots.tail[slot].int())
         self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])

@@ -19,7 +19,8 @@ from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.worker.algorithm_state import AlgorithmStates
 from vllm_dllm.worker.constraint_state import Constraints
-from vllm_dllm.worker.row_options import RowOptions
+from vllm_dllm.worker.row_options import RowOptions, RowOptionTensors
+from vllm_dllm.worker.to_device import can_pin, to_device
 
 # How many end-of-sequence ids of a request may finish a block early. A request with more ids
 # still stops at each of them, because vLLM's scheduler checks them all; its blocks just do not
@@ -135,6 +136,7 @@ class SlotState:
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
         row_options: on the host, by slot, the options of requests with biases, filters or logprobs.
+        row_tensors: what a step reads of these options.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         needs_rows: on the host, bool ``[slots]``, whether a slot is in `row_options`.
@@ -173,20 +175,20 @@ class SlotState:
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_options: dict[int, RowOptions] = {}
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
+        self.row_tensors = RowOptionTensors(slots, kind.vocabulary, device)
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.spoiled = full(False, torch.bool)
         self.failure = full(Mark.NONE, torch.int32)
-        pinned = device.type == "cuda"
-        self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=pinned)
+        self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
         """Set up ``slot`` for a new request: lay out its first canvas behind the prompt."""
         tail = len(prompt) % self.length if self.kind.aligned else 0
         self.seed[slot].fill_(seed)
         self.start[slot].fill_(len(prompt) - tail)
-        self.tokens[slot].copy_(self.fresh_tokens(torch.tensor([slot], device=self.device))[0])
+        self.tokens[slot].copy_(self.fresh_tokens(torch.full((1,), slot, device=self.device))[0])
         if tail:
-            self._hold(slot, np.arange(tail), prompt[len(prompt) - tail :])
+            self._hold(slot, prompt[len(prompt) - tail :])
         self.masked[slot].fill_(self.kind.mask_token is not None)
         self.masked[slot, :tail].fill_(False)
         self.fixed[slot].fill_(False)
@@ -212,7 +214,7 @@ class SlotState:
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
         ids = sorted(set(limits.ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
-        self.end_tokens[slot].copy_(torch.from_numpy(row))
+        self.end_tokens[slot].copy_(to_device(row, self.device))
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
         self.streams[slot] = limits.stream_prefix
@@ -223,6 +225,7 @@ class SlotState:
         if options is not None:
             self.row_options[slot] = options
         self.needs_rows[slot] = options is not None
+        self.row_tensors.enter(slot, options)
 
     def with_row_options(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that have row options."""
@@ -237,14 +240,15 @@ class SlotState:
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""
-        self._hold(slot, np.arange(len(tokens)), tokens)
+        self._hold(slot, tokens)
         if pinned:
-            positions = torch.tensor(pinned, device=self.device)
-            self.fixed[slot, positions] = True
+            is_pinned: np.ndarray = np.zeros(self.length, dtype=bool)
+            is_pinned[list(pinned)] = True
+            self.fixed[slot].logical_or_(to_device(is_pinned, self.device))
 
-    def _hold(self, slot: int, positions: np.ndarray, tokens: Sequence[int]) -> None:
-        row = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
-        self.tokens[slot, : len(positions)].copy_(row)
+    def _hold(self, slot: int, tokens: Sequence[int]) -> None:
+        row: np.ndarray = np.array(tokens, dtype=np.int64)
+        self.tokens[slot, : len(row)].copy_(to_device(row, self.device))
 
     def fresh_tokens(self, slots: torch.Tensor) -> torch.Tensor:
         """Initial tokens, int64 ``[n, L]``, of the canvases of ``slots`` (int64 ``[n]``)."""

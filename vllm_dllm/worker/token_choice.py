@@ -160,7 +160,7 @@ class MaskedChoice:
         temperature = request.temperature.repeat_interleave(length)
         tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         tempered[:, self.mask_token] = -torch.inf
-        kept = filtered(tempered, self.slots, request.on_host)
+        kept = filtered(tempered, self.slots, request)
         drawn = self.draw(kept, keys.flatten())
         sampled = with_samples(greedy, tempered, temperature, drawn)
         return MaskedRows(sampled, greedy, logits, tempered, kept, keys, samples.tolist(), length)
@@ -225,7 +225,7 @@ class NoiseChoice:
         """See `TokenChoice`. Filters apply before the temperature."""
         (slot,) = request.on_host.tolist()
         assert keys is not None
-        kept = filtered(logits, self.slots, request.on_host)
+        kept = filtered(logits, self.slots, request)
         temperature, flat = request.temperature.expand(self.slots.length), keys[0]
         statistics, distribution = sampled_statistics(kept, temperature, flat)
         reports = slot in self.slots.row_options and self.slots.row_options[slot].reports

@@ -31,7 +31,6 @@ class TokenChunks:
         real: bool ``[T * CHUNK]``, false for padding.
         padding: float32 ``[T]``, number of padding entries in each chunk.
         chunk_class: int64 ``[T]``, the class of each chunk, ascending.
-        class_of_token: int64 ``[ids]``, C for tokens of no class.
         classes: C.
     """
 
@@ -39,7 +38,6 @@ class TokenChunks:
     real: torch.Tensor
     padding: torch.Tensor
     chunk_class: torch.Tensor
-    class_of_token: torch.Tensor
     classes: int
 
     @classmethod
@@ -59,7 +57,7 @@ class TokenChunks:
         token = order[(first + torch.minimum(index, class_size - 1)).flatten()]
         real = index < class_size
         padding = (~real).sum(1).float()
-        return cls(token, real.flatten(), padding, chunk_class, class_of_token, classes)
+        return cls(token, real.flatten(), padding, chunk_class, classes)
 
     @property
     def rows_at_once(self) -> int:

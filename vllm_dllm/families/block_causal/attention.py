@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.to_device import to_device
 
 if TYPE_CHECKING:
     from vllm_dllm.attention.backend import MaskRules
@@ -55,14 +56,13 @@ class BlockCausal:
             )
         whole = query_lengths == drafts if drafts is not None else query_lengths < 0
         segments = split_into_blocks(query_lengths, whole, self.block_length)
-        row = torch.from_numpy(segments.row).to(self.device, non_blocking=True)
-        hidden_keys = torch.from_numpy(segments.hidden_keys).to(self.device, non_blocking=True)
-        query_start = torch.from_numpy(segments.query_start)
+        row = to_device(segments.row, self.device)
+        hidden_keys = to_device(segments.hidden_keys, self.device)
         bound = given.seq_lens_cpu_upper_bound[torch.from_numpy(segments.row)]
         return build_attn_metadata(
             num_reqs=len(segments),
-            query_start_loc_gpu=query_start.to(self.device, non_blocking=True),
-            query_start_loc_cpu=query_start,
+            query_start_loc_gpu=to_device(segments.query_start, self.device),
+            query_start_loc_cpu=torch.from_numpy(segments.query_start),
             max_query_len=segments.max_query_len,
             seq_lens=given.seq_lens[row] - hidden_keys,
             seq_lens_cpu_upper_bound=bound - torch.from_numpy(segments.hidden_keys),

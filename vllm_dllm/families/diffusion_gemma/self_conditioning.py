@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.worker.slots import Phase, SlotState
+from vllm_dllm.worker.to_device import to_device
 
 
 class GatedMLP(Protocol):
@@ -70,10 +71,8 @@ class SelfConditioning:
             row_of: np.ndarray = np.repeat(np.arange(rows), widths)
             nth = np.arange(len(row_of)) - np.repeat(np.cumsum(widths) - widths, widths)
             start = input_batch.query_start_loc_np[row_of]
-            row, position, token = (
-                torch.from_numpy(a.astype(np.int64)).to(embeddings.device, non_blocking=True)
-                for a in (row_of, nth, start + nth)
-            )
+            index: np.ndarray = np.stack([row_of, nth, start + nth]).astype(np.int64)
+            row, position, token = to_device(index, embeddings.device)
             slot = input_batch.idx_mapping[row].long()
             soft = self.soft[slot, position]
         plain = embeddings[token]

@@ -1,0 +1,174 @@
+"""Biases and filters: each request gets its own, in any company, and from any slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_dllm.worker.logit_biases import MOST_SCORE, LogitBiases, filtered
+from vllm_dllm.worker.readout.contract import ReadRequest
+from vllm_dllm.worker.row_options import RowOptions, RowWork
+from vllm_dllm.worker.slots import CanvasKind, Mark, SlotState
+
+L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
+PLAIN = RowOptions(prompt_length=PROMPT)
+ASKED: dict[str, RowOptions | None] = {
+    "nothing": None,
+    "logprobs alone": replace(PLAIN, logprobs=3),
+    "logit bias": replace(PLAIN, logit_bias={4: 3.0, 9: -100.0}),
+    "allowed ids": replace(PLAIN, allowed=(1, 2, 30), logit_bias={2: 1.5, 3: 50.0}),
+    "bad words": replace(PLAIN, banned=(0, 7)),
+    "min_tokens": replace(PLAIN, min_tokens=5, ends=(3, 4, VOCABULARY + 7)),
+    "penalties": replace(PLAIN, presence=0.7, frequency=0.31, repetition=1.3),
+    "repetition": replace(PLAIN, repetition=0.6),
+    "top_k": replace(PLAIN, top_k=4),
+    "top_k beyond the vocabulary": replace(PLAIN, top_k=2**40),
+    "top_p": replace(PLAIN, top_p=0.6),
+    "min_p": replace(PLAIN, min_p=0.2),
+    "no token left": replace(PLAIN, allowed=(1,), banned=(1,)),
+    "everything": replace(
+        PLAIN,
+        **{"logit_bias": {5: 2.0}, "allowed": tuple(range(30)), "banned": (8,), "min_tokens": 9},
+        **{"ends": (1,), "presence": 0.2, "frequency": 0.1, "repetition": 1.1},
+        **{"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    ),
+}
+
+
+def biased(rows: torch.Tensor, options: RowOptions, history: list[int], start: int) -> torch.Tensor:
+    """The logits of one canvas, ``[L, vocabulary]``, after the biases, one after the other."""
+    scores = rows.float().clone()
+    if options.allowed:
+        others = [i for i in range(VOCABULARY) if i not in options.allowed]
+        scores[:, others] = -torch.inf
+    for token, bias in options.logit_bias.items():
+        scores[:, token] += bias
+    for position in range(L):
+        if start + position - PROMPT < options.min_tokens:
+            scores[position, [end for end in options.ends if end < VOCABULARY]] = -torch.inf
+    scores[:, list(options.banned)] = -torch.inf
+    ruled_out = scores == -torch.inf
+    before = history[: max(start, PROMPT)]
+    for token in set(before):
+        column, count = scores[:, token], before[PROMPT:].count(token)
+        by = torch.where(column > 0, column / options.repetition, column * options.repetition)
+        frequency, presence = torch.tensor([options.frequency, options.presence])
+        scores[:, token] = by - (frequency * count + presence * (count > 0))
+    most = MOST_SCORE[rows.dtype]
+    return scores.clamp(-most, most).masked_fill(ruled_out, -torch.inf).to(rows.dtype)
+
+
+def kept(rows: torch.Tensor, options: RowOptions) -> torch.Tensor:
+    """Where the filters let the tokens of one canvas pass, bool ``[L, vocabulary]``."""
+    p = rows.double().softmax(-1)
+    keep = p >= (options.min_p * p.amax(-1, keepdim=True))
+    if options.top_k:
+        p = torch.where(keep, p, 0.0)
+        rank = p.argsort(-1, descending=True).argsort(-1)
+        keep &= rank < options.top_k
+    p = torch.where(keep, p, 0.0)
+    p = p / p.sum(-1, keepdim=True)
+    ordered, order = p.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    return keep & (before < options.top_p).gather(-1, order.argsort(-1))
+
+
+def state(history: torch.Tensor) -> SlotState:
+    slots = SlotState(
+        SLOTS, CanvasKind(L, VOCABULARY, VOCABULARY - 1, aligned=True), torch.device("cpu")
+    )
+    slots.history = history
+    return slots
+
+
+def request(slots: list[int]) -> ReadRequest:
+    return ReadRequest(torch.tensor(slots), np.array(slots), L, torch.ones(len(slots)))
+
+
+@pytest.fixture(scope="module")
+def history() -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (SLOTS, 12), generator=seeded(1)).int()
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batches() -> list[list[str]]:
+    """Each alone, all of each length of company, and random company."""
+    names, rng = list(ASKED), np.random.default_rng(0)
+    some = [list(rng.choice(names, rng.integers(2, SLOTS + 1))) for _ in range(60)]
+    return [[name] for name in names] + [[name] * 3 for name in names] + some
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) -> None:
+    """Bit for bit what the reference says of the request alone, in slots that others have used."""
+    slots, rng = state(history), np.random.default_rng(2)
+    biases = LogitBiases(slots, VOCABULARY)
+    for names in batches():
+        own = rng.permutation(SLOTS)[: len(names)].tolist()
+        for slot, name in zip(own, names, strict=True):
+            slots.set_row_options(slot, ASKED[name])
+            slots.start[slot] = int(rng.integers(PROMPT // L, 4)) * L
+        slots.failure.fill_(0)
+        logits = (4 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))).to(dtype)
+        logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
+        wanted = logits.clone().view(-1, L, VOCABULARY)
+        for row, slot in enumerate(own):
+            options = ASKED[names[row]] or PLAIN
+            if options.work & RowWork.BIASES:
+                before, start = history[slot].tolist(), int(slots.start[slot])
+                wanted[row] = biased(wanted[row], options, before, start)
+        biases.apply(logits, request(own))
+        got = logits.view(-1, L, VOCABULARY)
+        for row in range(len(names)):
+            assert torch.equal(got[row], wanted[row]), (names, row)
+            no_token = (wanted[row] == -torch.inf).all(1).any()
+            assert slots.failure[own[row]] == (Mark.NO_TOKEN_LEFT if no_token else Mark.NONE)
+
+
+def test_filters_are_each_requests_own(history: torch.Tensor) -> None:
+    slots, rng = state(history), np.random.default_rng(3)
+    for names in batches():
+        own = rng.permutation(SLOTS)[: len(names)].tolist()
+        for slot, name in zip(own, names, strict=True):
+            slots.set_row_options(slot, ASKED[name])
+        logits = 2 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
+        before = logits.clone()
+        got = filtered(logits, slots, request(own)).view(-1, L, VOCABULARY)
+        assert torch.equal(logits, before), "the given logits are still needed"
+        for row, name in enumerate(names):
+            rows = before[row * L : (row + 1) * L]
+            keep = kept(rows, ASKED[name] or PLAIN)
+            assert torch.equal(got[row], rows.masked_fill(~keep, -torch.inf)), (names, name)
+
+
+def test_without_filters_nothing_is_copied(history: torch.Tensor) -> None:
+    slots = state(history)
+    slots.set_row_options(0, ASKED["penalties"])
+    logits = torch.zeros(2 * L, VOCABULARY)
+    assert filtered(logits, slots, request([0, 1])) is logits
+
+
+def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None:
+    """Each request after each other one in the same slot: as in a slot that is new."""
+
+    def result(before: str | None, name: str) -> tuple[Any, ...]:
+        slots = state(history)
+        if before is not None:
+            slots.set_row_options(2, ASKED[before])
+        slots.set_row_options(2, ASKED[name])
+        logits = 2 * torch.randn(L, VOCABULARY, generator=seeded(4))
+        LogitBiases(slots, VOCABULARY).apply(logits, request([2]))
+        return logits, filtered(logits, slots, request([2])), slots.failure.clone()
+
+    for name in ASKED:
+        fresh = result(None, name)
+        for before in ASKED:
+            for got, wanted in zip(result(before, name), fresh, strict=True):
+                assert torch.equal(got, wanted), (before, name)

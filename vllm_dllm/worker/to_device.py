@@ -1,0 +1,27 @@
+"""Copies from the host to the device that nothing waits for.
+
+Copying ordinary memory to a GPU waits until the GPU has finished all earlier work, whether it is
+asked to or not. A copy from pinned memory does not wait, and torch uses a piece of pinned memory
+again only after the copies from it are done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def can_pin(device: torch.device) -> bool:
+    """Whether copies to and from this device take pinned memory."""
+    return device.type != "cpu"
+
+
+def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device of an array or tensor on the host, without waiting for the device.
+
+    On the CPU this is the same memory, so the caller must not write to `values` afterwards.
+    """
+    host = torch.as_tensor(values)
+    if can_pin(device):
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
