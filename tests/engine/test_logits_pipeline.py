@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,23 @@ LOGITS = torch.randn(2 * L, VOCABULARY, generator=torch.Generator().manual_seed(
 ASKED = RowOptions(top_k=2, logit_bias={4: 3.0}, logprobs=2, prompt_length=L)
 
 
+class RecordedReports(LogprobReports):
+    """Keeps the whole rows that logprobs would be computed from, by slot."""
+
+    def __init__(self, slots: SlotState, mode: str) -> None:
+        super().__init__(slots, mode)
+        self.rows: dict[int, torch.Tensor] = {}
+
+    def capture(
+        self,
+        on_host: np.ndarray,
+        scores_of: Callable[[int, slice], torch.Tensor],
+        candidates: torch.Tensor,
+    ) -> None:
+        for index, slot, _ in self.asking(on_host):
+            self.rows[slot] = scores_of(index, slice(0, L))
+
+
 def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
     """What the first request's logprobs are taken of; the second asks for nothing."""
     kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
@@ -31,13 +50,13 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
         slots.configure(slot, choice, temperature, RequestLimits(100))
     slots.phase.fill_(Phase.DENOISE)
     slots.set_row_options(0, ASKED)
-    reports = LogprobReports(slots, mode)
+    reports = RecordedReports(slots, mode)
     readout = DenseReadout(lambda hidden: hidden.clone(), slots, reports)
     policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
     plan = CanvasUpdate(slots, policy).plan(torch.arange(2), np.arange(2), L)
     readout.read(LOGITS, plan.request)
-    assert list(reports.scores) == [0], "only requests that ask"
-    return reports.scores[0]
+    assert list(reports.rows) == [0], "only requests that ask"
+    return reports.rows[0]
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])

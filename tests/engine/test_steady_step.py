@@ -95,11 +95,12 @@ def counted_reads(found: Counter[str]) -> Iterator[None]:
             setattr(torch.Tensor, name, method)
 
 
-def steady(driver: Driver, family: Family, requests: int) -> None:
-    """So many requests, all in the middle of a canvas."""
+def steady(driver: Driver, family: Family, requests: int, *options: dict[str, Any]) -> None:
+    """So many requests, all in the middle of a canvas; they take turns with these parameters."""
     prompts = family.prompts([20] * requests, seed=requests)
     for n, prompt in enumerate(prompts):
-        driver.add(f"r{requests}x{n}", prompt, family.params(64))
+        own = options[n % len(options)] if options else {}
+        driver.add(f"r{requests}x{n}", prompt, family.params(64, **own))
     names = [f"r{requests}x{n}" for n in range(requests)]
 
     def denoising() -> bool:
@@ -126,15 +127,19 @@ def calls_of_step(driver: Driver) -> Counter[str]:
 
 
 def test_nothing_is_read_back(family: Family) -> None:
-    """Fails for an `.item()`, a boolean index or a `nonzero` between forward and output."""
-    found: Counter[str] = Counter()
+    """Fails for an `.item()`, a boolean index or a `nonzero` between forward and output.
+
+    Also with logprobs, for some requests of the batch or for all of them.
+    """
+    kinds: list[list[dict[str, Any]]] = [[{}], [{}, {"logprobs": 2}], [{"logprobs": 3}]]
     with family.start() as running:
-        driver = Driver(running)
-        steady(driver, family, 4)
-        with counted_reads(found), Waits() as waits:
-            driver.step()
-        assert not found + waits.found
-        driver.finish()
+        for kind in kinds:
+            driver, found = Driver(running), Counter[str]()
+            steady(driver, family, 4, *kind)
+            with counted_reads(found), Waits() as waits:
+                driver.step()
+            assert not found + waits.found, kind
+            driver.finish()
 
 
 def test_counters_count() -> None:

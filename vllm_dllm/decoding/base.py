@@ -160,7 +160,13 @@ class Algorithm(Protocol):
         ...
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
-        """Update every canvas, without waiting for the device and without a loop over slots."""
+        """Update every canvas, without waiting for the device and without a loop over slots.
+
+        At each position the new canvas holds one of these: the token that the canvas has there, the
+        `token` or `sample` of the statistics, the random token in `context.noise`, or an id that
+        `ask` named there. Logprobs are read for these only, so a request that asks for logprobs
+        ends with an error if a position that is not masked gets any other token.
+        """
         ...
 
 

@@ -26,6 +26,9 @@ REASONS = {
     Mark.UNSOUND: "its logits are not finite (NaN or inf)",
     Mark.NO_TOKEN_LEFT: "its parameters leave no token to choose",
     Mark.NOT_TAKEN_UP: "its parameters could not be taken up, see the worker's log above",
+    Mark.UNREAD_TOKEN: (
+        "it asks for logprobs, and its decoding algorithm chose a token whose logprob was not read"
+    ),
 }
 
 

@@ -128,7 +128,7 @@ class CanvasUpdate:
             chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
         else:
             chosen = (after.tokens != before.tokens) | (before.masked & ~after.masked)
-        return chosen & ~outcome.skips_denoise[:, None]
+        return chosen & ~(after.masked | outcome.skips_denoise[:, None])
 
     def keep(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
         """Write the outcome to the slots; returns the tokens to read next, int64 ``[n, L]``."""

@@ -10,9 +10,9 @@ copied on the device, and only when such a request is preempted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.slots import Phase, SlotState
@@ -38,7 +38,7 @@ class InterruptedCanvas:
     algorithm_state: dict[str, torch.Tensor]
     block_before: torch.Tensor
     output_end: torch.Tensor
-    logprobs: Any
+    logprobs: LogprobsTensors | None
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class InterruptedCanvas:
             },
             slots.history[slot].index_select(0, before).long(),
             total_len[slot].long(),
-            reports.kept.get(slot),
+            reports.copy(slot),
         )
 
     def resume(
@@ -93,7 +93,7 @@ class InterruptedCanvas:
             # are then output again.
             slots.tail[slot].fill_(known - start)
         if self.logprobs is not None:
-            reports.kept[slot] = self.logprobs
+            reports.restore(slot, self.logprobs)
 
     def _resume_commit(
         self, slots: SlotState, slot: int, start: int, output_end: int, asked: int

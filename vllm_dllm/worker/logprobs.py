@@ -3,138 +3,273 @@
 The logprobs of a masked model are those of the step in which a position was decided, by default of
 the raw logits (``logprobs_mode``). Those of a model of uniform noise belong to the step that
 finished the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also
-applies filters before the temperature). They cost a loop over the requests that ask for them, and a
-copy to the host when a canvas leaves.
+applies filters before the temperature).
+
+Rows of scores are summarized when they are read, see `ScoreSummary`: what a request holds does not
+depend on the vocabulary. Reading costs a loop over the requests that ask. After it everything is
+tensor operations on all of them, and nothing waits for the device: vLLM gets the rows of whole
+canvases, those of the tokens that leave first, and takes as many of them as there are tokens.
+
+A request for more than `MOST_ON_DEVICE` logprobs (``--max-logprobs``) is the exception. Its table
+is kept in the host's memory, where its rows go as they are read, and only the rows that leave are
+passed on. All of that waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.score_summary import ScoreSummary, padded, stacked, summarize
+from vllm_dllm.worker.slots import Mark, SlotState
+
+# The most logprobs of a position, beside the chosen token's, that are kept on the device. A request
+# may name as many ids.
+MOST_ON_DEVICE = MAX_LOGPROB_TOKEN_IDS
+HOST = torch.device("cpu")
 
 
 class LogprobReports:
-    """The scores of the current step, and the logprobs of canvases that have not left yet.
+    """The logprobs of canvases that have not left yet, with the chosen token in the first column.
 
     Attributes:
         of_raw_logits: whether logprobs are those of the logits before biases and filters.
-        scores: the scores of the current step by slot, float ``[L, vocabulary]`` each.
-        kept: the logprobs of the positions decided so far by slot, L rows each.
+        ids: int32 ``[slots, L, W]``, where W grows with the requests that ask.
+        scores: float32 ``[slots, L, W]``, those of `ids`.
+        ranks: int32 ``[slots, L]``, those of the chosen tokens.
+        on_host: by slot, the tables of requests that ask for more than `MOST_ON_DEVICE`.
+        pending: by slot, what was read in this step, until `report`.
     """
 
     def __init__(self, slots: SlotState, mode: str) -> None:
         self.slots = slots
         self.reports_logits = mode in ("raw_logits", "processed_logits")
         self.of_raw_logits = not mode.startswith("processed")
-        self.scores: dict[int, torch.Tensor] = {}
-        self.kept: dict[int, LogprobsTensors] = {}
+        shape, device = tuple(slots.tokens.shape), slots.device
+        self.ids = torch.zeros((*shape, 0), dtype=torch.int32, device=device)
+        self.scores = torch.zeros((*shape, 0), device=device)
+        self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.on_host: dict[int, LogprobsTensors] = {}
+        self.pending: dict[int, ScoreSummary] = {}
+        self._named: dict[int, torch.Tensor] = {}
 
     def forget(self, slot: int) -> None:
         """Drop what was kept for the last request in ``slot``, because a new one enters it."""
-        self.kept.pop(slot, None)
+        self.on_host.pop(slot, None)
+        self._named.pop(slot, None)
 
-    def capture(self, on_host: np.ndarray, scores_of: Callable[[int, slice], torch.Tensor]) -> None:
-        """Keep the scores of requests that ask for logprobs until `report` is called.
+    def asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
+        """(index in the batch, slot, options) of the requests of a batch that ask for logprobs."""
+        return [row for row in self.slots.with_row_options(on_host) if row[2].reports]
+
+    def _most(self, options: RowOptions) -> int:
+        """How many logprobs a request gets for a position, beside the chosen token's."""
+        vocabulary = self.slots.kind.vocabulary
+        if options.token_ids:
+            return len(options.token_ids)
+        most = options.logprobs or 0
+        return vocabulary if most == -1 else min(most, vocabulary)
+
+    def capture(
+        self,
+        on_host: np.ndarray,
+        scores_of: Callable[[int, slice], torch.Tensor],
+        candidates: torch.Tensor,
+    ) -> None:
+        """Summarize the scores of requests that ask for logprobs.
 
         Args:
-            on_host: the slots of a batch, int ``[n]``.
-            scores_of: called with a canvas' index in the batch and the slice of its rows; returns
-                the scores to keep, ``[L, vocabulary]``.
+            on_host: the slots of a part of the batch, int ``[n]``.
+            scores_of: called with a canvas' index in the part and a slice of its positions; returns
+                their scores ``[positions, vocabulary]``, which are not kept.
+            candidates: int64 ``[n, L, C]``, the tokens that the canvases may hold after the step.
         """
-        length = self.slots.length
-        for index, slot, options in self.slots.with_row_options(on_host):
-            if options.reports:
-                rows = slice(index * length, (index + 1) * length)
-                self.scores[slot] = scores_of(index, rows)
+        for index, slot, options in self.asking(on_host):
+            most = self._most(options)
 
-    def report(self, tokens: torch.Tensor, decided: torch.Tensor, on_host: np.ndarray) -> None:
+            def rows(positions: slice, index: int = index) -> torch.Tensor:
+                return scores_of(index, positions)
+
+            self.pending[slot] = summarize(
+                rows,
+                candidates[index],
+                self._named_ids(slot, options) if options.token_ids else most,
+                not self.reports_logits,
+                4 * self.slots.kind.vocabulary,
+                HOST if most > MOST_ON_DEVICE else candidates.device,
+            )
+
+    def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
+        """The ids whose logprobs a request asks for, int64; copied to the device once."""
+        if slot not in self._named:
+            ids = async_tensor_h2d(list(options.token_ids), self.slots.device, torch.int64)
+            self._named[slot] = ids
+        return self._named[slot]
+
+    def report(
+        self, tokens: torch.Tensor, decided: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray
+    ) -> None:
         """Keep the logprobs of the positions that this step decided.
+
+        A request ends with an error where its algorithm has chosen a token that is not among the
+        candidates, see `Algorithm.step`, because nothing is known of that token any more.
 
         Args:
             tokens: int64 ``[n, L]``, the updated canvases.
             decided: bool ``[n, L]``, positions whose token was chosen in this step.
-            on_host: the slots of the batch, int ``[n]``.
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same slots as a numpy array.
         """
-        for index, slot in enumerate(on_host.tolist()):
-            if slot not in self.scores:
-                continue
-            new = self._logprobs(self.scores[slot], tokens[index], self.slots.row_options[slot])
-            old = self.kept.get(slot, new)
-            is_new = decided[index]
-            self.kept[slot] = LogprobsTensors(
-                torch.where(is_new[:, None], new.logprob_token_ids, old.logprob_token_ids),
-                torch.where(is_new[:, None], new.logprobs, old.logprobs),
-                torch.where(is_new, new.selected_token_ranks, old.selected_token_ranks),
-            )
-        self.scores.clear()
+        read, self.pending = self.pending, {}
+        order = [index for index, slot in enumerate(on_host.tolist()) if slot in read]
+        few = [i for i in order if read[int(on_host[i])].ids.shape[1] <= MOST_ON_DEVICE]
+        if few:
+            summaries = [read[int(on_host[i])] for i in few]
+            self._keep(summaries, *self._rows((tokens, decided, slots), few))
+        for i in sorted(set(order) - set(few)):
+            self._keep_on_host(int(on_host[i]), read[int(on_host[i])], tokens[i], decided[i])
 
-    def _logprobs(
-        self, logits: torch.Tensor, chosen: torch.Tensor, options: RowOptions
-    ) -> LogprobsTensors:
-        scores = logits.float()
-        if not self.reports_logits:
-            scores = scores.log_softmax(-1)
-        if options.token_ids:
-            ids = torch.tensor(options.token_ids, device=logits.device).expand(len(logits), -1)
-        else:
-            most = logits.shape[1] if options.logprobs == -1 else options.logprobs or 0
-            ids = scores.topk(most, dim=-1).indices
-        ids = torch.cat([chosen[:, None], ids], dim=1)
-        selected = scores.gather(1, chosen[:, None])
-        # Ranks begin at 1, and ties count as better, as in vLLM's kernel.
-        ranks = (scores >= selected).sum(1)
-        return LogprobsTensors(ids, scores.gather(1, ids), ranks)
+    def _keep(
+        self,
+        summaries: list[ScoreSummary],
+        tokens: torch.Tensor,
+        decided: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """Write to the device's tables; tensors are the rows of these canvases, ``[m, ...]``."""
+        self._widen(1 + max(summary.ids.shape[1] for summary in summaries))
+        whole = stacked(summaries, self.ids.shape[2] - 1)
+        score, rank, known = whole.chosen(tokens)
+        new = (
+            (self.ids, torch.cat([tokens[..., None].int(), whole.ids], -1)),
+            (self.scores, torch.cat([score[..., None], whole.scores], -1)),
+            (self.ranks, rank),
+        )
+        for table, rows in new:
+            where = decided.view(*decided.shape, *[1] * (rows.ndim - 2))
+            kept = torch.where(where, rows, table.index_select(0, slots))
+            table.index_copy_(0, slots, kept)
+        self._refuse(slots, decided & ~known)
+
+    def _keep_on_host(
+        self, slot: int, summary: ScoreSummary, tokens: torch.Tensor, decided: torch.Tensor
+    ) -> None:
+        """Write to the host's table of one canvas; `tokens` and `decided` are ``[L]``."""
+        score, rank, known = summary.chosen(tokens)
+        self._refuse(torch.tensor([slot], device=tokens.device), (decided & ~known)[None])
+        new = LogprobsTensors(
+            torch.cat([tokens[:, None].to(HOST, torch.int32), summary.ids], 1),
+            torch.cat([score[:, None].to(HOST), summary.scores], 1),
+            rank.to(HOST),
+        )
+        is_new, old = decided.to(HOST), self.on_host.setdefault(slot, new)
+        for mine, theirs in zip(old[:3], new[:3], strict=True):
+            mine[is_new] = theirs[is_new]
+
+    def _refuse(self, slots: torch.Tensor, unknown: torch.Tensor) -> None:
+        """End the requests with an unknown token; `unknown` is bool ``[m, L]``."""
+        failure = self.slots.failure
+        marks = torch.where(unknown.any(1), int(Mark.UNREAD_TOKEN), failure.index_select(0, slots))
+        failure.index_copy_(0, slots, marks)
+
+    def _widen(self, width: int) -> None:
+        self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
+
+    def _rows(self, tensors: tuple[torch.Tensor, ...], rows: list[int]) -> tuple[torch.Tensor, ...]:
+        """These rows of tensors ``[n, ...]``; `rows` is increasing."""
+        if len(rows) == len(tensors[0]):
+            return tensors
+        index = async_tensor_h2d(rows, self.slots.device, torch.int64)
+        return tuple(tensor.index_select(0, index) for tensor in tensors)
 
     def collect(
-        self, on_host: np.ndarray, num_sampled: torch.Tensor, first: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        on_host: np.ndarray,
+        num_sampled: torch.Tensor,
+        first: torch.Tensor,
     ) -> LogprobsTensors | None:
-        """The logprobs of the tokens that leave now, in batch order; None if there are none.
+        """The logprobs of the tokens that leave now, in batch order; None if nobody asks for any.
+
+        Each request that asks has L rows, of which as many count as it outputs tokens.
 
         Args:
-            on_host: the slots of the batch, int ``[n]``.
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same slots as a numpy array.
             num_sampled: int ``[n]``, number of tokens that leave of each canvas.
             first: int64 ``[n]``, where those tokens begin in their canvas.
         """
-        if not any(slot in self.kept for slot in on_host.tolist()):
+        asking = self.asking(on_host)
+        if not asking:
             return None
-        parts: list[LogprobsTensors] = []
-        starts, rows = [], 0
+        if any(slot in self.on_host for _, slot, _ in asking):
+            return self._collect_on_host(on_host, num_sampled, first)
+        length = self.slots.length
+        # A request that asks for fewer shows its own columns only.
+        width = 1 + max(self._most(options) for _, _, options in asking)
+        rows = [index for index, _, _ in asking]
+        starts: np.ndarray = np.zeros(len(on_host), dtype=np.int64)
+        starts[rows] = length * np.arange(len(rows))
+        slots, first = self._rows((slots, first), rows)
+        # Behind the end of the canvas there is nothing that could leave.
+        position = (first[:, None] + self.slots.position).clamp_max(length - 1)
+        row = (slots[:, None] * length + position).flatten()  # [m * L]
+        return LogprobsTensors(
+            self.ids.flatten(0, 1)[:, :width].index_select(0, row),
+            self.scores.flatten(0, 1)[:, :width].index_select(0, row),
+            self.ranks.flatten().index_select(0, row),
+            cu_num_generated_tokens=starts.tolist(),
+        )
+
+    def _collect_on_host(
+        self, on_host: np.ndarray, num_sampled: torch.Tensor, first: torch.Tensor
+    ) -> LogprobsTensors | None:
+        """The rows that leave only, where a request of the batch has its table on the host."""
+        parts, starts, rows = [], [], 0
         counts = zip(on_host.tolist(), num_sampled.tolist(), first.tolist(), strict=True)
         for slot, count, begin in counts:
             starts.append(rows)
-            if count and slot in self.kept:
-                # It is kept until a new request enters the slot, because more of this canvas may
-                # leave in later steps.
-                parts.append(_part(self.kept[slot], begin, begin + count))
+            table = (self.on_host.get(slot) or self.copy(slot)) if count else None
+            if table is not None:
+                parts.append([tensor[begin : begin + count].to(HOST) for tensor in table[:3]])
                 rows += count
-        return _joined(parts, starts) if parts else None
+        if not parts:
+            return None
+        widest = max(scores.shape[1] for _, scores, _ in parts)
+        return LogprobsTensors(
+            torch.cat([padded(ids, widest, 0) for ids, _, _ in parts]),
+            torch.cat([padded(scores, widest, -torch.inf) for _, scores, _ in parts]),
+            torch.cat([ranks for _, _, ranks in parts]),
+            cu_num_generated_tokens=starts,
+        )
 
+    def copy(self, slot: int) -> LogprobsTensors | None:
+        """What is kept for the request in ``slot``, to be used when another one has entered it.
 
-def _part(whole: LogprobsTensors, first: int, end: int) -> LogprobsTensors:
-    return LogprobsTensors(
-        whole.logprob_token_ids[first:end],
-        whole.logprobs[first:end],
-        whole.selected_token_ranks[first:end],
-    )
+        None where the request asks for no logprobs.
+        """
+        if slot in self.on_host:
+            return self.on_host[slot]
+        options = self.slots.row_options.get(slot)
+        if options is None or not options.reports:
+            return None
+        width = 1 + self._most(options)
+        tables = self.ids[slot, :, :width], self.scores[slot, :, :width], self.ranks[slot]
+        return LogprobsTensors(*(table.clone() for table in tables))
 
-
-def _joined(parts: Sequence[LogprobsTensors], starts: list[int]) -> LogprobsTensors:
-    """Join parts to one table; narrow ones are padded with id 0 at -inf, which vLLM never shows."""
-    widest = max(part.logprobs.shape[1] for part in parts)
-
-    def padded(tensor: torch.Tensor, value: float) -> torch.Tensor:
-        missing = widest - tensor.shape[1]
-        return torch.nn.functional.pad(tensor, (0, missing), value=value)
-
-    return LogprobsTensors(
-        torch.cat([padded(part.logprob_token_ids, 0) for part in parts]),
-        torch.cat([padded(part.logprobs, -torch.inf) for part in parts]),
-        torch.cat([part.selected_token_ranks for part in parts]),
-        cu_num_generated_tokens=starts,
-    )
+    def restore(self, slot: int, copy: LogprobsTensors) -> None:
+        """Put the `copy` of a request back into the ``slot`` that it has entered."""
+        width = copy.logprobs.shape[1]
+        if width > 1 + MOST_ON_DEVICE:
+            self.on_host[slot] = copy
+            return
+        self._widen(width)
+        self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
+        self.scores[slot, :, :width].copy_(copy.logprobs)
+        self.ranks[slot].copy_(copy.selected_token_ranks)

@@ -21,7 +21,8 @@ from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
 from vllm_dllm.ops.compiled import compiling_ahead
-from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, ResolvedRequest
+from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_patches.runner import (
     allocate_no_grammar_bitmask,
     outlive_signals,
@@ -59,6 +60,8 @@ class DiffusionModelState(ModelState):
         self.policy = commit_policy(vllm_config, self.family, self.served)
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
+        default = ResolvedRequest.of(self.served.choose(), RequestOptions())
+        self.unadmitted = {RESOLVED: default}
         window = self.served.settings.window
         own = confirm_route(vllm_config, kind.aligned, kind.length, window)
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
@@ -123,7 +126,9 @@ class DiffusionModelState(ModelState):
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
-        resolved = ResolvedRequest.received(params.extra_args)
+        # Only vLLM's warm-up of a GPU comes without what admission adds.
+        extra = params.extra_args or self.unadmitted
+        resolved = ResolvedRequest.received(extra)
         asked = len(new_req_data.prompt_token_ids)
         is_new = len(prompt) == asked
         # The scheduler ends a request at the same token.
@@ -143,7 +148,7 @@ class DiffusionModelState(ModelState):
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         if self.sees_logits:
-            packed = params.extra_args.get(AUTOMATON)
+            packed = extra.get(AUTOMATON)
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
         rows = RowOptions.of(params, asked, resolved.constrained)
         self.slots.set_row_options(req_index, rows)

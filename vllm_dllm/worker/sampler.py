@@ -111,8 +111,8 @@ class DiffusionSampler:
             output = self._update(hidden_states, self._canvases(slot, on_host, widths))
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
-        if first is not None and self.reports.kept:
-            output.logprobs_tensors = self.reports.collect(on_host, output.num_sampled, first)
+        if first is not None and input_batch.num_draft_tokens:
+            output.logprobs_tensors = self.reports.collect(slot, on_host, output.num_sampled, first)
         return output
 
     def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
@@ -172,9 +172,9 @@ class DiffusionSampler:
         plan = self.canvas_update.plan(slot, on_host, width)
         readings = self.readout.read(hidden_states, plan.request)
         outcome = self.canvas_update.decide(plan, readings, present)
-        if self.reports.scores:
+        if self.reports.pending:
             decided = self.canvas_update.decided(plan, outcome)
-            self.reports.report(outcome.canvas.tokens, decided, on_host)
+            self.reports.report(outcome.canvas.tokens, decided, slot, on_host)
         self.req_states.draft_tokens.index_copy_(0, slot, self.canvas_update.keep(plan, outcome))
         if self.predictions is not None and readings.soft_embedding is not None:
             self.predictions.store(slot, readings.soft_embedding, outcome.goes_on)

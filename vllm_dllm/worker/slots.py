@@ -37,6 +37,7 @@ class Mark(IntEnum):
     UNSOUND = 1  # the canvas was read with NaN or infinities
     NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
     NOT_TAKEN_UP = 3  # the request's slot could not be set up
+    UNREAD_TOKEN = 4  # the algorithm chose a token whose logprob is not known
 
 
 class Phase(IntEnum):

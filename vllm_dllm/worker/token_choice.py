@@ -53,8 +53,13 @@ class RowChoice(Protocol):
         """
         ...
 
-    def reported(self, index: int, rows: slice) -> torch.Tensor:
-        """The scores ``[L, vocabulary]`` from which a canvas' logprobs are computed."""
+    def reported(self, index: int, positions: slice) -> torch.Tensor:
+        """The scores ``[positions, vocabulary]`` from which logprobs are computed.
+
+        Args:
+            index: the canvas' position in this part of the batch.
+            positions: a slice of the canvas' positions.
+        """
         ...
 
 
@@ -130,10 +135,11 @@ class MaskedRows:
             statistics.entropy.view(shape).index_copy_(0, index, entropy)
         return chosen
 
-    def reported(self, index: int, rows: slice) -> torch.Tensor:
+    def reported(self, index: int, positions: slice) -> torch.Tensor:
         """See `RowChoice`: the logits from which the tokens were chosen or drawn."""
         drawn = self.samples[index] and self.filtered is not None
-        return (self.filtered if drawn else self.logits)[rows].clone()  # type: ignore[index]
+        rows: torch.Tensor = self.filtered if drawn else self.logits  # type: ignore[assignment]
+        return rows.unflatten(0, (-1, self.length))[index, positions]
 
 
 class MaskedChoice:
@@ -176,7 +182,7 @@ class NoiseRows:
         logits: ``[L, ids]``, the biased and filtered logits.
         temperature: float32 ``[L]``.
         keys: int64 ``[L]``, the keys of the random numbers.
-        plain: whether logprobs are those of the logits themselves, not divided by the temperature.
+        divisor: float32 ``[1]``, what logits are divided by before logprobs are computed.
     """
 
     statistics: SampledStatistics
@@ -184,7 +190,7 @@ class NoiseRows:
     logits: torch.Tensor
     temperature: torch.Tensor
     keys: torch.Tensor
-    plain: bool
+    divisor: torch.Tensor
 
     def follow(
         self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
@@ -206,9 +212,9 @@ class NoiseRows:
         )
         return best
 
-    def reported(self, index: int, rows: slice) -> torch.Tensor:
+    def reported(self, index: int, positions: slice) -> torch.Tensor:
         """See `RowChoice`."""
-        return self.logits if self.plain else self.logits / self.temperature[:, None]
+        return self.logits[positions] / self.divisor
 
 
 class NoiseChoice:
@@ -223,12 +229,10 @@ class NoiseChoice:
         self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
     ) -> NoiseRows:
         """See `TokenChoice`. Filters apply before the temperature."""
-        (slot,) = request.on_host.tolist()
         assert keys is not None
         kept = filtered(logits, self.slots, request)
         temperature, flat = request.temperature.expand(self.slots.length), keys[0]
         statistics, distribution = sampled_statistics(kept, temperature, flat)
-        reports = slot in self.slots.row_options and self.slots.row_options[slot].reports
-        # This waits for the device, but only for a request that asks for logprobs.
-        plain = reports and (bool(self.slots.read_only[slot]) or float(request.temperature[0]) == 0)
-        return NoiseRows(statistics, distribution, kept, temperature, flat, plain)
+        plain = self.slots.read_only.index_select(0, request.slots) | (request.temperature == 0)
+        divisor = torch.where(plain, 1.0, request.temperature)
+        return NoiseRows(statistics, distribution, kept, temperature, flat, divisor)

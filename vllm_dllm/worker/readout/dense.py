@@ -90,8 +90,10 @@ class DenseReadout:
         length, count = self.slots.length, len(request.slots)
         path = None if request.window is None else ConstrainedPath.empty(request.window)
         statistics, asked = [], []
-        for first in range(0, count, self.canvases):
-            end = min(first + self.canvases, count)
+        copies = self.pipeline.copies_rows(request.on_host)  # which take as much memory again
+        at_once = max(1, self.canvases // 2) if copies else self.canvases
+        for first in range(0, count, at_once):
+            end = min(first + at_once, count)
             part = request.part(first, end)
             logits = self.head(hidden[first * length : end * length])
             keys = self.keys_of(part.slots).view(-1, length) if request.draws else None
@@ -101,6 +103,7 @@ class DenseReadout:
                 ids = part.ask.flatten(0, 1)  # [rows, K]
                 total = logits.float().logsumexp(-1, keepdim=True)
                 asked.append(logits.gather(1, ids).float() - total)
+            del logits  # the rows of one part at a time
         joined = type(statistics[0]).join(statistics).view(-1, length)
         log_p = torch.cat(asked).view(count, length, -1) if asked else None
         return Readings(joined, log_probabilities=log_p, path=path)

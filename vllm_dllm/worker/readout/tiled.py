@@ -71,17 +71,19 @@ class TiledReadout:
         if request.window is not None:
             readings.path = ConstrainedPath.empty(request.window)
         soft = readings.soft_embedding
-        assert soft is not None
+        assert soft is not None and readings.noise is not None
         needs = state.needs_rows[request.on_host] | state.constraints.constrained(request.on_host)
         for index in np.flatnonzero(needs).tolist():
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
             own_request = request.part(index, index + 1)
             path = None if readings.path is None else readings.path.part(slice(index, index + 1))
-            chosen = self.pipeline.read(logits, own_request, keys[index : index + 1], path)
+            own = slice(index, index + 1)
+            chosen = self.pipeline.read(logits, own_request, keys[own], path, readings.noise[own])
             assert isinstance(chosen, NoiseRows)
             for name in _FIELDS:
                 getattr(readings.statistics, name)[index] = getattr(chosen.statistics, name)
             soft[index] = self.head.average(chosen.distribution)
+            del logits, chosen  # the rows of one canvas at a time
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""

@@ -1,0 +1,326 @@
+"""Logprobs without an engine: what is kept of rows of scores is what the rows would have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.sampler import FDFO, sampler_of, slots_of, step
+from vllm_dllm.decoding import EntropyBound, LowConfidence, MaskedAlgorithm, StepContext, Update
+from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.worker import logprobs, score_summary
+from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import Readout
+from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.readout.tiled import TiledReadout
+from vllm_dllm.worker.row_options import RowOptions
+from vllm_dllm.worker.score_summary import ScoreSummary, summarize
+from vllm_dllm.worker.slots import CanvasKind, Mark, SlotState
+
+L, VOCABULARY = 4, 30
+MASK = VOCABULARY - 1
+MASKED = CanvasKind(L, VOCABULARY, MASK, aligned=True)
+NOISE = CanvasKind(L, VOCABULARY, None, aligned=False)
+NAMED = (7, 3, 28)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
+
+def random_rows(rows: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Rows with ties, also for the first place, and with tokens that are ruled out."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(rows, VOCABULARY, generator=draw)
+    logits[:, 11] = logits[:, 12] = logits[:, :MASK].amax(1)
+    logits[:, 5] = logits[:, 6]
+    logits[:, 20:24] = -torch.inf
+    return logits.to(dtype)
+
+
+def of_definition(rows: torch.Tensor, ids: torch.Tensor, normalizes: bool) -> torch.Tensor:
+    """The scores of ids ``[rows, n]``, from whole rows in float64."""
+    rows = rows.double()
+    return (rows.log_softmax(-1) if normalizes else rows).gather(1, ids.long())
+
+
+def assert_reported(
+    found: Any, rows: torch.Tensor, tokens: torch.Tensor, asked: Any, normalizes: bool
+) -> None:
+    """vLLM's lists ``[rows, columns]`` have the scores and ranks that whole rows give."""
+    ids, scores = torch.tensor(found.logprob_token_ids), torch.tensor(found.logprobs)
+    columns = 1 + (len(asked) if isinstance(asked, tuple) else asked)
+    ids, scores = ids[:, :columns], scores[:, :columns]
+    assert ids.shape == (len(rows), columns)
+    assert ids[:, 0].tolist() == tokens.tolist()
+    wanted = of_definition(rows, ids, normalizes)
+    torch.testing.assert_close(scores.double(), wanted, atol=1e-5, rtol=1e-5)
+    if isinstance(asked, tuple):
+        assert ids[:, 1:].tolist() == [list(asked)] * len(rows)
+    else:
+        top = rows.double().topk(asked, -1).values
+        assert torch.equal(rows.double().gather(1, ids[:, 1:].long()), top)
+        assert all(len(set(row)) == asked for row in ids[:, 1:].tolist())
+    ranks = (rows >= rows.gather(1, tokens[:, None])).sum(1)
+    assert found.sampled_token_ranks.tolist() == ranks.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize("asked", [0, 3, VOCABULARY, NAMED])
+def test_a_summary_is_that_of_the_rows(dtype: torch.dtype, normalizes: bool, asked: Any) -> None:
+    rows = random_rows(50, dtype)
+    draw = torch.Generator().manual_seed(1)
+    candidates = torch.randint(VOCABULARY, (50, 3), generator=draw)
+    candidates[:2] = torch.tensor([[11, 12, 5], [20, 6, 21]])  # ties, and a token at -inf
+    ids = torch.tensor(asked) if isinstance(asked, tuple) else asked
+    found = ScoreSummary.of(rows, candidates, ids, normalizes)
+    for column in range(3):
+        tokens = candidates[:, column]
+        score, rank, known = found.chosen(tokens)
+        assert bool(known.all())
+        table = logprobs.LogprobsTensors(
+            torch.cat([tokens[:, None], found.ids], 1),
+            torch.cat([score[:, None], found.scores], 1),
+            rank,
+        )
+        assert_reported(table.tolists(), rows, tokens, asked, normalizes)
+    assert not found.chosen((candidates.amax(1) + 1) % 100)[2][candidates.amax(1) < 29].any()
+
+
+def test_rows_are_summarized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a summary for which all rows of a canvas are in float32 together."""
+    rows, candidates = random_rows(10), torch.arange(10)[:, None]
+    whole = ScoreSummary.of(rows, candidates, 2, True)
+    sizes = []
+
+    def scores_of(positions: slice) -> torch.Tensor:
+        sizes.append(len(rows[positions]))
+        return rows[positions]
+
+    monkeypatch.setattr(score_summary, "SUMMARY_BYTES", 4 * 4 * VOCABULARY + 3)
+    device = torch.device("cpu")
+    parts = summarize(scores_of, candidates, 2, True, 4 * VOCABULARY, device)
+    assert sizes == [4, 4, 2]
+    for name, tensor in vars(whole).items():
+        assert torch.equal(getattr(parts, name), tensor), name
+
+
+def rows_by_index(count: int) -> torch.Tensor:
+    """Hidden states ``[count, 1]`` that say which rows the head of `reading` gives for them."""
+    return torch.arange(count, dtype=torch.float32)[:, None]
+
+
+def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[LogprobReports], Readout]:
+    """The readout of a head that has these logits, see `rows_by_index`."""
+
+    def rows(hidden: torch.Tensor) -> torch.Tensor:
+        return logits[hidden[:, 0].long()].clone()
+
+    if slots.kind.mask_token is not None:
+        return lambda reports: DenseReadout(rows, slots, reports)
+    head = Head(
+        lambda hidden, first, end: rows(hidden)[:, first:end].float(),
+        VOCABULARY,
+        embedding=torch.eye(VOCABULARY),
+    )
+    return lambda reports: TiledReadout(head, slots, reports)
+
+
+ASKED: dict[str, tuple[RowOptions, Any]] = {
+    "three": (RowOptions(logprobs=3), 3),
+    "none beside the chosen": (RowOptions(logprobs=0), 0),
+    "all": (RowOptions(logprobs=-1), VOCABULARY),
+    "more than there are": (RowOptions(logprobs=90), VOCABULARY),
+    "named": (RowOptions(token_ids=NAMED), NAMED),
+    "biased": (RowOptions(logprobs=2, logit_bias={4: 9.0}, prompt_length=L), 2),
+}
+Sampled = tuple[list[Any], torch.Tensor, list[torch.Tensor]]
+
+
+def masked_answers(mode: str, dtype: torch.dtype, temperature: float) -> Sampled:
+    """The lists, tokens and deciding logits of each canvas in `ASKED`, which commits at once."""
+    options = [asked for asked, _ in ASKED.values()]
+    slots = slots_of(MASKED, [AtOnce() for _ in options], [*options], temperature)
+    logits = random_rows(len(options) * L, dtype)
+    sampler = sampler_of(slots, reading(slots, logits), mode)
+    batch, hidden = range(len(options)), rows_by_index(len(logits))
+    assert not step(sampler, hidden, batch).num_sampled.any()
+    output = step(sampler, hidden.flip(0), batch)
+    assert output.num_sampled.tolist() == [L] * len(options)
+    lists = output.logprobs_tensors.tolists()
+    found = [lists.slice_request(n, L) for n in batch]
+    return found, output.sampled_token_ids, list(logits.view(len(options), L, -1))
+
+
+class AtOnce(MaskedAlgorithm):
+    """Decides all positions in one step."""
+
+    name = "AtOnce"
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
+        tokens = torch.where(canvas.masked, self.choice(canvas, context), canvas.tokens)
+        done = torch.ones_like(context.last)
+        return Update(Canvas(tokens, torch.zeros_like(canvas.masked), canvas.fixed), done)
+
+    def choice(self, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        return context.statistics.token
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_reports_of_a_masked_model(mode: str, dtype: torch.dtype, temperature: float) -> None:
+    found, tokens, logits = masked_answers(mode, dtype, temperature)
+    for n, (name, (_, asked)) in enumerate(ASKED.items()):
+        rows = logits[n].clone()
+        if name == "biased" and mode.startswith("processed"):
+            rows[:, 4] = (rows[:, 4].float() + 9.0).to(dtype)
+        if temperature and mode.startswith("processed"):
+            rows = rows.float() / temperature
+            rows[:, MASK] = -torch.inf
+        assert_reported(found[n], rows, tokens[n], asked, mode.endswith("logprobs"))
+
+
+def test_tables_on_the_host_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests for very many logprobs are kept there, and their neighbours leave with them."""
+    wanted = masked_answers("raw_logprobs", torch.float32, 0.0)[0]
+    monkeypatch.setattr(logprobs, "MOST_ON_DEVICE", 3)
+    found = masked_answers("raw_logprobs", torch.float32, 0.0)[0]
+    for mine, theirs in zip(found, wanted, strict=True):
+        for one, other in zip(mine[:3], theirs[:3], strict=True):
+            assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_reports_of_a_model_of_noise(mode: str, temperature: float, read_only: bool) -> None:
+    """At the step's temperature; greedy and read-only requests report logits as they are."""
+    options = [asked for asked, _ in ASKED.values()]
+    slots = slots_of(NOISE, [EntropyBound() for _ in options], options, temperature)
+    slots.max_steps.fill_(1)
+    slots.read_only.fill_(read_only)
+    slots.fixed[:, 1] = True  # a pinned position keeps its token
+    policy = replace(FDFO, in_place=False)
+    batch, logits = range(len(options)), random_rows(len(options) * L)
+    sampler = sampler_of(slots, reading(slots, logits), mode, policy)
+    hidden = rows_by_index(len(logits))
+    output = step(sampler, hidden, batch)
+    if not read_only:
+        assert not output.num_sampled.any()
+        output = step(sampler, hidden.flip(0), batch)
+    assert output.num_sampled.tolist() == [L] * len(options)
+    lists = output.logprobs_tensors.tolists()
+    # Of a schedule of four steps this was the first.
+    divisor = 0.8 * temperature if temperature and not read_only else 1.0
+    for n, (name, (_, asked)) in enumerate(ASKED.items()):
+        rows = logits[n * L : (n + 1) * L].clone()
+        rows[:, 4] += 9.0 * (name == "biased")
+        found, tokens = lists.slice_request(n, L), output.sampled_token_ids[n]
+        assert_reported(found, rows / divisor, tokens, asked, mode.endswith("logprobs"))
+
+
+class Elsewhere(AtOnce):
+    """Decides for a token that it was not given."""
+
+    name = "Elsewhere"
+
+    def choice(self, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        return (context.statistics.token + 1) % MASK
+
+
+class Asking(Elsewhere):
+    """Decides for the first token that it has asked for."""
+
+    name = "Asking"
+
+    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        return torch.tensor([8, 9]).expand(2, L, 2)
+
+    def choice(self, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        return torch.full_like(canvas.tokens, 8)
+
+
+def two_steps(algorithm: Algorithm, *asked: RowOptions | None) -> tuple[Any, SlotState]:
+    slots = slots_of(MASKED, [algorithm] * len(asked), asked)
+    logits = random_rows(len(asked) * L)
+    sampler, hidden = sampler_of(slots, reading(slots, logits)), rows_by_index(len(logits))
+    step(sampler, hidden, range(len(asked)))
+    return step(sampler, hidden, range(len(asked))), slots
+
+
+@pytest.mark.parametrize("most", [1, -1])
+def test_a_token_that_was_not_read_ends_its_request(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches logprobs of another token. Who asks for no logprobs is not affected."""
+    monkeypatch.setattr(logprobs, "MOST_ON_DEVICE", 3)
+    output, slots = two_steps(Elsewhere(), RowOptions(logprobs=most), None)
+    assert slots.failure.tolist() == [Mark.UNREAD_TOKEN, Mark.NONE]
+    assert output.num_nans.tolist() == [Mark.UNREAD_TOKEN, 0]
+    assert output.num_sampled.tolist() == [0, L]
+
+
+def test_a_token_that_was_asked_for_is_reported() -> None:
+    output, slots = two_steps(Asking(), RowOptions(logprobs=1), RowOptions(logprobs=2))
+    assert not slots.failure.any()
+    assert output.sampled_token_ids.unique().tolist() == [8]
+    for n, asked in enumerate((1, 2)):
+        rows = random_rows(2 * L)[n * L : (n + 1) * L]
+        found = output.logprobs_tensors.tolists().slice_request(n, L)
+        assert_reported(found, rows, output.sampled_token_ids[n], asked, True)
+
+
+class MasksAgain(AtOnce):
+    """Decides all positions, and masks the first one again with a token of its own."""
+
+    name = "MasksAgain"
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
+        update = super().step(canvas, context)
+        first = torch.arange(L) == 0
+        tokens = torch.where(first, MASK, update.canvas.tokens)
+        return Update(
+            Canvas(tokens, first.expand_as(canvas.masked), canvas.fixed), ~update.done, {}
+        )
+
+
+def test_a_masked_position_may_hold_any_token() -> None:
+    assert not two_steps(MasksAgain(), RowOptions(logprobs=1))[1].failure.any()
+
+
+def test_neighbours_that_ask_for_nothing_take_no_rows() -> None:
+    """Only rows of those who ask are copied to the host, and each finds its own."""
+    asked = [None, RowOptions(logprobs=2), None, RowOptions(logprobs=1), RowOptions(top_k=2)]
+    output, _ = two_steps(AtOnce(), *asked)
+    assert output.logprobs_tensors.logprobs.shape == (2 * L, 3)
+    lists = output.logprobs_tensors.tolists()
+    for n, most in ((1, 2), (3, 1)):
+        rows = random_rows(5 * L)[n * L : (n + 1) * L]
+        found = lists.slice_request(n, L)
+        assert_reported(found, rows, output.sampled_token_ids[n], most, True)
+    assert two_steps(AtOnce(), None, RowOptions(top_k=2))[0].logprobs_tensors is None
+
+
+def test_a_kept_table_moves_with_its_request() -> None:
+    """As for a request that is preempted and comes back into another slot."""
+    options = RowOptions(logprobs=2)
+    slots = slots_of(MASKED, [LowConfidence()] * 2, [options, None])
+    sampler = sampler_of(slots, reading(slots, random_rows(2 * L)))
+    reports, hidden = sampler.reports, rows_by_index(2 * L)
+    step(sampler, hidden, range(2))
+    copy = reports.copy(0)
+    assert copy is not None
+    assert reports.copy(1) is None
+    slots.set_row_options(1, options)
+    slots.set_row_options(0, RowOptions(token_ids=NAMED))
+    reports.forget(0)
+    step(sampler, hidden[L:], [0])
+    reports.restore(1, copy)
+    again = reports.copy(1)
+    assert again is not None
+    assert all(torch.equal(a, b) for a, b in zip(copy[:3], again[:3], strict=True))
