@@ -41,8 +41,7 @@ class CanvasUpdate:
             on_host: the same slots as a numpy array.
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
-        state = self.slots
-        now, before = state.read(slots)
+        now, before = (state := self.slots).read(slots)
         batches = state.algorithms.batches(slots, on_host, before)
         request = ReadRequest(
             slots,
@@ -54,6 +53,7 @@ class CanvasUpdate:
             ask=_asked(batches, len(slots)),
             entropy=any(batch.all_slots.algorithm.reads_entropy for batch in batches),
             temperature=_temperature(batches, now),
+            may_go_on=not state.one_step[on_host].all(),
         )
         plan = StepPlan(before, now, batches, request)
         if state.constraints.followers and state.constraints.asked(on_host):
@@ -146,8 +146,8 @@ class CanvasUpdate:
         state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
         if outcome.path is not None:
             state.constraints.advance(slots, outcome.path, outcome.out)
-        width = plan.request.width
-        return state.advance(slots, outcome.canvas, leaves, width, outcome.next_canvas)
+        after, width = outcome.canvas, plan.request.width
+        return state.advance(slots, after, leaves, width, outcome.next_canvas)
 
     def _ready(
         self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor

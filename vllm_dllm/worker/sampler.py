@@ -27,6 +27,7 @@ from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import Readings, Readout
 from vllm_dllm.worker.slots import Mark, Phase, SlotState
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
 
 class PredictionStore(Protocol):
@@ -72,6 +73,7 @@ class DiffusionSampler:
         readout: Readout,
         reports: LogprobReports,
         predictions: PredictionStore | None = None,
+        warm_up: ReadoutWarmUp | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
@@ -79,6 +81,7 @@ class DiffusionSampler:
         self.readout = readout
         self.reports = reports
         self.predictions = predictions
+        self.warm_up = warm_up
         slots.history = req_states.all_token_ids.gpu
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
@@ -102,6 +105,11 @@ class DiffusionSampler:
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
+        if self.warm_up is not None and widths.any() and not input_batch.num_draft_tokens:
+            # A dummy batch, with which vLLM measures the memory that a step takes. It has a token
+            # of logits for each request; real requests have whole canvases or nothing.
+            self.warm_up.compile()
+            self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         # Where the tokens that leave begin in their canvas. Read before the update, which resets
         # the tail of canvases that leave.

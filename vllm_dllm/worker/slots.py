@@ -133,6 +133,7 @@ class SlotState:
         constraints: the automata that requests follow.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
+        one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
         streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
         row_options: on the host, by slot, the options of requests with biases, filters or logprobs.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
@@ -170,6 +171,7 @@ class SlotState:
         self.algorithms = AlgorithmStates(slots, length, device)
         self.constraints = Constraints(slots, device)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
+        self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_options: dict[int, RowOptions] = {}
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
@@ -215,6 +217,7 @@ class SlotState:
         self.end_tokens[slot].copy_(torch.from_numpy(row))
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
+        self.one_step[slot] = choice.max_steps == 1
         self.streams[slot] = limits.stream_prefix
 
     def set_row_options(self, slot: int, options: RowOptions | None) -> None:
