@@ -1,0 +1,225 @@
+"""A fake accelerator: a step at the published sizes, without memory, with its costs counted.
+
+Tensors of the fake device have shapes and dtypes but no content, so a step of LLaDA2.0-mini or of
+DiffusionGemma runs in a fraction of a second. `Cost` counts what the same calls would do on a GPU:
+kernels, copies between host and device, and waits, each with the line of this package that caused
+it. Reading a value back yields an arbitrary one.
+
+Registering the device changes the whole process (torch then knows an accelerator), so what uses
+this module runs in a process of its own, see `answers_of_child`.
+
+What is not counted as on a GPU: an operator is one kernel here, although some of CUDA's (sorts,
+top-k, cumulative sums) launch several; vLLM's Triton filter is replaced by its plain form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as filters
+
+import vllm_dllm
+from vllm_dllm.worker import logit_biases
+
+PACKAGE = str(Path(vllm_dllm.__file__).parent) + "/"
+NAME = "fakegpu"
+# Operators that launch nothing, beside views.
+NO_KERNEL = {
+    *("device", "empty", "empty_like", "empty_strided", "new_empty", "resize_", "set_"),
+    *("_unsafe_view", "is_same_size", "is_pinned", "sym_size", "sym_stride", "sym_numel"),
+}
+# Operators whose result's shape depends on values: the device must be waited for.
+WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "_local_scalar_dense"}
+INDEXING = {"index", "index_put", "index_put_", "_unsafe_index"}
+PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "linear", "matmul"}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy between host and device.
+
+    Attributes:
+        shape: what is copied.
+        to_device: false for a copy to the host.
+        pinned: whether the host's memory is pinned.
+        non_blocking: whether the caller asks not to wait.
+        where: the line that caused it.
+    """
+
+    shape: tuple[int, ...]
+    to_device: bool
+    pinned: bool
+    non_blocking: bool
+    where: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits: only an asynchronous copy of pinned memory goes on at once."""
+        return not (self.pinned and self.non_blocking)
+
+
+@dataclass
+class Cost(TorchDispatchMode):
+    """Counts what happens while it is entered; enter it inside `fake_accelerator`.
+
+    Attributes:
+        kernels: number of kernels by the place that launched them, ``file:line``.
+        operators: number of kernels by operator.
+        copies: every copy between host and device.
+        waits: the places, ``file:line operator``, where the host reads a value or a shape back.
+        products: name and shapes of the matrix products.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+    copies: list[Copy] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    products: list[tuple[str, list[tuple[int, ...]]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def summary(self) -> dict[str, Any]:
+        """The counts, in a form for JSON.
+
+        ``kernels`` is their number by the file that launched them; ``copies`` the number of copies
+        that go on at once; ``waits`` the number of waits, those for copies included, by the place.
+        """
+        files: Counter[str] = Counter()
+        for place, count in self.kernels.items():
+            files[place.partition(":")[0]] += count
+        late = [copy.where for copy in self.copies if copy.waits]
+        return {
+            "kernels": dict(files),
+            "copies": len(self.copies) - len(late),
+            "waits": dict(Counter([*late, *self.waits])),
+        }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name == "is_pinned":
+            return _is_pinned(args[0])
+        pin = kwargs.pop("pin_memory", False) or name == "_pin_memory"
+        if name == "_pin_memory":
+            func, args = torch.ops.aten.clone.default, args[:1]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._note_waits(name, args, given)
+        if name == "_local_scalar_dense":
+            return 1.0 if given[0].is_floating_point() else given[0].dtype is torch.bool or 1
+        result = func(*args, **kwargs)
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for tensor in results:
+            if pin or (func.is_view and _is_pinned(given[0])):
+                tensor.is_pinned_here = True
+            if name == "scalar_tensor":
+                tensor.is_python_scalar = True
+        self._note_copies(name, args, kwargs, results)
+        self._note_kernels(func, name, given, results)
+        return result
+
+    def _note_waits(self, name: str, args: Any, given: list[torch.Tensor]) -> None:
+        if not any(map(_on_device, given)):
+            return
+        masks = name in INDEXING and any(i is not None and i.dtype is torch.bool for i in args[1])
+        # The length of the result is the sum of the counts, unless the caller knows it.
+        repeats = name == "repeat_interleave" and len(given) == 1 and len(args) < 2
+        if name in WAITS or masks or repeats:
+            self.waits.append(f"{_caller()} {name}")
+
+    def _note_copies(
+        self, name: str, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
+    ) -> None:
+        if name == "_to_copy":
+            source, target = args[0], results[0]
+            non_blocking = bool(kwargs.get("non_blocking"))
+        elif name == "copy_":
+            target, source = args[:2]
+            non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+        elif name in INDEXING and name.startswith("index_put") and _is_scalar(args[2]):
+            # On CUDA, the value of `tensor[indices] = 1.0` is a tensor on the host.
+            self.copies.append(Copy((), True, False, False, _caller()))
+            return
+        else:
+            return
+        if _is_scalar(source) and not target.ndim:  # the same for `tensor[0] = 1.0`
+            self.copies.append(Copy((), True, False, False, _caller()))
+        elif _on_device(source) != _on_device(target):
+            to_device = _on_device(target)
+            pinned = _is_pinned(source if to_device else target)
+            self.copies.append(
+                Copy(tuple(source.shape), to_device, pinned, non_blocking, _caller())
+            )
+
+    def _note_kernels(
+        self, func: Any, name: str, given: list[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
+        launches = not func.is_view and name not in NO_KERNEL
+        if launches and any(map(_on_device, given + results)):
+            self.kernels[_caller()] += 1
+            self.operators[name] += 1
+            if name in PRODUCTS:
+                self.products.append((name, [tuple(tensor.shape) for tensor in given]))
+
+
+def _on_device(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == NAME
+
+
+def _is_pinned(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, "is_pinned_here", False)
+
+
+def _is_scalar(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, "is_python_scalar", False)
+
+
+def _caller() -> str:
+    """The innermost line of the package on the stack, ``file:line``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename[len(PACKAGE) :]}:{frame.f_lineno}"
+
+
+@contextlib.contextmanager
+def fake_accelerator() -> Iterator[torch.device]:
+    """Run with a fake device, where every tensor is fake and pinned memory exists."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
+
+    if torch._C._get_privateuse1_backend_name() != NAME:
+        setup(NAME)
+    stock = torch.tensor
+
+    def tensor(data: Any, *args: Any, device: Any = None, pin_memory: bool = False, **kw: Any):
+        """Like torch's, which copies to an accelerator and waits; without the content."""
+        made = stock(data, *args, **kw)
+        if not pin_memory and (device is None or torch.device(device).type == "cpu"):
+            return made
+        host = torch.empty(made.shape, dtype=made.dtype, pin_memory=pin_memory)
+        return host if device is None else host.to(device)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(mock.patch.object(torch, "tensor", tensor))
+        # Without it, a tensor of one element would keep its value.
+        stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
+        # The plain form that runs on a GPU without Triton; the CPU's would wait.
+        stack.enter_context(mock.patch.object(logit_biases, "apply_top_k_top_p", filters))
+        for module in ("torch_utils", "platform_utils"):
+            name = f"vllm.utils.{module}.is_pin_memory_available"
+            stack.enter_context(mock.patch(name, return_value=True))
+        yield torch.device(NAME)
