@@ -68,8 +68,7 @@ def fused_statistics(
 ) -> tuple[SampledStatistics, torch.Tensor | None]:
     """What `tiled.tiled_statistics` computes, in two passes of Triton kernels.
 
-    Logits are float32 sums that are not rounded to the head's dtype, see `head_triton`. The weights
-    of the soft embedding are rounded to the embedding's dtype.
+    The weights of the soft embedding are rounded to the embedding's dtype, as on a GPU there.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
