@@ -144,7 +144,8 @@ def soft_embedding(
         weights_kernel[grid](*common, first, count, head.ids.start, **sizes)
         running.add(embedding, first, in_range)
     total = torch.where(temperature == 0, 1.0, partials.sum)
-    return running.sums.sum(0).div_(total[:, None])
+    sums = running.sums
+    return (sums[0] if len(sums) == 1 else sums.sum(0)).div_(total[:, None])
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,10 @@ class _RunningSum:
         at_once = tile.resident * multiprocessors(embedding.device)
         steps = 64  # about as many as a range has
         parts = min(MAX_PARTS, triton.cdiv(steps, tiles_per_split(tiles, steps, at_once)))
-        # The sums take up to half of the budget. The first does not count: it becomes the result.
+        # The sums take up to half of the budget. A single one does not count: it is the result.
         bytes_of_sum = 4 * rows * width
-        parts = max(1, min(parts, 1 + budget // 2 // bytes_of_sum))
-        left = budget - (parts - 1) * bytes_of_sum
+        parts = max(1, min(parts, budget // 2 // bytes_of_sum))
+        left = budget - (parts * bytes_of_sum if parts > 1 else 0)
         ids = left // (rows * embedding.element_size()) // multiple * multiple
         ids = min(max(multiple, ids), triton.cdiv(max(1, count), multiple) * multiple)
         device = embedding.device

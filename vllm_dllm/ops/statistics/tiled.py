@@ -32,7 +32,7 @@ Result = tuple[SampledStatistics, torch.Tensor | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # How many float32 tensors of a tile's size are alive together in one pass: scaled logits, their
-# distance to the maximum, weights, and a temporary.
+# distance to the maximum, weights, and a copy of the logits where the last group is incomplete.
 TILE_COPIES = 4
 MAX_ROWS = 2048
 # Weights below exp(FAR) are raised to it. It is negligible against a row's sum (at least 1), and
@@ -233,7 +233,8 @@ class _Running:
         noise = group_noise(self.keys, starts)
         self.drawn.compete(mass.log() + origin[:, None] + noise, groups, starts)
         flat = weight.flatten(1)
-        self._sum(before, origin, mass.sum(-1), torch.linalg.vecdot(flat, distance.flatten(1)))
+        # In place: nothing reads the distances any more, and another copy would be a tile wide.
+        self._sum(before, origin, mass.sum(-1), distance.mul_(weight).flatten(1).sum(-1))
         return flat
 
     def _sum(
