@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.reliability.drive import Family, gemma, llada2
-from tests.support.engine import answers_of_child
+from tests.support.engine import answers_of_child, our_graphs
 from vllm_dllm.worker.slots import SlotState
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -74,3 +75,31 @@ def test_a_changed_number_of_threads_compiles_nothing_again(family: Family) -> N
     assert found["tokens"] == family.length
     assert found["ahead"], "something was compiled"
     assert found["after"] == found["ahead"], "compiled while serving"
+
+
+@pytest.mark.long
+def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
+    """What is compiled on a GPU: alone, several canvases together, a narrow one, and logprobs."""
+    family = gemma(tmp_path / "model")
+    prompts = family.prompts((3, 20, 33), seed=2)
+
+    def params(**options: Any) -> Any:
+        made = family.params(2 * family.length, ignore_eos=True, **options)
+        made.temperature = 1.0
+        return made
+
+    batches = [
+        [params(seed=n) for n in range(3)],
+        [params(seed=1)],
+        [params(seed=1), params(seed=2, diffusion_canvas_length=family.length // 2)],
+        [params(seed=1), params(seed=2, logprobs=2)],
+        [params(seed=1, top_k=3), params(seed=2)],
+    ]
+    with family.start() as running:
+        want = [running.generate(prompts[: len(some)], some) for some in batches]
+        sampler = running.runner.sampler
+        sampler.compile_updates(running.runner.model_state.served.choose())
+        made = our_graphs()
+        assert made >= 4, "one canvas, and several, before and behind the readout"
+        assert [running.generate(prompts[: len(some)], some) for some in batches] == want
+        assert our_graphs() == made, "compiled while serving"

@@ -71,6 +71,7 @@ class DiffusionModelState(ModelState):
                 min(self.max_num_reqs, self.scheduler_config.max_num_batched_tokens // kind.length),
             ),
             settings.compile,
+            self.served.choose(),
         )
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
@@ -78,6 +79,7 @@ class DiffusionModelState(ModelState):
         self.interrupted: dict[str, InterruptedCanvas] = {}
         tell_of_preemptions()
         outlive_signals()
+        self.sampler: DiffusionSampler | None = None
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False
 
@@ -85,7 +87,7 @@ class DiffusionModelState(ModelState):
         """This package's sampler in place of vLLM's; there is no rejection sampler."""
         self.sees_logits = True
         self.total_len = sampler.req_states.total_len.gpu
-        return DiffusionSampler(
+        self.sampler = DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
             policy=self.policy,
@@ -93,7 +95,8 @@ class DiffusionModelState(ModelState):
             reports=self.reports,
             predictions=None if self.embeddings is None else self.embeddings.conditioning,
             warm_up=self.warm_up,
-        ), None
+        )
+        return self.sampler, None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
@@ -186,8 +189,8 @@ class DiffusionModelState(ModelState):
         The readout is compiled here at the latest: where vLLM profiles nothing (a CPU with
         ``VLLM_CPU_CI_ENV``), this is the first call behind `load_model`.
         """
-        if self.sees_logits:
-            self.warm_up.compile()
+        if self.sampler is not None:
+            self.sampler.prepare()
         layers = self.vllm_config.compilation_config.static_forward_context
         self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
 

@@ -278,7 +278,7 @@ class SlotState:
             The tokens that the model reads next, int64 ``[n, L]``.
         """
         replaced = leaves[:, None]
-        self.start.index_add_(0, slots, leaves * width)
+        self.start.index_copy_(0, slots, self.start.index_select(0, slots) + leaves * width)
         if fresh is None:
             fresh = self.fresh_tokens(slots)
         tokens = torch.where(replaced, fresh, after.tokens)

@@ -12,6 +12,7 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_dllm.ops.compiled import compiling_ahead
+from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import EXAMPLE_ROWS, Readout, ReadRequest
 from vllm_dllm.worker.row_options import RowOptions
@@ -45,7 +46,8 @@ class ReadoutWarmUp:
         hidden_size: width of hidden states.
         dtype: dtype of hidden states.
         canvases: the most canvases that a step may hold.
-        compiles: whether the readout has functions to compile.
+        compiles: whether there is something to compile that is not compiled yet.
+        choice: how requests without options are decoded.
     """
 
     readout: Readout
@@ -55,9 +57,10 @@ class ReadoutWarmUp:
     dtype: torch.dtype
     canvases: int
     compiles: bool
+    choice: Choice
 
     def compile(self) -> None:
-        """Compile what runs after the model, unless that has happened.
+        """Compile the readout, unless that has happened.
 
         Not while the model is loaded: compiled functions depend on the number of threads, which
         vLLM's GPU worker changes afterwards, and they would all be compiled again by requests.
@@ -67,7 +70,7 @@ class ReadoutWarmUp:
         self.compiles = False
         begin = time.perf_counter()
         with compiling_ahead():
-            self.readout.warm_up(self._hidden(EXAMPLE_ROWS))
+            self.readout.warm_up(self.hidden(EXAMPLE_ROWS))
         logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def fill(self) -> None:
@@ -77,7 +80,7 @@ class ReadoutWarmUp:
         have these options. vLLM calls the sampler like this before there are requests; the slots
         are as they were before.
         """
-        hidden = self._hidden(self.canvases * self.slots.length)
+        hidden = self.hidden(self.canvases * self.slots.length)
         on_host: np.ndarray = np.arange(self.canvases)
         costly = range(min(self.canvases, self.readout.canvases))
         with torch.inference_mode():
@@ -104,5 +107,6 @@ class ReadoutWarmUp:
             entropy=True,
         )
 
-    def _hidden(self, rows: int) -> torch.Tensor:
+    def hidden(self, rows: int) -> torch.Tensor:
+        """Example hidden states, ``[rows, hidden]``."""
         return torch.zeros((rows, self.hidden_size), dtype=self.dtype, device=self.slots.device)
