@@ -10,6 +10,7 @@ import torch
 
 from vllm_dllm.settings.server import DllmSettings
 from vllm_dllm.worker.readout import kernels as rule
+from vllm_dllm.worker.readout.contract import tile_budget
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = SimpleNamespace(has_plain_head=True, tiled_head=lambda: None)
@@ -83,3 +84,8 @@ def test_a_kernel_that_does_not_run_fails() -> None:
 
     broken = SimpleNamespace(has_plain_head=True, tiled_head=no_head)
     assert rule._failures(broken, True) == ["RuntimeError: no kernel image"]
+
+
+def test_tiles_are_larger_on_gpus() -> None:
+    assert tile_budget(CPU) == 32 << 20
+    assert tile_budget(CUDA) == 1 << 30
