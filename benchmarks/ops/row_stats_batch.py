@@ -15,7 +15,7 @@ from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics, measured
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 
 # The engine's own value (`worker/readout/contract.py`).
-TILE_BYTES = 32 << 20
+TILE_BYTES = 1 << 30  # as in the engine on a GPU
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,10 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"attention_config": {"backend": "TRITON_ATTN"}}, ("TRITON_ATTN", "choose CPU_ATTN")),
         ({"attention_config": {"backend": "CUSTOM"}}, ("CUSTOM", "no Triton here")),
         ({"additional_config": {"dllm": {"kernels": "triton"}}}, ("dllm.kernels", "no Triton")),
-        ({"additional_config": {"dllm": {"kernels": "cuda"}}}, ("dllm.kernels", "torch, triton")),
+        (
+            {"additional_config": {"dllm": {"kernels": "cuda"}}},
+            ("dllm.kernels", "auto, torch"),
+        ),
         ({"diffusion_config": {"max_denoising_steps": -3}}, ("max_denoising_steps", "at least 1")),
         (
             {"hf_overrides": {"block_length": 32, "canvas_length": 16}},

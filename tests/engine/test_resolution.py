@@ -57,7 +57,7 @@ def test_what_show_config_prints() -> None:
         "skip_last_commit": ["True", "default"],
         "fused_commit": ["default", "default"],
         "window": ["symmetric", "default"],
-        "kernels": ["torch", "default"],
+        "kernels": ["auto", "default"],
         "request_step_limit": ["default", "default"],
     }
     chosen = {
@@ -69,7 +69,7 @@ def test_what_show_config_prints() -> None:
         "skip_last_commit": True,
         "fused_commit": False,
         "window": "symmetric",
-        "kernels": "torch",
+        "kernels": "auto",
         "request_step_limit": 64,
     }
     assert {name: shown(**chosen)[name] for name in chosen} == {

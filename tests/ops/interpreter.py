@@ -1,10 +1,11 @@
 """Interpreting Triton kernels on the CPU, in a process in which kernels are native otherwise.
 
 Triton decides when a function is decorated whether it will be interpreted, by the environment
-variable TRITON_INTERPRET. Three things then go wrong in a process that has imported
+variable TRITON_INTERPRET. Some things then go wrong in a process that has imported
 `triton.language` before: library functions such as `tl.max` are native and refuse to be called, the
 interpreter does not undo its patches of `triton.language.core`, and it keeps bfloat16 numbers as
-integers and multiplies those in `tl.dot`. This module mends all three for as long as a kernel runs.
+integers, multiplies those in `tl.dot`, and cuts float32 numbers off where a GPU rounds them to
+bfloat16. This module mends all of that for as long as a kernel runs.
 """
 
 from __future__ import annotations
@@ -72,7 +73,14 @@ def _running(run: Any) -> Any:
     def guarded(*args: Any, **kwargs: Any) -> None:
         # A GPU does not complain about infinities either.
         quiet = np.errstate(over="ignore", invalid="ignore")
-        with _LOCK, _device_functions(), _bfloat16_products(), _undone(), quiet:
+        with (
+            _LOCK,
+            _device_functions(),
+            _bfloat16_products(),
+            _bfloat16_rounding(),
+            _undone(),
+            quiet,
+        ):
             run(*args, **kwargs)
 
     return guarded
@@ -124,6 +132,23 @@ def _bfloat16_products() -> Iterator[None]:
         return original(self, decoded(a), decoded(b), *rest)
 
     with mock.patch.object(InterpreterBuilder, "create_dot", create_dot):
+        yield
+
+
+@contextmanager
+def _bfloat16_rounding() -> Iterator[None]:
+    """Round float32 numbers to the nearest bfloat16 number, ties to even, as a GPU does."""
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return original(data, source, target, mode)
+        rounded = torch.from_numpy(np.array(data, dtype=np.float32)).bfloat16()
+        return rounded.view(torch.int16).numpy().view(np.uint16)
+
+    with mock.patch.object(interpreter, "_convert_float", convert):
         yield
 
 

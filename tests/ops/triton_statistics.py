@@ -127,10 +127,16 @@ class Product:
         cap: float | None = None,
     ) -> Product:
         rows, vocabulary, width = sizes
-        hidden = random(rows, width, seed=1).to(dtype)
-        weight = (random(vocabulary, width, seed=2) * 5 / width**0.5).to(dtype)
+        hidden = random(rows, width, seed=1)
+        weight = random(vocabulary, width, seed=2) * 5 / width**0.5
+        if dtype != torch.float32:
+            # Sums that are exact in any order: else they might be rounded to `dtype` differently.
+            hidden, weight = (x.mul(32).round().div(32) for x in (hidden, weight))
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
         embedding = random(vocabulary, 40, seed=3).to(dtype)
         exact, eager = hidden.double() @ weight.double().T, hidden.float() @ weight.float().T
+        if dtype != torch.float32:
+            exact, eager = exact.to(dtype).double(), eager.to(dtype).float()
         if cap is not None:
             exact, eager = (x.div(cap).tanh() * cap for x in (exact, eager))
         return cls(hidden, Head(unread, vocabulary, embedding, None, weight, cap), exact, eager)

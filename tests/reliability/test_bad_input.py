@@ -57,7 +57,7 @@ STEP = Number(least=1, most=STEPS, whole=True)
 WORDS = {
     "window": ("symmetric", "reference"),
     "execution": ("fdfo", "sync"),
-    "kernels": ("torch", "triton"),
+    "kernels": ("auto", "torch", "triton"),
 }
 ALGORITHMS = {
     "mask": {name for name, _ in MASKED.values()} | {"JointThreshold-S", "JointThreshold-Q"},

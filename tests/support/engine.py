@@ -120,10 +120,12 @@ def our_graphs() -> int:
     from vllm_dllm.ops.statistics.rows import pure_row_statistics
     from vllm_dllm.ops.statistics.sampled import draw
     from vllm_dllm.ops.statistics.sharded import partials_of_rank
+    from vllm_dllm.worker import batch_rows, sampler
 
     rows = (candidate_keys, draw, partials_of_rank, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
-    return sum(len(entries(function.__code__)) for function in (*rows, *tiles))
+    updates = (batch_rows._read, sampler._finish)
+    return sum(len(entries(function.__code__)) for function in (*rows, *tiles, *updates))
 
 
 def answers_of_child(

@@ -11,7 +11,7 @@ from vllm_dllm.settings.ranges import MAX_STEPS, Range, SettingsError, shown
 DEFAULT_BLOCK_LENGTH = 32
 WINDOWS = ("symmetric", "reference")
 EXECUTIONS = ("fdfo", "sync")
-KERNELS = ("torch", "triton")
+KERNELS = ("auto", "torch", "triton")
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
 
 
@@ -49,8 +49,9 @@ class DllmSettings:
         fused_commit: a finished block leaves at once, and its keys and values are written in the
             pass that begins the next one. Never changes the output. None means on where possible.
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
-        kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, or
-            this package's Triton kernels.
+        kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, this
+            package's Triton kernels, or (``auto``) the kernels on CUDA where they pass a self-test
+            at start-up, and the operators elsewhere.
         request_step_limit: most steps that a request may ask for where a canvas' positions do not
             bound them (``diffusion_max_post_edit_steps``); None means 4 times the block length.
         given: names of the settings that were given explicitly.
@@ -64,7 +65,7 @@ class DllmSettings:
     skip_last_commit: bool = True
     fused_commit: bool | None = None
     window: str = "symmetric"
-    kernels: str = "torch"
+    kernels: str = "auto"
     request_step_limit: int | None = None
     given: frozenset[str] = field(default=frozenset(), compare=False)
 

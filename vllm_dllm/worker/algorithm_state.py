@@ -116,6 +116,12 @@ class AlgorithmStates:
         """The tensors of the algorithm that decodes the request in ``slot``."""
         return list(self.by_name.values())[self._which[slot]]
 
+    def only(self, name: str, on_host: np.ndarray) -> bool:
+        """Whether the requests in these slots (a numpy array) are all decoded by this algorithm."""
+        return name in self.by_name and bool(
+            (self._which[on_host] == list(self.by_name).index(name)).all()
+        )
+
     def batches(
         self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas
     ) -> list[AlgorithmBatch]:
@@ -132,18 +138,19 @@ class AlgorithmStates:
         which = self._which[on_host]
         algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
-            return [self._batch(algorithms[which[0]], None, slots, canvas)]
+            return [self.batch(algorithms[which[0]], None, slots, canvas)]
         batches = []
         for number in np.unique(which):
             index = to_device(np.flatnonzero(which == number), self._device)
             own_slots = slots.index_select(0, index)
-            batches.append(self._batch(algorithms[number], index, own_slots, canvas.take(index)))
+            batches.append(self.batch(algorithms[number], index, own_slots, canvas.take(index)))
         return batches
 
     @staticmethod
-    def _batch(
+    def batch(
         all_slots: AlgorithmSlots, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
     ) -> AlgorithmBatch:
+        """The rows of an algorithm's tensors for some canvases, see `AlgorithmBatch`."""
         parameters = {name: t.index_select(0, slots) for name, t in all_slots.parameters.items()}
         state = {name: t.index_select(0, slots) for name, t in all_slots.state.items()}
         return AlgorithmBatch(all_slots, index, slots, canvas, parameters, state)

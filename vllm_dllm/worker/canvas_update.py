@@ -19,6 +19,7 @@ from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
 from vllm_dllm.worker.algorithm_state import AlgorithmBatch
+from vllm_dllm.worker.batch_rows import in_batch_order, read_batch, read_batch_compiled, rows_of
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
 from vllm_dllm.worker.slots import Phase, SlotState, Standing
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
@@ -33,17 +34,24 @@ class CanvasUpdate:
         self.slots = slots
         self.policy = policy
 
-    def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
+    def plan(
+        self,
+        slots: torch.Tensor,
+        on_host: np.ndarray,
+        width: torch.Tensor | int,
+        compile: bool = False,
+    ) -> StepPlan:
         """Group the canvases by algorithm, and find what must be read from the model's output.
 
         Args:
             slots: int64 ``[n]``, the slots of the batch.
             on_host: the same slots as a numpy array.
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+            compile: read the slots' tensors by a compiled function; all canvases must share an
+                algorithm.
         """
-        state = self.slots
-        now, before = state.read(slots)
-        batches = state.algorithms.batches(slots, on_host, before)
+        state, read = self.slots, read_batch_compiled if compile else read_batch
+        now, before, batches, temperature = read(self.slots, slots, on_host)
         request = ReadRequest(
             slots,
             on_host,
@@ -53,7 +61,8 @@ class CanvasUpdate:
             adjust=_adjustments(batches, len(slots)),
             ask=_asked(batches, len(slots)),
             entropy=any(batch.all_slots.algorithm.reads_entropy for batch in batches),
-            temperature=_temperature(batches, now),
+            temperature=temperature,
+            may_go_on=not state.one_step[on_host].all(),
         )
         plan = StepPlan(before, now, batches, request)
         if state.constraints.followers and state.constraints.asked(on_host):
@@ -136,18 +145,18 @@ class CanvasUpdate:
         slots = plan.request.slots
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.all_slots.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, _rows(leaves, batch))
+                batch.all_slots.keep(batch.slots, new, rows_of(leaves, batch))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
-        state.remaining.index_add_(0, slots, now.tail - outcome.out)
+        state.remaining.index_copy_(0, slots, now.remaining + now.tail - outcome.out)
         state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
         state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
         state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
         if outcome.path is not None:
             state.constraints.advance(slots, outcome.path, outcome.out)
-        width = plan.request.width
-        return state.advance(slots, outcome.canvas, leaves, width, outcome.next_canvas)
+        after, width = outcome.canvas, plan.request.width
+        return state.advance(slots, after, leaves, width, outcome.next_canvas)
 
     def _ready(
         self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
@@ -194,20 +203,6 @@ class CanvasUpdate:
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
-def _temperature(batches: Sequence[AlgorithmBatch], now: Standing) -> torch.Tensor:
-    """The temperature at which the logits of this step are sampled, float32 ``[n]``."""
-    if not any(batch.all_slots.schedules for batch in batches):
-        return now.temperature
-    parts = []
-    for batch in batches:
-        progress = _rows(now.step, batch), _rows(now.schedule_steps, batch)
-        own = _rows(now.temperature, batch)
-        parts.append(batch.all_slots.algorithm.temperature(own, progress, batch.parameters))
-    if len(parts) == 1:
-        return parts[0]
-    return _in_batch_order(parts, batches, len(now.temperature))
-
-
 def _adjustments(
     batches: Sequence[AlgorithmBatch], count: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -215,8 +210,8 @@ def _adjustments(
     if not any(batch.all_slots.adjusts for batch in batches):
         return None
     parts = [batch.all_slots.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
-    ids = _in_batch_order([part and part[0] for part in parts], batches, count)
-    amounts = _in_batch_order([part and part[1] for part in parts], batches, count)
+    ids = in_batch_order([part and part[0] for part in parts], batches, count)
+    amounts = in_batch_order([part and part[1] for part in parts], batches, count)
     return None if ids is None or amounts is None else (ids, amounts)
 
 
@@ -225,7 +220,7 @@ def _asked(batches: Sequence[AlgorithmBatch], count: int) -> torch.Tensor | None
     if not any(batch.all_slots.asks for batch in batches):
         return None
     parts = [batch.all_slots.algorithm.ask(batch.state) for batch in batches]
-    return _in_batch_order(parts, batches, count)
+    return in_batch_order(parts, batches, count)
 
 
 def _edited(plan: StepPlan) -> torch.Tensor:
@@ -242,31 +237,24 @@ def _step(
 ) -> Update:
     """Run one step of an algorithm on its canvases."""
     now, index, statistics = plan.standing, batch.index, readings.statistics
-    step = _rows(now.step, batch)
+    step = rows_of(now.step, batch)
     context = StepContext(
         statistics=statistics if index is None else statistics.take(index),
-        last=step + 1 >= _rows(now.max_steps, batch),
+        last=step + 1 >= rows_of(now.max_steps, batch),
         parameters=batch.parameters,
         state=batch.state,
         step=step,
-        noise=_rows(readings.noise, batch),
-        present=_rows(present, batch),
-        asked=_rows(readings.log_probabilities, batch),
+        noise=rows_of(readings.noise, batch),
+        present=rows_of(present, batch),
+        asked=rows_of(readings.log_probabilities, batch),
     )
     return batch.all_slots.algorithm.step(batch.canvas, context)
-
-
-def _rows(tensor: MaybeTensor, batch: AlgorithmBatch) -> MaybeTensor:
-    """The rows ``[m, ...]`` of an algorithm's canvases in a tensor ``[n, ...]`` of the batch."""
-    if tensor is None or batch.index is None:
-        return tensor
-    return tensor.index_select(0, batch.index)
 
 
 def _merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
     """The canvases of all algorithms and whether they are done (bool ``[n]``), in batch order."""
     tokens, masked, done = (
-        _in_batch_order(parts, plan.batches, len(plan.request.slots))
+        in_batch_order(parts, plan.batches, len(plan.request.slots))
         for parts in (
             [update.canvas.tokens for update in updates],
             [update.canvas.masked for update in updates],
@@ -284,17 +272,3 @@ def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
         torch.where(keep, before.masked, after.masked),
         after.fixed,
     )
-
-
-def _in_batch_order(
-    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch], count: int
-) -> torch.Tensor | None:
-    """The rows of all algorithms in batch order, 0 where a part is None; None if all parts are."""
-    first = next((part for part in parts if part is not None), None)
-    if first is None or batches[0].index is None:
-        return first
-    whole = first.new_zeros((count, *first.shape[1:]))
-    for part, batch in zip(parts, batches, strict=True):
-        if part is not None and batch.index is not None:
-            whole.index_copy_(0, batch.index, part)
-    return whole

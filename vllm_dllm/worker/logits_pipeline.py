@@ -14,6 +14,7 @@ from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.worker.logit_biases import LogitBiases
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import ReadRequest
+from vllm_dllm.worker.row_options import RowWork
 from vllm_dllm.worker.slots import SlotState
 from vllm_dllm.worker.token_choice import RowChoice, TokenChoice
 
@@ -75,7 +76,7 @@ class LogitsPipeline:
     def copies_rows(self, on_host: np.ndarray) -> bool:
         """Whether logits of this batch (slots int ``[n]``) are copied before they are biased."""
         asking = self.reports.asking(on_host) if self._reports_raw else []
-        return any(options.biases for _, _, options in asking)
+        return any(bool(options.work & RowWork.BIASES) for _, _, options in asking)
 
     def _raw_rows(self, logits: torch.Tensor, on_host: np.ndarray) -> dict[int, torch.Tensor]:
         """Raw logits ``[L, vocabulary]`` to report, by index in the batch; biased ones as copies.
@@ -86,7 +87,7 @@ class LogitsPipeline:
             return {}
         canvases = logits.unflatten(0, (-1, self.slots.length))
         return {
-            index: canvases[index].clone() if options.biases else canvases[index]
+            index: canvases[index].clone() if options.work & RowWork.BIASES else canvases[index]
             for index, _, options in self.reports.asking(on_host)
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +19,6 @@ from vllm_dllm.attention.settling import confirm_route
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
-from vllm_dllm.ops.compiled import compiling_ahead
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_patches.runner import (
@@ -32,11 +30,11 @@ from vllm_dllm.worker.fused_commit import read_again
 from vllm_dllm.worker.interrupted import InterruptedCanvas
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.pages import Pages
-from vllm_dllm.worker.readout.choice import ReadoutSettings, compiles
-from vllm_dllm.worker.readout.contract import EXAMPLE_ROWS
+from vllm_dllm.worker.readout.choice import ReadoutSettings
 from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.sampler import DiffusionSampler
 from vllm_dllm.worker.slots import Mark, RequestLimits, SlotState
+from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
 logger = init_logger("vllm.dllm")
 
@@ -61,7 +59,7 @@ class DiffusionModelState(ModelState):
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
         default = ResolvedRequest.of(self.served.choose(), RequestOptions())
-        self.unadmitted = {RESOLVED: default}
+        self.unadmitted: dict[str, Any] = {RESOLVED: default}
         window = self.served.settings.window
         own = confirm_route(vllm_config, kind.aligned, kind.length, window)
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
@@ -69,6 +67,19 @@ class DiffusionModelState(ModelState):
         self.reports = LogprobReports(self.slots, self.model_config.logprobs_mode)
         settings = ReadoutSettings.of(vllm_config, self.served.settings.kernels)
         self.readout = self.family.readout(self.model, self.slots, self.reports, settings)
+        self.warm_up = ReadoutWarmUp(
+            self.readout,
+            self.reports,
+            self.slots,
+            self.model_config.get_hidden_size(),
+            self.dtype,
+            max(
+                1,
+                min(self.max_num_reqs, self.scheduler_config.max_num_batched_tokens // kind.length),
+            ),
+            settings.compile,
+            self.served.choose(),
+        )
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
         # Canvases of preempted requests that stream, by request id, until the requests come back.
@@ -76,6 +87,7 @@ class DiffusionModelState(ModelState):
         tell_of_preemptions()
         allocate_no_grammar_bitmask()
         outlive_signals()
+        self.sampler: DiffusionSampler | None = None
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False
 
@@ -83,24 +95,16 @@ class DiffusionModelState(ModelState):
         """This package's sampler in place of vLLM's; there is no rejection sampler."""
         self.sees_logits = True
         self.total_len = sampler.req_states.total_len.gpu
-        if compiles(self.vllm_config):
-            self._compile()
-        return DiffusionSampler(
+        self.sampler = DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
             policy=self.policy,
             readout=self.readout,
             reports=self.reports,
             predictions=None if self.embeddings is None else self.embeddings.conditioning,
-        ), None
-
-    def _compile(self) -> None:
-        """Compile what runs after the model now, so that the first request need not wait for it."""
-        begin = time.perf_counter()
-        shape = EXAMPLE_ROWS, self.model_config.get_hidden_size()
-        with compiling_ahead():
-            self.readout.warm_up(torch.zeros(shape, dtype=self.dtype, device=self.device))
-        logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
+            warm_up=self.warm_up,
+        )
+        return self.sampler, None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
@@ -190,7 +194,13 @@ class DiffusionModelState(ModelState):
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
-        """Note where the pages of the KV cache are, once vLLM has allocated them."""
+        """Note where the pages of the KV cache are, once vLLM has allocated them.
+
+        The readout is compiled here at the latest: where vLLM profiles nothing (a CPU with
+        ``VLLM_CPU_CI_ENV``), this is the first call behind `load_model`.
+        """
+        if self.sampler is not None:
+            self.sampler.prepare()
         layers = self.vllm_config.compilation_config.static_forward_context
         self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
 

@@ -14,7 +14,6 @@ and nothing that waits for the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -22,12 +21,15 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
+from vllm_dllm.ops.compiled import compiled, compiling_ahead
+from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.worker.canvas_update import CanvasUpdate
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import Readings, Readout
 from vllm_dllm.worker.slots import Mark, Phase, SlotState
-from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.worker.step_plan import CanvasRows, CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
 
 class PredictionStore(Protocol):
@@ -44,22 +46,6 @@ class PredictionStore(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class CanvasRows:
-    """The canvases of a batch, in batch order.
-
-    Attributes:
-        slot: int64 ``[n]``, their slots.
-        slot_on_host: the same slots as a numpy array.
-        width: int64 ``[n]``, number of positions that were scheduled; None if all canvases are L
-            wide.
-    """
-
-    slot: torch.Tensor
-    slot_on_host: np.ndarray
-    width: torch.Tensor | None
-
-
 class DiffusionSampler:
     """Replaces vLLM's ``Sampler``, with the attributes and methods that vLLM's runner uses."""
 
@@ -73,6 +59,7 @@ class DiffusionSampler:
         readout: Readout,
         reports: LogprobReports,
         predictions: PredictionStore | None = None,
+        warm_up: ReadoutWarmUp | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
@@ -80,9 +67,42 @@ class DiffusionSampler:
         self.readout = readout
         self.reports = reports
         self.predictions = predictions
+        self.warm_up = warm_up
+        # The algorithm whose canvases are updated by compiled functions, or None for none.
+        self.compiled_algorithm: str | None = None
         slots.history = req_states.all_token_ids.gpu
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
+
+    def prepare(self) -> None:
+        """Compile what runs after the model, unless that has happened.
+
+        Canvases that start as random tokens are updated by compiled functions on a GPU, where every
+        operator would be a kernel to launch. Only the server's own algorithm is compiled, and only
+        if it is one of this package: what others do need not be compilable.
+        """
+        warm_up = self.warm_up
+        if warm_up is None or not warm_up.compiles:
+            return
+        warm_up.compile()
+        choice = warm_up.choice
+        ours = type(choice.algorithm).__module__.startswith("vllm_dllm.")
+        if self.slots.kind.mask_token is None and ours and self.slots.device.type != "cpu":
+            self.compile_updates(choice)
+
+    def compile_updates(self, choice: Choice) -> None:
+        """Compile the update of canvases that this choice decodes: of one canvas, and of several.
+
+        Writes to slots, which are set up anew for every request.
+        """
+        assert self.warm_up is not None
+        self.compiled_algorithm = choice.algorithm.name
+        with compiling_ahead():
+            for count in range(1, min(2, len(self.slots.tokens)) + 1):
+                self.slots.algorithms.enter(count - 1, choice.algorithm, choice.settings)
+                hidden = self.warm_up.hidden(count * self.slots.length)
+                slot = torch.arange(count, device=hidden.device)
+                self._update(hidden, CanvasRows(slot, np.arange(count), None))
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """Do nothing: the model state has already set the slot up with these parameters."""
@@ -103,6 +123,11 @@ class DiffusionSampler:
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
+        if self.warm_up is not None and widths.any() and not input_batch.num_draft_tokens:
+            # A dummy batch, with which vLLM measures the memory that a step takes. It has a token
+            # of logits for each request; real requests have whole canvases or nothing.
+            self.prepare()
+            self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         # Where the tokens that leave begin in their canvas. Read before the update, which resets
         # the tail of canvases that leave.
@@ -169,16 +194,23 @@ class DiffusionSampler:
             width = canvases.width
             present = state.position < canvases.width[:, None]
             hidden_states = self._padded(hidden_states, canvases.width)
-        plan = self.canvas_update.plan(slot, on_host, width)
+        compile = self.compiles(on_host) and present is None
+        plan = self.canvas_update.plan(slot, on_host, width, compile)
         readings = self.readout.read(hidden_states, plan.request)
-        outcome = self.canvas_update.decide(plan, readings, present)
-        if self.reports.pending:
-            decided = self.canvas_update.decided(plan, outcome)
-            self.reports.report(outcome.canvas.tokens, decided, slot, on_host)
-        self.req_states.draft_tokens.index_copy_(0, slot, self.canvas_update.keep(plan, outcome))
-        if self.predictions is not None and readings.soft_embedding is not None:
-            self.predictions.store(slot, readings.soft_embedding, outcome.goes_on)
-        return self._output(plan, outcome, self._sound(hidden_states, readings, slot))
+        # Neither the paths of constraints nor logprobs, which loop over requests, are compiled.
+        compile = compile and readings.path is None and not self.reports.pending
+        finish = compiled(_finish) if compile else _finish
+        tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
+        # One byte per slot is copied asynchronously; it is read when the request is gone, steps
+        # later.
+        state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
+        return SamplerOutput(tokens, None, nans, sampled, rejected)
+
+    def compiles(self, on_host: np.ndarray) -> bool:
+        """Whether the canvases of these slots are updated by compiled functions."""
+        states = self.slots.algorithms
+        name = self.compiled_algorithm
+        return name is not None and states.only(name, on_host)
 
     def _sound(
         self, hidden_states: torch.Tensor, readings: Readings, slot: torch.Tensor
@@ -202,9 +234,6 @@ class DiffusionSampler:
         # A request that rules out every token has not spoiled its pages by that alone, but the step
         # after, which was in flight already, may have read and written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
-        # One byte per slot is copied asynchronously; it is read when the request is gone, steps
-        # later.
-        state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return sound & ~own
 
     def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
@@ -213,8 +242,13 @@ class DiffusionSampler:
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _output(self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor) -> SamplerOutput:
+    def _output(
+        self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
+
+        These are the fields `sampled_token_ids`, `num_nans`, `num_sampled` and `num_rejected` of
+        ``SamplerOutput``.
 
         To vLLM, streamed tokens are like a longer prompt: its scheduler continues behind them, and
         the worker at the start of the canvas.
@@ -225,12 +259,32 @@ class DiffusionSampler:
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         written = outcome.leaves & ~outcome.kv_pending
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
-        return SamplerOutput(
-            sampled_token_ids=tokens.gather(1, source),
-            logprobs_tensors=None,
-            # The scheduler ends requests that are not sound, and goes back to the start of the
-            # canvas where its keys and values are pending.
-            num_nans=torch.where(sound, outcome.kv_pending * int(Mark.KV_PENDING), ends).int(),
-            num_sampled=((outcome.out - tail) * sound).int(),
-            num_rejected=(plan.request.width * ~(written & sound)).int(),
-        )
+        # The scheduler ends requests that are not sound, and goes back to the start of the canvas
+        # where its keys and values are pending.
+        nans = torch.where(sound, outcome.kv_pending * int(Mark.KV_PENDING), ends).int()
+        sampled = ((outcome.out - tail) * sound).int()
+        rejected = (plan.request.width * ~(written & sound)).int()
+        return tokens.gather(1, source), nans, sampled, rejected
+
+
+def _finish(
+    sampler: DiffusionSampler,
+    plan: StepPlan,
+    readings: Readings,
+    hidden_states: torch.Tensor,
+    present: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What follows the readout: decide, report, and write the slots; see `_output`.
+
+    This function may be compiled. A few hundred small operators then become a handful of kernels.
+    """
+    outcome = sampler.canvas_update.decide(plan, readings, present)
+    slot, on_host = plan.request.slots, plan.request.on_host
+    if sampler.reports.pending:
+        decided = sampler.canvas_update.decided(plan, outcome)
+        sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
+    tokens = sampler.canvas_update.keep(plan, outcome)
+    sampler.req_states.draft_tokens.index_copy_(0, slot, tokens)
+    if sampler.predictions is not None and readings.soft_embedding is not None:
+        sampler.predictions.store(slot, readings.soft_embedding, outcome.goes_on)
+    return sampler._output(plan, outcome, sampler._sound(hidden_states, readings, slot))

@@ -135,6 +135,7 @@ class SlotState:
         constraints: the automata that requests follow.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
+        one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
         streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
         row_options: on the host, by slot, the options of requests with biases, filters or logprobs.
         row_tensors: what a step reads of these options.
@@ -173,6 +174,7 @@ class SlotState:
         self.algorithms = AlgorithmStates(slots, length, device)
         self.constraints = Constraints(slots, device)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
+        self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_options: dict[int, RowOptions] = {}
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
@@ -218,6 +220,7 @@ class SlotState:
         self.end_tokens[slot].copy_(to_device(row, self.device))
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
+        self.one_step[slot] = choice.max_steps == 1
         self.streams[slot] = limits.stream_prefix
 
     def set_row_options(self, slot: int, options: RowOptions | None) -> None:
@@ -280,7 +283,7 @@ class SlotState:
             The tokens that the model reads next, int64 ``[n, L]``.
         """
         replaced = leaves[:, None]
-        self.start.index_add_(0, slots, leaves * width)
+        self.start.index_copy_(0, slots, self.start.index_select(0, slots) + leaves * width)
         if fresh is None:
             fresh = self.fresh_tokens(slots)
         tokens = torch.where(replaced, fresh, after.tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
@@ -33,6 +34,22 @@ class CommitPolicy:
     skip_last_commit: bool
     in_place: bool
     fused: bool = False
+
+
+@dataclass(frozen=True)
+class CanvasRows:
+    """The canvases of a batch, in batch order.
+
+    Attributes:
+        slot: int64 ``[n]``, their slots.
+        slot_on_host: the same slots as a numpy array.
+        width: int64 ``[n]``, number of positions that were scheduled; None if all canvases are L
+            wide.
+    """
+
+    slot: torch.Tensor
+    slot_on_host: np.ndarray
+    width: torch.Tensor | None
 
 
 @dataclass(frozen=True)

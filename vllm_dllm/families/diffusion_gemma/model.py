@@ -21,7 +21,7 @@ from vllm_dllm.checkpoints.quantized import (
     scheme_of,
     spell_out,
 )
-from vllm_dllm.checkpoints.tiled_head import tiled_head
+from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.verify import HEAD, Shapes, verified
 from vllm_dllm.ops.statistics.head import Head
 
@@ -54,6 +54,11 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states, unchanged: the sampler owns the head."""
         return hidden_states
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether the head is a matrix (with a soft cap) for `tiled_head`."""
+        return is_plain(self.lm_head)
 
     def tiled_head(self) -> Head:
         """The head with the embedding for self-conditioning; see `checkpoints.tiled_head`."""

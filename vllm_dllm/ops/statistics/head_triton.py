@@ -5,8 +5,8 @@ one tile of the head after the other, and folds the tile's logits into a few num
 (`fold_triton.fold`). A second kernel merges the splits and draws a token: for that it computes the
 64 logits of the drawn group a second time, from 64 rows of the head for each row of hidden states.
 
-The logits are float32 sums of products and are never rounded to the head's dtype. A model's own
-head rounds them to bfloat16 before its soft cap, so logits that differ here may tie or swap there.
+The sums of products are float32. As in a model's own head they are rounded to the head's dtype, and
+then soft-capped in float32, so logits that tie there tie here, too; the lowest id wins a tie.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -197,6 +197,7 @@ def product(  # type: ignore[no-untyped-def]
         logits = tl.dot(x, w, logits, input_precision="ieee")
         x_at += DEPTH
         w_at += DEPTH
+    logits = logits.to(weight.dtype.element_ty).to(tl.float32)
     if CAPPED:
         logits = capped(logits, cap)
     return logits
@@ -273,7 +274,7 @@ def head_draw_kernel(  # type: ignore[no-untyped-def]
             x = tl.load(x_at + start, mask=ok[None, :], other=0.0).to(tl.float32)
             w = tl.load(w_at + start, mask=ok[None, None, :], other=0.0).to(tl.float32)
             products += x[:, None, :] * w
-        logits = tl.sum(products, 2)
+        logits = tl.sum(products, 2).to(weight.dtype.element_ty).to(tl.float32)
         if CAPPED:
             logits = capped(logits, cap)
         allowed = (local < count) & (local + first_id != forbidden)

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.statistics.fold_triton import LOG2_E
 from vllm_dllm.ops.statistics.head import Head
@@ -31,7 +32,12 @@ from vllm_dllm.ops.statistics.head_triton import (
     product_constants,
     tile_for,
 )
-from vllm_dllm.ops.statistics.launch_triton import empty, measured, tiles_per_split
+from vllm_dllm.ops.statistics.launch_triton import (
+    MeasuredStatistics,
+    empty,
+    measured,
+    tiles_per_split,
+)
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.sampled import SampledStatistics
 
@@ -65,11 +71,11 @@ def fused_statistics(
     temperature: torch.Tensor,
     keys: torch.Tensor,
     budget: int,
+    compile: bool = False,
 ) -> tuple[SampledStatistics, torch.Tensor | None]:
     """What `tiled.tiled_statistics` computes, in two passes of Triton kernels.
 
-    Logits are float32 sums that are not rounded to the head's dtype, see `head_triton`. The weights
-    of the soft embedding are rounded to the embedding's dtype.
+    The weights of the soft embedding are rounded to the embedding's dtype, as on a GPU there.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
@@ -78,6 +84,7 @@ def fused_statistics(
         keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
         budget: bytes that the workspace of the soft embedding may take. It takes at least what
             128 ids need. The statistics take some kilobytes for each row in addition.
+        compile: compile what follows the kernels.
 
     Returns:
         As `tiled_statistics`; the statistics are `MeasuredStatistics`.
@@ -88,11 +95,17 @@ def fused_statistics(
     partials = head_statistics(hidden, head, temperature, keys)
     if head.shard is not None:
         partials = partials.merge_ranks(head.shard)
-    statistics = measured(partials, temperature == 0)
+    finish = compiled(_measured) if compile else _measured
+    statistics = finish(partials, temperature)
     if head.embedding is None:
         return statistics, None
     soft = soft_embedding(hidden, head, temperature, partials, budget)
     return statistics, soft if head.shard is None else head.shard.sum(soft)
+
+
+def _measured(partials: SoftmaxPartials, temperature: torch.Tensor) -> MeasuredStatistics:
+    """Statistics of rows, some of them greedy; this function may be compiled."""
+    return measured(partials, temperature == 0)
 
 
 def soft_embedding(
@@ -144,8 +157,8 @@ def soft_embedding(
         grid = triton.cdiv(rows, tile.rows), triton.cdiv(in_range, tile.ids)
         weights_kernel[grid](*common, first, count, head.ids.start, **sizes)
         running.add(embedding, first, in_range)
-    total = torch.where(temperature == 0, 1.0, partials.sum)
-    return running.sums.sum(0).div_(total[:, None])
+    sums, total = running.sums, torch.where(temperature == 0, 1.0, partials.sum)
+    return (sums[0] if len(sums) == 1 else sums.sum(0)).div_(total[:, None])
 
 
 @dataclass(frozen=True)
@@ -174,10 +187,10 @@ class _RunningSum:
         at_once = tile.resident * multiprocessors(embedding.device)
         steps = 64  # about as many as a range has
         parts = min(MAX_PARTS, triton.cdiv(steps, tiles_per_split(tiles, steps, at_once)))
-        # The sums take up to half of the budget. The first does not count: it becomes the result.
+        # The sums take up to half of the budget. A single one does not count: it is the result.
         bytes_of_sum = 4 * rows * width
-        parts = max(1, min(parts, 1 + budget // 2 // bytes_of_sum))
-        left = budget - (parts - 1) * bytes_of_sum
+        parts = max(1, min(parts, budget // 2 // bytes_of_sum))
+        left = budget - (parts * bytes_of_sum if parts > 1 else 0)
         ids = left // (rows * embedding.element_size()) // multiple * multiple
         ids = min(max(multiple, ids), triton.cdiv(max(1, count), multiple) * multiple)
         device = embedding.device

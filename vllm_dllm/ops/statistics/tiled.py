@@ -32,7 +32,7 @@ Result = tuple[SampledStatistics, torch.Tensor | None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # How many float32 tensors of a tile's size are alive together in one pass: scaled logits, their
-# distance to the maximum, weights, and a temporary.
+# distance to the maximum, weights, and a copy of the logits where the last group is incomplete.
 TILE_COPIES = 4
 MAX_ROWS = 2048
 # Weights below exp(FAR) are raised to it. It is negligible against a row's sum (at least 1), and
@@ -124,8 +124,15 @@ def _of_rows(
     """The result for rows that are computed together, in tiles of ``ids`` ids."""
     if head.shard is None and ids == head.vocabulary:
         only_tile = _compilable(_only_tile, compile)
-        return only_tile(head, head.logits(hidden, 0, ids), temperature, keys)
-    running = _Running(temperature, keys, head)
+        statistics, total, weight = only_tile(head.logits(hidden, 0, ids), temperature, keys)
+        if head.embedding is None:
+            return statistics, None
+        soft = weight.new_zeros((len(weight), head.embedding.shape[1]))
+        soft = add_product(soft, weight[:, :ids], head.embedding) / total[:, None]
+        certain = head.embedding[statistics.token].float()
+        return statistics, torch.where((temperature == 0)[:, None], certain, soft)
+    width = 0 if head.embedding is None else head.embedding.shape[1]
+    running = _Running(temperature, keys, width)
     for first in head.ids[::ids]:
         end = min(first + ids, head.ids.stop)
         starts = torch.arange(first, end, GROUP, device=keys.device)
@@ -149,14 +156,38 @@ def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torc
 
 
 def _only_tile(
-    head: Head, logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
-) -> Result:
-    """The result from a single tile of all ids; this function may be compiled."""
-    running = _Running(temperature, keys, head)
+    logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
+) -> tuple[SampledStatistics, torch.Tensor, torch.Tensor]:
+    """The statistics from a single tile of all ids; this function may be compiled.
+
+    Returns also each row's sum of weights, and the weights of the ids. As for `_fold`, the soft
+    embedding is left to the caller.
+    """
+    running = _Running(temperature, keys)
     starts = torch.arange(0, logits.shape[1], GROUP, device=keys.device)
     weight = running.add(logits, starts)
-    running.embed(weight, head.embedding)
-    return running.result(head)
+    return running.partials().statistics(running.greedy), running.sum, weight
+
+
+def add_product(total: torch.Tensor, weight: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """``total + weight @ embedding`` in float32; `total` may be overwritten.
+
+    A GPU multiplies 16-bit numbers an order of magnitude faster than float32 numbers, so there the
+    weights (at most 1) are rounded to the embedding's dtype, as the model's own probabilities are.
+    The products are summed in float32.
+
+    Args:
+        total: float32 ``[rows, hidden]``.
+        weight: float32 ``[rows, ids]``.
+        embedding: ``[ids, hidden]``, any floating dtype.
+    """
+    dtype = embedding.dtype
+    if dtype == torch.float32 or total.device.type == "cpu":
+        return total.addmm_(weight, embedding.float())
+    if torch.version.hip is not None:
+        # PyTorch has no product of this kind on ROCm: the sum over one tile is rounded to `dtype`.
+        return total.add_(weight.to(dtype) @ embedding)
+    return torch.addmm(total, weight.to(dtype), embedding, out_dtype=torch.float32)
 
 
 def _no_group(rows: int, device: torch.device) -> LeadingGroup:
@@ -169,9 +200,12 @@ def _no_group(rows: int, device: torch.device) -> LeadingGroup:
 
 
 class _Running:
-    """The state of one pass over the vocabulary, for some rows."""
+    """The state of one pass over the vocabulary, for some rows.
 
-    def __init__(self, temperature: torch.Tensor, keys: torch.Tensor, head: Head) -> None:
+    `width` is that of the soft embedding, 0 for none.
+    """
+
+    def __init__(self, temperature: torch.Tensor, keys: torch.Tensor, width: int = 0) -> None:
         rows, device = len(keys), keys.device
         self.keys = keys
         self.greedy = temperature == 0
@@ -180,7 +214,6 @@ class _Running:
         self.sum = torch.zeros(rows, device=device)
         self.weighted = torch.zeros(rows, device=device)
         self.shrink = torch.ones(rows, device=device)  # of the sums, by the last tile
-        width = 0 if head.embedding is None else head.embedding.shape[1]
         self.soft = torch.zeros((rows, width), device=device)
 
     def add(self, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -200,7 +233,8 @@ class _Running:
         noise = group_noise(self.keys, starts)
         self.drawn.compete(mass.log() + origin[:, None] + noise, groups, starts)
         flat = weight.flatten(1)
-        self._sum(before, origin, mass.sum(-1), torch.linalg.vecdot(flat, distance.flatten(1)))
+        # In place: nothing reads the distances any more, and another copy would be a tile wide.
+        self._sum(before, origin, mass.sum(-1), distance.mul_(weight).flatten(1).sum(-1))
         return flat
 
     def _sum(
@@ -220,11 +254,11 @@ class _Running:
         """Add the weights that `add` has returned, times the embedding of the tile's ids."""
         if embedding is not None:
             self.soft.mul_(self.shrink[:, None])
-            self.soft.addmm_(weight[:, : len(embedding)], embedding.float())
+            self.soft = add_product(self.soft, weight[:, : len(embedding)], embedding)
 
     def result(self, head: Head) -> Result:
         """Statistics and soft embedding of all ids, those of other ranks included."""
-        greedy, partials = self.greedy, self._partials()
+        greedy, partials = self.greedy, self.partials()
         if head.shard is not None:
             partials = partials.merge_ranks(head.shard)
         statistics = partials.statistics(greedy)
@@ -238,7 +272,8 @@ class _Running:
         soft = torch.where(greedy[:, None], head.embed(partials.token), average)
         return statistics, head.shard.sum(soft)
 
-    def _partials(self) -> SoftmaxPartials:
+    def partials(self) -> SoftmaxPartials:
+        """The results over the ids so far."""
         token = self.likeliest.first + self.likeliest.group.argmax(-1)
         sample, scaled = draw_in_group(self.drawn.group, self.drawn.first, self.keys)
         return SoftmaxPartials(

@@ -10,6 +10,7 @@ from vllm.config.compilation import CompilationMode
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import Readout
 from vllm_dllm.worker.readout.dense import DenseReadout
+from vllm_dllm.worker.readout.kernels import takes_triton
 from vllm_dllm.worker.readout.sharded import ShardedReadout
 from vllm_dllm.worker.readout.tiled import TiledReadout
 from vllm_dllm.worker.slots import SlotState
@@ -23,12 +24,12 @@ class ReadoutSettings:
     """What the choice of a readout depends on.
 
     Attributes:
-        triton: compute statistics with this package's Triton kernels.
+        kernels: ``dllm.kernels``, see `takes_triton`.
         compile: compile what runs after the model, because vLLM compiles the model too.
         ranks: number of ranks that the head is spread over.
     """
 
-    triton: bool
+    kernels: str
     compile: bool
     ranks: int
 
@@ -36,7 +37,7 @@ class ReadoutSettings:
     def of(cls, vllm_config: VllmConfig, kernels: str) -> ReadoutSettings:
         """From vLLM's configuration and ``dllm.kernels``."""
         ranks = vllm_config.parallel_config.tensor_parallel_size
-        return cls(kernels == "triton", compiles(vllm_config), ranks)
+        return cls(kernels, compiles(vllm_config), ranks)
 
 
 def compiles(vllm_config: VllmConfig) -> bool:
@@ -52,7 +53,7 @@ def masked_readout(
     common = slots, reports, settings.compile
     if not model.has_head:  # an earlier pipeline stage, which never reads
         return DenseReadout(model.head, *common)
-    if settings.triton:
+    if takes_triton(settings.kernels, model, True, slots.device, settings.ranks):
         from vllm_dllm.worker.readout.triton import TritonDenseReadout
 
         return TritonDenseReadout(model.head, model.tiled_head(), *common)
@@ -64,8 +65,8 @@ def masked_readout(
 def noise_readout(
     model: Any, slots: SlotState, reports: LogprobReports, settings: ReadoutSettings
 ) -> Readout:
-    """The readout of a model of uniform noise. `model` has a method `tiled_head`."""
-    if settings.triton:
+    """The readout of a model of uniform noise. `model` has `has_plain_head` and `tiled_head`."""
+    if takes_triton(settings.kernels, model, False, slots.device, settings.ranks):
         from vllm_dllm.worker.readout.triton import TritonTiledReadout
 
         return TritonTiledReadout(model.tiled_head(), slots, reports, settings.compile)

@@ -13,10 +13,12 @@ from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.worker.slots import SlotState
 
-# How many bytes the float32 temporaries between hidden states and statistics may take: for whole
-# rows of logits, and for tiles of them.
+# How many bytes the temporaries between hidden states and statistics may take: for whole rows of
+# logits, and for tiles of them. A small tile stays in a CPU's caches. On a GPU each operator on a
+# tile is a kernel to launch, so tiles are large and few.
 HEAD_BYTES = 256 << 20
-TILE_BYTES = 32 << 20
+TILE_BYTES_CPU = 32 << 20
+TILE_BYTES_GPU = 1 << 30
 # Number of rows of the examples with which functions are compiled ahead of time: those of a few
 # canvases, for which the compiler lays out its loops. Compiled functions take any number of rows.
 EXAMPLE_ROWS = 128
@@ -37,6 +39,8 @@ class ReadRequest:
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
         entropy: whether entropies are needed.
         window: the canvases as constraints see them; None where no request has a constraint.
+        may_go_on: whether any canvas may be denoised again after this step, as far as the host
+            knows; if not, no soft embedding is needed.
     """
 
     slots: torch.Tensor
@@ -49,6 +53,7 @@ class ReadRequest:
     ask: torch.Tensor | None = None
     entropy: bool = False
     window: CanvasWindow | None = None
+    may_go_on: bool = True
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
@@ -64,6 +69,7 @@ class ReadRequest:
             None if self.ask is None else self.ask[rows],
             self.entropy,
             None if self.window is None else self.window.part(rows),
+            self.may_go_on,
         )
 
 
@@ -76,7 +82,8 @@ class Readings:
         noise: int64 ``[n, L]``, uniform random tokens; None for a masked model.
         next_canvas: int64 ``[n, L]``, uniform random tokens with which the canvases behind these
             begin; None for a masked model, or where not all canvases are L wide.
-        soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale, or None.
+        soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale; None for a masked
+            model, or where no canvas may go on.
         log_probabilities: float32 ``[n, L, K]``, those of the ids in `ReadRequest.ask`, or None.
         path: the paths of constrained canvases; None where no request has a constraint.
     """
@@ -90,7 +97,13 @@ class Readings:
 
 
 class Readout(Protocol):
-    """Computes `Readings` from hidden states; an engine has one, chosen when it starts."""
+    """Computes `Readings` from hidden states; an engine has one, chosen when it starts.
+
+    Attributes:
+        canvases: of how many canvases there are whole rows of logits at a time.
+    """
+
+    canvases: int
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """The readings of a batch, from its hidden states ``[n * L, hidden]``."""
@@ -105,6 +118,11 @@ class Readout(Protocol):
             hidden: example hidden states, ``[EXAMPLE_ROWS, hidden]``.
         """
         ...
+
+
+def tile_budget(device: torch.device) -> int:
+    """How many bytes the temporaries of a tile may take on a device."""
+    return TILE_BYTES_CPU if device.type == "cpu" else TILE_BYTES_GPU
 
 
 def batch_extremes(state: SlotState) -> tuple[int, int]:

@@ -9,9 +9,9 @@ from vllm_dllm.ops.statistics.sharded import sharded_statistics, without
 from vllm_dllm.ops.statistics.tiled import example_budgets, tiled_statistics
 from vllm_dllm.worker.readout.contract import (
     HEAD_BYTES,
-    TILE_BYTES,
     ReadRequest,
     batch_extremes,
+    tile_budget,
 )
 from vllm_dllm.worker.readout.dense import TilesReadout
 
@@ -32,7 +32,8 @@ class ShardedReadout(TilesReadout):
         """
         greedy = self._likeliest(hidden, request.entropy)
         temperature = request.temperature.repeat_interleave(self.slots.length)
-        sampled = self._sampled(hidden, temperature, self.keys_of(request.slots), TILE_BYTES)
+        keys, budget = self.keys_of(request.slots), tile_budget(self.slots.device)
+        sampled = self._sampled(hidden, temperature, keys, budget)
         weight = sampled.sample_probability / sampled.probability
         return with_drawn(greedy, weight, temperature > 0, sampled.sample)
 
@@ -48,5 +49,6 @@ class ShardedReadout(TilesReadout):
         rows, device = len(hidden), hidden.device
         self._likeliest(hidden, entropy=False)
         temperature, keys = torch.ones(rows, device=device), torch.arange(rows, device=device)
-        for budget in example_budgets(rows, batch_extremes(self.slots), self.tiles, TILE_BYTES):
+        budgets = batch_extremes(self.slots), self.tiles, tile_budget(self.slots.device)
+        for budget in example_budgets(rows, *budgets):
             self._sampled(hidden, temperature, keys, budget)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.tiled import Result, example_budgets, tiled_statistics
 from vllm_dllm.worker.logits_pipeline import LogitsPipeline
 from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import TILE_BYTES, Readings, ReadRequest, batch_extremes
+from vllm_dllm.worker.readout.contract import Readings, ReadRequest, batch_extremes, tile_budget
 from vllm_dllm.worker.slots import SlotState
 from vllm_dllm.worker.token_choice import NoiseChoice, NoiseRows
 
@@ -30,15 +30,22 @@ class TiledReadout:
     Requests that need whole rows take a second pass over the head, one canvas at a time.
 
     Attributes:
+        head: the head, with the embedding of the soft embedding.
+        head_alone: the same head without it, for batches in which no canvas goes on.
+        tile_bytes: how many bytes the temporaries of a tile may take.
         statistics: a function like `tiled_statistics`.
         noise: `step_noise`, compiled or not.
     """
+
+    canvases = 1
 
     def __init__(
         self, head: Head, slots: SlotState, reports: LogprobReports, compile: bool = False
     ) -> None:
         self.head = head
+        self.head_alone = replace(head, embedding=None)
         self.slots = slots
+        self.tile_bytes = tile_budget(slots.device)
         self.statistics: Callable[..., Result] = partial(tiled_statistics, compile=compile)
         self.noise = compiled(step_noise) if compile else step_noise
         self.pipeline = LogitsPipeline(slots, head.vocabulary, NoiseChoice(slots), reports)
@@ -50,14 +57,14 @@ class TiledReadout:
         drawn = self.noise(counters, self.head.vocabulary)
         keys = drawn.keys.view(count, length)
         temperature = request.temperature.repeat_interleave(length)
-        statistics, soft = self.statistics(hidden, self.head, temperature, keys, TILE_BYTES)
+        head = self.head if request.may_go_on else self.head_alone
+        statistics, soft = self.statistics(hidden, head, temperature, keys, self.tile_bytes)
         all_full = isinstance(request.width, int)
-        assert soft is not None  # the head has an embedding
         readings = Readings(
             statistics,
             noise=drawn.renoise.view(count, length),
             next_canvas=drawn.fresh.view(count, length) if all_full else None,
-            soft_embedding=soft.view(count, length, -1),
+            soft_embedding=None if soft is None else soft.view(count, length, -1),
         )
         if request.needs_rows or request.window is not None:
             self._read_whole_rows(readings, hidden, request, keys)
@@ -71,7 +78,7 @@ class TiledReadout:
         if request.window is not None:
             readings.path = ConstrainedPath.empty(request.window)
         soft = readings.soft_embedding
-        assert soft is not None and readings.noise is not None
+        assert readings.noise is not None
         needs = state.needs_rows[request.on_host] | state.constraints.constrained(request.on_host)
         for index in np.flatnonzero(needs).tolist():
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
@@ -82,7 +89,8 @@ class TiledReadout:
             assert isinstance(chosen, NoiseRows)
             for name in _FIELDS:
                 getattr(readings.statistics, name)[index] = getattr(chosen.statistics, name)
-            soft[index] = self.head.average(chosen.distribution)
+            if soft is not None:
+                soft[index] = self.head.average(chosen.distribution)
             del logits, chosen  # the rows of one canvas at a time
 
     def warm_up(self, hidden: torch.Tensor) -> None:
@@ -91,5 +99,5 @@ class TiledReadout:
         counters = Counters.of_canvases(self.slots, torch.tensor([0], device=device))
         self.noise(counters, self.head.vocabulary)
         temperature, keys = torch.zeros(rows, device=device), torch.arange(rows, device=device)
-        for budget in example_budgets(rows, batch_extremes(self.slots), self.head, TILE_BYTES):
+        for budget in example_budgets(rows, batch_extremes(self.slots), self.head, self.tile_bytes):
             self.statistics(hidden, self.head, temperature, keys, budget)

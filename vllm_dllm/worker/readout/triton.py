@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -62,12 +63,17 @@ class TritonTiledReadout(TiledReadout):
         self, head: Head, slots: SlotState, reports: LogprobReports, compile: bool = False
     ) -> None:
         super().__init__(head, slots, reports, compile)
-        self.statistics = tiles_by_kernel
+        self.statistics = partial(tiles_by_kernel, compile=compile)
 
 
 def tiles_by_kernel(
-    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor, budget: int
+    hidden: torch.Tensor,
+    head: Head,
+    temperature: torch.Tensor,
+    keys: torch.Tensor,
+    budget: int,
+    compile: bool = False,
 ) -> Result:
     """`tiled_statistics` by Triton kernels."""
-    statistics, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget)
+    statistics, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget, compile)
     return statistics.view(*keys.shape), soft

@@ -1,0 +1,91 @@
+"""``dllm.kernels``: which kernels compute row statistics."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.worker.readout import kernels as rule
+from vllm_dllm.worker.readout.contract import tile_budget
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+PLAIN = SimpleNamespace(has_plain_head=True, tiled_head=lambda: None)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the rule says."""
+    lines: list[str] = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(rule.logger, level, lambda text, *args: lines.append(text % args))
+    monkeypatch.setattr(rule, "HAS_TRITON", True)
+    monkeypatch.setattr(rule, "_failures", lambda model, masked: [])
+    return lines
+
+
+def takes_triton(device: torch.device, kernels: str = "auto", model: Any = PLAIN) -> bool:
+    return rule.takes_triton(kernels, model, True, device, 1)
+
+
+def test_auto_is_the_default() -> None:
+    assert DllmSettings().kernels == "auto"
+
+
+def test_what_is_given_is_taken(log: list[str]) -> None:
+    assert takes_triton(CPU, "triton")
+    assert not takes_triton(CUDA, "torch")
+    assert log == [
+        "dllm: row statistics by triton, as dllm.kernels says",
+        "dllm: row statistics by torch, as dllm.kernels says",
+    ]
+
+
+def test_auto_takes_triton_on_cuda(log: list[str]) -> None:
+    assert takes_triton(CUDA)
+    assert len(log) == 1
+    assert "by triton (dllm.kernels=auto: the self-test passed in 0." in log[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"device": CPU}, "no CUDA device"),
+        ({"hip": "7.0"}, "no CUDA device"),
+        ({"triton": False}, "vLLM has no Triton here"),
+        ({"plain": False}, "the head is quantized, or more than a matrix"),
+    ],
+)
+def test_auto_takes_torch_elsewhere(
+    change: dict[str, Any], why: str, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", change.get("hip"))
+    monkeypatch.setattr(rule, "HAS_TRITON", change.get("triton", True))
+    model = SimpleNamespace(has_plain_head=change.get("plain", True), tiled_head=None)
+    assert not takes_triton(change.get("device", CUDA), model=model)
+    assert log == [f"dllm: row statistics by torch (dllm.kernels=auto: {why})"]
+
+
+def test_a_failed_self_test_is_named(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "_failures", lambda model, masked: ["head: token of 16 rows"])
+    assert not takes_triton(CUDA)
+    assert log == [
+        "dllm: Triton kernels failed their self-test: head: token of 16 rows",
+        "dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)",
+    ]
+
+
+def test_a_kernel_that_does_not_run_fails() -> None:
+    def no_head() -> None:
+        raise RuntimeError("no kernel image")
+
+    broken = SimpleNamespace(has_plain_head=True, tiled_head=no_head)
+    assert rule._failures(broken, True) == ["RuntimeError: no kernel image"]
+
+
+def test_tiles_are_larger_on_gpus() -> None:
+    assert tile_budget(CPU) == 32 << 20
+    assert tile_budget(CUDA) == 1 << 30

@@ -1,0 +1,123 @@
+"""A check of the row-statistics kernels on the machine at hand, against PyTorch's operators.
+
+A few rows and ids of the model's width and dtype, with planted ties. The numbers are small
+multiples of 1/32, so that sums of products are exact in any order and round to the same logits
+everywhere. So ids must be equal. Floats have the budgets below: `head_triton.capped` is off by 2e-7
+caps, and weights of a soft embedding are rounded to its dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.head_triton import head_statistics
+from vllm_dllm.ops.statistics.launch_triton import measured
+from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
+from vllm_dllm.ops.statistics.rows_triton import measured_statistics
+from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.statistics.tiled import tiled_statistics
+
+# As many rows as fill each of `head_triton`'s tiles; some groups of ids, the last one incomplete.
+ROWS = (16, 32, 64, 128)
+IDS = 1000
+# Ids from here on have the logits of the first ids, and lose every tie against them.
+COPIED = 600
+FORBIDDEN = 7
+# Absolute error of a probability or of an entropy in nats, and of a soft embedding relative to the
+# largest number of the embedding, by whether its dtype has 16 bits.
+BUDGET = 2e-4
+SOFT_BUDGET = {True: 2**-7, False: 2e-4}
+
+
+def failures(head: Head, masked: bool) -> list[str]:
+    """Run the kernels that a model would be served with; returns the names of failed checks.
+
+    Args:
+        head: the model's head, of which width, dtype and soft cap count.
+        masked: whether the model is a masked one, which has a forbidden id and no soft embedding.
+    """
+    failed = []
+    for rows in ROWS:
+        case = _Case(head, rows)
+        checks = case.masked() if masked else case.noise()
+        failed += [f"{name} of {rows} rows" for name, passed in checks if not passed]
+    return failed
+
+
+class _Case:
+    """Hidden states and a head of few ids.
+
+    Attributes:
+        hidden: ``[rows, hidden]``.
+        head: the head; its function `logits`, which the kernels do not call, rounds exact sums.
+        temperature: float32 ``[rows]``, every fourth 0.
+        keys: int64 ``[rows]``.
+    """
+
+    def __init__(self, head: Head, rows: int) -> None:
+        assert head.weight is not None
+        dtype, width, device = head.weight.dtype, head.weight.shape[1], head.weight.device
+        draw = torch.Generator().manual_seed(rows)
+
+        def grid(*shape: int, spread: float) -> torch.Tensor:
+            numbers = torch.randn(shape, generator=draw).mul(32 * spread).round().div(32)
+            return numbers.to(device, dtype)
+
+        self.hidden = grid(rows, width, spread=1)
+        weight = grid(IDS, width, spread=5 / width**0.5)
+        weight[COPIED:] = weight[: IDS - COPIED]
+        embedding = grid(IDS, width, spread=1)
+        self.head = replace(
+            head,
+            vocabulary=IDS,
+            shard=None,
+            weight=weight,
+            embedding=embedding,
+            logits=self._logits,
+        )
+        self.temperature = (torch.arange(rows) % 4 / 3).to(device)
+        self.keys = row_keys(torch.arange(rows), rows).to(device)
+
+    def _logits(self, hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """See `Head.logits`."""
+        weight, cap = self.head.weight, self.head.soft_cap
+        assert weight is not None
+        values = (hidden.double() @ weight[first:end].double().T).to(weight.dtype).float()
+        return values if cap is None else values.div_(cap).tanh_().mul_(cap)
+
+    def noise(self) -> Iterator[tuple[str, bool]]:
+        """The kernels of a model of uniform noise."""
+        given = self.hidden, self.head, self.temperature, self.keys
+        got, soft = fused_statistics(*given, 1 << 20)
+        want, mean = tiled_statistics(*given, 1 << 26)
+        yield from _compared("head", got, want)
+        assert soft is not None
+        assert mean is not None
+        assert self.head.embedding is not None
+        budget = SOFT_BUDGET[self.head.embedding.element_size() == 2]
+        error = (soft - mean).abs().max() / self.head.embedding.float().abs().max()
+        yield "soft embedding", bool(error <= budget)
+
+    def masked(self) -> Iterator[tuple[str, bool]]:
+        """The kernels of a masked model."""
+        logits = self._logits(self.hidden, 0, IDS)
+        want = row_statistics(logits.clone(), FORBIDDEN, entropy=True)
+        partials = head_statistics(self.hidden, self.head, forbidden=FORBIDDEN)
+        no_row = torch.zeros((), dtype=torch.bool, device=logits.device)
+        yield from _compared("head", measured(partials, no_row), want)
+        yield from _compared("rows", measured_statistics(logits, forbidden=FORBIDDEN), want)
+
+
+def _compared(kernel: str, got: RowStatistics, want: RowStatistics) -> Iterator[tuple[str, bool]]:
+    """Whether each field of `want` is as it should be; NaN never is."""
+    for field, wanted in vars(want).items():
+        found = getattr(got, field)
+        if wanted.is_floating_point():
+            yield f"{kernel}: {field}", bool((found - wanted).abs().max() <= BUDGET)
+        else:
+            yield f"{kernel}: {field}", bool(torch.equal(found, wanted))
