@@ -21,7 +21,8 @@ from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
 from vllm_dllm.ops.compiled import compiling_ahead
-from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, ResolvedRequest
+from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_patches.runner import outlive_signals, tell_of_preemptions
 from vllm_dllm.worker.fused_commit import read_again
 from vllm_dllm.worker.interrupted import InterruptedCanvas
@@ -55,6 +56,8 @@ class DiffusionModelState(ModelState):
         self.policy = commit_policy(vllm_config, self.family, self.served)
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
+        default = ResolvedRequest.of(self.served.choose(), RequestOptions())
+        self.unadmitted = {RESOLVED: default}
         window = self.served.settings.window
         own = settle_support(vllm_config, ModelMasks(kind.aligned, window, kind.length))
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
@@ -118,7 +121,9 @@ class DiffusionModelState(ModelState):
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
-        resolved = ResolvedRequest.received(params.extra_args)
+        # Only vLLM's warm-up of a GPU comes without what admission adds.
+        extra = params.extra_args or self.unadmitted
+        resolved = ResolvedRequest.received(extra)
         asked = len(new_req_data.prompt_token_ids)
         is_new = len(prompt) == asked
         # The scheduler ends a request at the same token.
@@ -138,7 +143,7 @@ class DiffusionModelState(ModelState):
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         if self.sees_logits:
-            packed = params.extra_args.get(AUTOMATON)
+            packed = extra.get(AUTOMATON)
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
         rows = RowOptions.of(params, asked, resolved.constrained)
         self.slots.set_row_options(req_index, rows)
