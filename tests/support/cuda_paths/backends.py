@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,26 +16,50 @@ from tests.support.cuda_paths.watch import Watch
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.masks import MaskRule, QuerySpan, interval
 
-BACKENDS = ("FLASH_ATTN 3", "FLASH_ATTN 4", "TRITON_ATTN", "CUSTOM")
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend as a user chooses it.
+
+    Attributes:
+        name: vLLM's name.
+        flash_version: the version of FlashAttention that vLLM finds; None for other backends.
+    """
+
+    name: str
+    flash_version: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}_{self.flash_version}" if self.flash_version else self.name
 
 
-def install(backend: str, watch: Watch, patch: pytest.MonkeyPatch) -> str:
+FLASH_3, FLASH_4 = Backend("FLASH_ATTN", 3), Backend("FLASH_ATTN", 4)
+TRITON, OURS = Backend("TRITON_ATTN"), Backend("CUSTOM")
+BACKENDS = (FLASH_3, FLASH_4, TRITON, OURS)
+
+
+def install(backend: Backend, watch: Watch, patch: pytest.MonkeyPatch) -> None:
     """Let a backend's lowest functions run on the CPU.
 
     Args:
-        backend: one of `BACKENDS`.
+        backend: one of `BACKENDS`. Another one is but a name, for the start-up to refuse it.
         watch: told of every call.
         patch: undoes it.
-
-    Returns:
-        The path of the backend's class, for vLLM's selection.
     """
-    if backend.startswith("FLASH_ATTN"):
-        return _flash(int(backend.split()[1]), watch, patch)
-    return {"TRITON_ATTN": _triton, "CUSTOM": _ours}[backend](watch, patch)
+    if backend.flash_version:
+        _flash(backend.flash_version, watch, patch)
+    elif backend == TRITON:
+        _triton(watch, patch)
+    elif backend == OURS:
+        _ours(watch, patch)
+    elif backend.name == "FLASHINFER":
+        # vLLM's module needs a package that exists for CUDA only.
+        named = types.SimpleNamespace(get_name=lambda: backend.name)
+        module = types.SimpleNamespace(FlashInferBackend=named)
+        patch.setitem(sys.modules, "vllm.v1.attention.backends.flashinfer", module)
 
 
-def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> str:
+def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> None:
     import vllm.v1.attention.backends.flash_attn as module
     from vllm.v1.attention.backend import AttentionCGSupport
 
@@ -49,7 +74,7 @@ def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> str:
         assert fa_version == version
         left, right = window_size or (-1, -1)
         flags = causal if dynamic_causal is None else dynamic_causal
-        watch.attends(_call(arguments, _edges(flags, left, right), left + 1))
+        watch.attends(_call(arguments, flag_edges(flags, left, right), left + 1))
 
     def scheduler_metadata(*, batch_size: int, **_: Any) -> torch.Tensor:
         # The size that FlashAttention 3 gives it: a counter, and four numbers a sequence.
@@ -63,10 +88,9 @@ def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> str:
     graphs = AttentionCGSupport.ALWAYS if version == 3 else AttentionCGSupport.UNIFORM_BATCH
     patch.setattr(module.FlashAttentionMetadataBuilder, "_cudagraph_support", graphs)
     _watch_builder(module.FlashAttentionMetadataBuilder, watch, patch)
-    return "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
 
 
-def _triton(watch: Watch, patch: pytest.MonkeyPatch) -> str:
+def _triton(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     import vllm.v1.attention.backends.triton_attn as module
 
     def unified_attention(
@@ -74,15 +98,14 @@ def _triton(watch: Watch, patch: pytest.MonkeyPatch) -> str:
     ) -> None:
         left = window_size[0]
         # The kernel makes a window symmetric where a sequence is not causal.
-        watch.attends(_call(arguments, _edges(causal, left, left), left + 1))
+        watch.attends(_call(arguments, flag_edges(causal, left, left), left + 1))
 
     patch.setattr(module, "unified_attention", unified_attention)
     patch.setattr(module, "triton_reshape_and_cache_flash", _store(watch))
     _watch_builder(module.TritonAttentionMetadataBuilder, watch, patch)
-    return "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
 
-def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> str:
+def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     import vllm_dllm.attention.backend as module
 
     def paged_attention(
@@ -118,7 +141,6 @@ def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> str:
 
     patch.setattr(module, "store_keys_and_values", stored)
     _watch_builder(module.MaskMetadataBuilder, watch, patch)
-    return "vllm_dllm.attention.backend.MaskAttentionBackend"
 
 
 def _call(arguments: dict[str, Any], edges: Edges, window: int) -> KernelCall:
@@ -140,7 +162,7 @@ def _call(arguments: dict[str, Any], edges: Edges, window: int) -> KernelCall:
     )
 
 
-def _edges(causal: bool | torch.Tensor, left: int, right: int) -> Edges:
+def flag_edges(causal: bool | torch.Tensor, left: int, right: int) -> Edges:
     """The mask of a causal flag and a window ``(left, right)``, where -1 stands for no edge.
 
     A causal sequence has no keys behind its query, whatever the window's right edge says.

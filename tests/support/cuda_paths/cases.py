@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
+from tests.support.cuda_paths.backends import Backend
 from tests.support.cuda_paths.start_up import cuda_paths
 from tests.support.cuda_paths.watch import Watch
 from tests.support.engine import Engine, engine, greedy
 
+MODES = ("NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "FULL")
 LENGTH = 32  # of a canvas, in both checkpoints
 SEATS = 4
-# Full graphs for 1, 2 and 4 canvases: three of them replay with a row of padding.
+# Full graphs for 1, 2 and 4 canvases: the last one replays three, too, with a row of padding.
 SIZES = (LENGTH, 2 * LENGTH, 4 * LENGTH, 8 * LENGTH)
 LIMIT = 23 * LENGTH  # of a context
+# What a GPU worker runs before the first request. Graphs are captured once for their size.
+PROFILE, START = ["profile_run", "profile_cudagraph_memory"], ["warmup_kernels", "capture_model"]
+WITHOUT_GRAPHS = [*PROFILE, "initialize_kv_cache", *START]
+START_UP = [*PROFILE, "initialize_kv_cache", "capture_model", "initialize_kv_cache", *START]
 TASKS = (
     "64 + 28",
     "sort 61 35 88 14",
@@ -35,22 +41,24 @@ class Model:
     """A checkpoint, and how it is served in these tests."""
 
     path: Path
+    pages: int
     options: dict[str, Any]
     request: dict[str, Any]
 
 
-LLADA2 = Model(TINY_LLADA2, {}, {"diffusion_threshold": 0.9})
-GEMMA = Model(TINY_GEMMA, TEXT_ONLY_OPTIONS, {})
+# Pages for one long prompt and a half; DiffusionGemma's layers are of three kinds.
+LLADA2 = Model(TINY_LLADA2, 44, {}, {"diffusion_threshold": 0.9})
+GEMMA = Model(TINY_GEMMA, 84, TEXT_ONLY_OPTIONS, {})
 
 
 def options(model: Model, asynchronous: bool) -> dict[str, Any]:
-    """Options of the engine: few seats, and too few pages for four long prompts."""
+    """Options of the engine: few seats, and too few pages for all long prompts at once."""
     return {
         "max_num_seqs": SEATS,
         "max_model_len": LIMIT,
         "block_size": LENGTH,
         "kv_cache_memory_bytes": 1 << 26,
-        "num_gpu_blocks_override": 44,
+        "num_gpu_blocks_override": model.pages,
         "max_num_batched_tokens": 512,
         "enable_prefix_caching": False,
         "async_scheduling": asynchronous,
@@ -90,7 +98,7 @@ class Run:
     graphs: int
 
 
-def run(model: Model, backend: str, mode: str, asynchronous: bool) -> Run:
+def run(model: Model, backend: Backend, mode: str, asynchronous: bool) -> Run:
     """Start an engine with this backend and this ``cudagraph_mode``, and let it answer.
 
     Raises:
@@ -103,11 +111,16 @@ def run(model: Model, backend: str, mode: str, asynchronous: bool) -> Run:
             model.path,
             LENGTH,
             enforce_eager=False,
+            attention_backend=backend.name,
             compilation_config=graphs,
             **options(model, asynchronous),
         ) as running,
     ):
         manager = running.runner.cudagraph_manager
+        # The warm-up has left nothing behind.
+        running.assert_idle()
+        assert not running.runner.model_state.slot_of
+        assert watch.whole_rows > 0, "the warm-up has no filters, or never came"
         tokens = answers(running, model)
         running.assert_idle()
         return Run(watch, tokens, manager.cudagraph_mode.name, len(manager.graphs))
@@ -117,3 +130,22 @@ def plain(model: Model) -> Iterator[list[list[int]]]:
     """The tokens of vLLM's CPU backend without graphs."""
     with engine(model.path, LENGTH, **options(model, asynchronous=False)) as running:
         yield answers(running, model)
+
+
+def check(found: Run, tokens: list[list[int]], graphs: str) -> None:
+    """The tokens of the CPU backend, in this mode of graphs, and no problem on the way there."""
+    watch = found.watch
+    assert watch.problems == []
+    assert found.tokens == tokens
+    assert found.mode == graphs
+    assert watch.started == (START_UP if graphs != "NONE" else WITHOUT_GRAPHS)
+    # Backends of vLLM build their metadata themselves, or ours does.
+    assert len(watch.builders) == 1
+    # Without graphs every step is eager; batches that no graph takes always are.
+    modes = {"NONE": set(), "PIECEWISE": {"PIECEWISE"}, "FULL": {"FULL"}}
+    modes |= {"FULL_DECODE_ONLY": {"FULL"}, "FULL_AND_PIECEWISE": {"FULL", "PIECEWISE"}}
+    assert watch.steps.keys() - {"NONE"} == modes[graphs]
+    assert found.graphs == (0 if "FULL" not in modes[graphs] else 4 if graphs == "FULL" else 3)
+    assert all(count >= 5 for count in watch.steps.values())
+    assert watch.mixed >= 5
+    assert watch.padded > 0 or "FULL" not in modes[graphs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -104,7 +105,7 @@ def problems(call: KernelCall, expected: ExpectedKeys | None) -> Iterator[str]:
 def _sequences(call: KernelCall) -> Iterator[tuple[int, int, int, int]]:
     """(index, first token, end, length) of every sequence with a query."""
     start, lengths = call.query_start.tolist(), call.seq_lens.tolist()
-    for sequence, (begin, end) in enumerate(zip(start, start[1:], strict=False)):
+    for sequence, (begin, end) in enumerate(itertools.pairwise(start)):
         if end > begin:
             yield sequence, begin, end, lengths[sequence]
 

@@ -23,7 +23,10 @@ class Watch:
 
     Attributes:
         problems: what was wrong, each once, in the order of its discovery.
-        steps: real steps by the kind of graph that ran them: ``NONE``, ``PIECEWISE``, ``FULL``.
+        started: the parts of the start-up, in their order.
+        whole_rows: steps with requests that filter, bias or report whole rows of logits.
+        steps: steps of requests, by the kind of graph that ran them (``NONE``, ``PIECEWISE`` or
+            ``FULL``).
         mixed: steps that computed prompts beside canvases.
         padded: replays of full graphs with rows that belong to no request.
         preempted: requests that were preempted.
@@ -34,7 +37,8 @@ class Watch:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.steps: Counter[str] = Counter()
-        self.mixed = self.padded = self.preempted = self.calls = 0
+        self.started: list[str] = []
+        self.mixed = self.padded = self.preempted = self.calls = self.whole_rows = 0
         self.builders: set[str] = set()
         # Of the step that is about to run, or that is being captured.
         self.expected: ExpectedKeys | None = None
@@ -58,6 +62,7 @@ class Watch:
         if (failures == Mark.NOT_TAKEN_UP).any():
             self.note(["a request could not be taken up"])
         self.steps[mode.name] += 1
+        self.whole_rows += bool(state.slots.needs_rows[batch.idx_mapping_np].any())
         drafts = batch.num_draft_tokens_per_req
         self.mixed += bool(batch.has_prefill and drafts is not None and drafts.any())
         self.padded += mode == CUDAGraphMode.FULL and batch.num_reqs_after_padding > batch.num_reqs
