@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 
 from tests.support.cuda_paths.backends import FLASH_3, FLASH_4, OURS, TRITON, Backend
 from tests.support.cuda_paths.cases import GEMMA, MODES, check, plain, run
+from vllm_dllm.attention.metadata import AttentionBatch
+from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -25,8 +28,8 @@ QUICK = {
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Iterator[list[list[int]]]:
-    yield from plain(GEMMA)
+def tokens() -> list[list[int]]:
+    return plain(GEMMA)
 
 
 def cases() -> Iterator[object]:
@@ -56,3 +59,18 @@ def test_a_backend_without_a_flag_for_each_request_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"--attention-backend {reason}"):
         run(GEMMA, backend, "FULL_AND_PIECEWISE", asynchronous=True)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("tokens")
+def test_flags_in_a_new_tensor_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: every step allocates them, so a graph would read those of its capture."""
+    metadata = CausalUnlessDenoised.metadata
+
+    def allocating(self: CausalUnlessDenoised, batch: AttentionBatch) -> dict[str, Any]:
+        self.causal = self.causal.clone()
+        return metadata(self, batch)
+
+    monkeypatch.setattr(CausalUnlessDenoised, "metadata", allocating)
+    found = run(GEMMA, FLASH_4, "FULL_DECODE_ONLY", asynchronous=False)
+    assert "a full graph: causal: elsewhere than captured" in found.watch.problems

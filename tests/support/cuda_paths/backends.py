@@ -36,6 +36,12 @@ class Backend:
 FLASH_3, FLASH_4 = Backend("FLASH_ATTN", 3), Backend("FLASH_ATTN", 4)
 TRITON, OURS = Backend("TRITON_ATTN"), Backend("CUSTOM")
 BACKENDS = (FLASH_3, FLASH_4, TRITON, OURS)
+# What makes the metadata: vLLM's own classes, and ours.
+BUILDERS = {
+    "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
+    "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn.TritonAttentionMetadataBuilder",
+    "CUSTOM": "vllm_dllm.attention.backend.MaskMetadataBuilder",
+}
 
 
 def install(backend: Backend, watch: Watch, patch: pytest.MonkeyPatch) -> None:
