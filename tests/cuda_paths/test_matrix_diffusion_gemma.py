@@ -49,15 +49,16 @@ def test_same_tokens(tokens: list[list[int]], backend: Backend, mode: str, sched
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [
-        (FLASH_3, "FLASH_ATTN: .*FlashAttention 3 has no causal flag for each request"),
-        (Backend("FLASHINFER"), "FLASHINFER: .*masked differently, which it cannot say"),
+        (FLASH_3, "--attention-backend FLASH_ATTN: .*FlashAttention 3 has no causal flag"),
+        # By vLLM, before our start-up.
+        (Backend("FLASHINFER"), "FlashInfer does not support DiffusionGemma's mixed"),
     ],
-    ids=str,
+    ids=["FLASH_ATTN_3", "FLASHINFER"],
 )
 def test_a_backend_without_a_flag_for_each_request_is_refused(
     backend: Backend, reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"--attention-backend {reason}"):
+    with pytest.raises(ValueError, match=reason):
         run(GEMMA, backend, "FULL_AND_PIECEWISE", asynchronous=True)
 
 

@@ -60,7 +60,7 @@ def install(backend: Backend, watch: Watch, patch: pytest.MonkeyPatch) -> None:
         _ours(watch, patch)
     elif backend.name == "FLASHINFER":
         # vLLM's module needs a package that exists for CUDA only.
-        named = types.SimpleNamespace(get_name=lambda: backend.name)
+        named = type("FlashInferBackend", (), {"get_name": staticmethod(lambda: backend.name)})
         module = types.SimpleNamespace(FlashInferBackend=named)
         patch.setitem(sys.modules, "vllm.v1.attention.backends.flashinfer", module)
 

@@ -31,8 +31,9 @@ TASKS = (
     "count from 12 to 16",
     "(7-2)*8",
 )
-# Tokens of random prompts: within a block, at its edges, over many, and nearly the whole context.
-LENGTHS = (1, 300, 33, 700, 64, 511, 31)
+# Tokens of random prompts: nearly the whole context, several blocks, at a block's edges, one. Those
+# that stand first do not fit into the pages together.
+LENGTHS = (700, 511, 300, 64, 33, 31, 1)
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ def answers(running: Engine, model: Model) -> list[list[int]]:
     ]
     asked = [(prompt, greedy(64, seed=5, **model.request)) for prompt in prompts]
     for nth, length in enumerate(LENGTHS):
-        # They are answered with nonsense of several canvases, the last of which is cut.
+        # They are answered with nonsense of several canvases, the last of which is cut. Between
+        # the others, so that prefills meet canvases.
         params = greedy(33 + 17 * (nth % 3), seed=5, ignore_eos=True, **model.request)
-        asked.append(([draw.randrange(12, 250) for _ in range(length)], params))
-    draw.shuffle(asked)  # so that prefills meet canvases
+        asked.insert(2 * nth, ([draw.randrange(12, 250) for _ in range(length)], params))
     return [tokens for tokens, _ in running.generate(*zip(*asked, strict=True))]
 
 
