@@ -32,11 +32,24 @@ class CanvasScheduler(CommonRules):
         )
         if start < request.num_tokens:  # prefill
             return num_new_tokens
-        # The last canvas may be cut off by the end of the context; that is whole, too.
         width = diffusion_canvas_width(request, self.block_length)
-        whole = min(width, self.max_model_len - start)
+        whole = self._whole_canvas(request, start, width)
         return whole if whole > 0 and num_new_tokens >= whole else 0
+
+    def _whole_canvas(self, request: Request, start: int, width: int) -> int:
+        """Tokens of the canvas at `start`: the end of the context may cut off the last one."""
+        return min(width, self.max_model_len - start)
 
 
 class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
     """`CanvasScheduler` with one step in flight."""
+
+    def _whole_canvas(self, request: Request, start: int, width: int) -> int:
+        """See `CanvasScheduler`; 0 while it is unknown where the canvas begins, and that matters.
+
+        vLLM takes the step in flight to be a commit. If it is not, the canvas is still where it
+        was, so its tokens must not be counted from behind it.
+        """
+        if request.num_output_placeholders and start + width > self.max_model_len:
+            return 0
+        return super()._whole_canvas(request, start, width)

@@ -1,0 +1,131 @@
+"""What a test has seen of an engine's steps, and what was wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from vllm.config.compilation import CUDAGraphMode
+
+from tests.support.cuda_paths.expected import ExpectedKeys, expected_keys
+from tests.support.cuda_paths.reference import KernelCall, attend, problems
+from vllm_dllm.worker.slots import Mark
+
+# Upper bounds. A graph has those of its capture, and every call is checked against what it has.
+BOUNDS = ("max_query_len", "max_seq_len")
+
+
+class Watch:
+    """The observer of one engine. `cases` hooks its methods into the model state and the kernels.
+
+    Attributes:
+        problems: what was wrong, each once, in the order of its discovery.
+        started: the parts of the start-up, in their order.
+        whole_rows: steps with requests that filter, bias or report whole rows of logits.
+        steps: steps of requests, by the kind of graph that ran them (``NONE``, ``PIECEWISE`` or
+            ``FULL``).
+        mixed: steps that computed prompts beside canvases.
+        padded: replays of full graphs with rows that belong to no request.
+        preempted: requests that were preempted.
+        builders: names of the classes that built metadata.
+        calls: calls of attention kernels.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.steps: Counter[str] = Counter()
+        self.started: list[str] = []
+        self.mixed = self.padded = self.preempted = self.calls = self.whole_rows = 0
+        self.builders: set[str] = set()
+        # Of the step that is about to run, or that is being captured.
+        self.expected: ExpectedKeys | None = None
+        self.metadata: dict[str, Any] = {}
+        self.inputs: dict[str, Any] = {}
+
+    def note(self, found: Iterable[str], where: str = "") -> None:
+        """Add problems that are not known yet."""
+        for problem in found:
+            text = f"{where}: {problem}" if where else problem
+            if text not in self.problems:
+                self.problems.append(text)
+
+    def prepares(
+        self, metadata: dict[str, Any], batch: Any, mode: CUDAGraphMode, state: Any
+    ) -> None:
+        """Metadata of a real step was built."""
+        self.metadata = metadata
+        self.expected = expected_keys(batch, state.slots)
+        failures = state.slots.failure[batch.idx_mapping[: batch.num_reqs].long()]
+        if (failures == Mark.NOT_TAKEN_UP).any():
+            self.note(["a request could not be taken up"])
+        self.steps[mode.name] += 1
+        self.whole_rows += bool(state.slots.needs_rows[batch.idx_mapping_np].any())
+        drafts = batch.num_draft_tokens_per_req
+        self.mixed += bool(batch.has_prefill and drafts is not None and drafts.any())
+        self.padded += mode == CUDAGraphMode.FULL and batch.num_reqs_after_padding > batch.num_reqs
+
+    def prepares_capture(self, metadata: dict[str, Any]) -> None:
+        """Metadata for a capture was built; its batch belongs to no request."""
+        self.metadata, self.expected = metadata, None
+
+    def attends(self, call: KernelCall) -> None:
+        """An attention kernel is launched."""
+        self.calls += 1
+        self.note(problems(call, self.expected))
+        attend(call)
+
+    def stores(self, slot_mapping: torch.Tensor) -> None:
+        """Keys and values of a layer are stored."""
+        if self.expected is not None:
+            real = self.expected.tokens
+            if (slot_mapping[real:] >= 0).any():
+                self.note([f"padding behind token {real} is stored in the KV cache"])
+            if (slot_mapping[:real] < 0).any():
+                self.note(["tokens are missing in the KV cache"])
+
+
+def differences(captured: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """How a step differs from the capture of its graph, so that the graph would not read it.
+
+    A graph reads tensors where they were, with the shapes that they had, and it has numbers of
+    the host built in.
+
+    Args:
+        captured: metadata by layer, or inputs by name.
+        now: the same of the step.
+    """
+    found = set()  # layers of a group share their metadata
+    for name in captured.keys() | now.keys():
+        before, after = dict(leaves(captured.get(name))), dict(leaves(now.get(name)))
+        for field in before.keys() | after.keys():
+            text = _difference(field.split(".")[-1], before.get(field), after.get(field))
+            if text:
+                found.add(f"{field or name}: {text}")
+    yield from sorted(found)
+
+
+def _difference(name: str, before: Any, after: Any) -> str | None:
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        if before.shape != after.shape or before.dtype != after.dtype:
+            return f"{tuple(after.shape)}, captured as {tuple(before.shape)}"
+        if before.data_ptr() != after.data_ptr() or before.stride() != after.stride():
+            return "elsewhere than captured"
+    elif name not in BOUNDS and (type(before) is not type(after) or before != after):
+        return f"{after}, captured as {before}"
+    return None
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, tensor or number) of everything in nested dataclasses and named tuples."""
+    if dataclasses.is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):
+        parts = value._asdict()
+    else:
+        yield path, value
+        return
+    for name, part in parts.items():
+        yield from leaves(part, f"{path}.{name}" if path else name)
