@@ -1,0 +1,145 @@
+"""The answer of a self-test: a line for each case as it ends, a table, and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vllm_dllm import __version__
+from vllm_dllm.selftest.cases import Case
+from vllm_dllm.selftest.golden import Verdict
+from vllm_dllm.selftest.machine import Machine
+
+PASSED, FAILED, NOT_RUN = "passed", "FAILED", "not run"
+PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case.
+
+    Attributes:
+        case: the case.
+        result: `PASSED`, `FAILED`, or `NOT_RUN` where the time was up.
+        reason: why it did not pass.
+        seconds: how long its process took.
+        verdict: the judgement of its answers; None if it has none.
+        answer: `chosen`, `seconds` and `memory` of its process.
+        log: lines of its log.
+    """
+
+    case: Case
+    result: str
+    reason: str = ""
+    seconds: float = 0.0
+    verdict: Verdict | None = None
+    answer: dict[str, Any] | None = None
+    log: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """The case in one line."""
+        detail = self.reason
+        if self.verdict is not None:
+            verdict = self.verdict
+            same = verdict.requests - len({one["id"] for one in verdict.differ})
+            counts = (
+                f"{same} of {verdict.requests} requests, "
+                f"{verdict.right} of {verdict.problems} problems ({verdict.reference_right})"
+            )
+            detail = f"{counts}; {detail}" if detail else counts
+        return f"{self.result:7}  {self.seconds:5.0f} s  {self.case.name}  {detail}"
+
+
+def table(results: Sequence[Result], lacking: Iterable[tuple[str, str]]) -> list[str]:
+    """All results, what each engine chose, and what the machine lacks."""
+    lines = ["", "case  chosen by the engine  start, requests, problems  memory", ""]
+    for one in results:
+        if one.answer is None:
+            lines.append(f"{one.result:7}  {one.case.name}  {one.reason}")
+            continue
+        chosen, seconds = one.answer["chosen"], one.answer["seconds"]
+        words = [str(chosen[name]) for name in ("backend", "graphs", "readout", "scheduling")]
+        times = ", ".join(f"{seconds[name]:.1f}" for name in ("start", "requests", "problems"))
+        lines.append(
+            f"{one.result:7}  {one.case.name}  {' '.join(words)}  {times} s  {memory(one.answer)}"
+        )
+    lines += ["", "not here:"]
+    lines += [f"  {what}: {why}" for what, why in lacking]
+    count = {kind: sum(one.result == kind for one in results) for kind in (PASSED, FAILED, NOT_RUN)}
+    lines += ["", ", ".join(f"{number} {kind}" for kind, number in count.items())]
+    return lines
+
+
+def memory(answer: dict[str, Any]) -> str:
+    """Memory before the engine started, with it, and after the requests."""
+    used = answer["memory"]
+    kind = "device" if "device" in used["before"] else "resident"
+    places = ("before", "started", "after")
+    return " -> ".join(f"{used[place][kind] / 1e6:.0f}" for place in places) + " MB"
+
+
+def bench_table(figures: dict[str, Any]) -> list[str]:
+    """Milliseconds of a step beside the least that this device allows."""
+    lines = ["", f"{'ms of a denoise step':40}{'requests':>9}{'mean':>10}{'least':>10}"]
+    for name, found in figures.items():
+        if "problem" in found:
+            lines.append(f"{name:40}{found['problem']}")
+            continue
+        for requests, step in found["steps"].items():
+            lines.append(f"{name:40}{requests:>9}{step['ms']:10.2f}{step['least_ms']:10.4f}")
+    measured = [found["device"] for found in figures.values() if "device" in found]
+    if measured:
+        bandwidth = max(one["bandwidth"] for one in measured)
+        rate = max(one["rate"] for one in measured)
+        lines.append(f"this device: {bandwidth / 1e9:.1f} GB/s copied, {rate / 1e12:.3f} TFLOP/s")
+    return lines
+
+
+def write(
+    path: Path,
+    machine: Machine,
+    results: Sequence[Result],
+    lacking: Iterable[tuple[str, str]],
+    figures: dict[str, Any],
+) -> None:
+    """Write everything as JSON: what we ask users to send us. It names no path and no host."""
+    record = {
+        "selftest": 1,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": asdict(machine),
+        "versions": versions(),
+        "cases": [_case(one) for one in results],
+        "not_here": [{"what": what, "why": why} for what, why in lacking],
+        "bench": figures,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+def versions() -> dict[str, str]:
+    """Of this package, of Python, and of what it stands on, where installed."""
+    found = {"vllm-dllm": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _case(one: Result) -> dict[str, Any]:
+    kept = one.answer or {}
+    return {
+        **one.case.as_dict(),
+        "result": one.result,
+        "reason": one.reason,
+        "wall_s": round(one.seconds, 2),
+        "verdict": asdict(one.verdict) if one.verdict is not None else None,
+        **{name: kept.get(name) for name in ("chosen", "seconds", "memory")},
+        "log": list(one.log),
+    }
