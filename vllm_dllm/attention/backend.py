@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadataBuilder,
@@ -20,6 +19,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.cpu.kv_cache_store import store_keys_and_values
@@ -65,6 +65,10 @@ class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
     ) -> MaskMetadata:
         """See vLLM's class."""
         common = common_attn_metadata
+        if common.mm_req_doc_ranges:
+            raise NotImplementedError(
+                "attention backend CUSTOM (vllm-dllm): image tokens that see each other"
+            )
         queries = QueryBatch(
             query_start=common.query_start_loc,
             seq_lens=common.seq_lens,
@@ -125,7 +129,16 @@ class MaskAttentionBackend(TritonAttentionBackend):
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
-        """The kernel has no bidirectional ranges of image tokens."""
+        """VLLM asks for this wherever a checkpoint has images that may see each other.
+
+        DiffusionGemma's says so, but no model state, vLLM's or ours, hands such ranges over:
+        images are causal, like the rest of a prompt. The metadata builder refuses ranges.
+        """
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """How the kernel splits keys depends on the batch."""
         return False
 
 

@@ -16,7 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
-from vllm_dllm.attention.support import ModelMasks, settle_support
+from vllm_dllm.attention.settling import confirm_route
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
@@ -56,7 +56,7 @@ class DiffusionModelState(ModelState):
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
         window = self.served.settings.window
-        own = settle_support(vllm_config, ModelMasks(kind.aligned, window, kind.length))
+        own = confirm_route(vllm_config, kind.aligned, kind.length, window)
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
         self.embeddings = self.family.embeddings(self)
         self.reports = LogprobReports(self.slots, self.model_config.logprobs_mode)

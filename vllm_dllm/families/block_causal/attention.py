@@ -25,19 +25,34 @@ if TYPE_CHECKING:
 
 
 class BlockCausal:
-    """An `AttentionRule`: a canvas is one non-causal query, a prefill chunk one for each block."""
+    """An `AttentionRule`: a canvas is one non-causal query, a prefill chunk one for each block.
+
+    The number of segments depends on the batch, so a full CUDA graph replays only batches whose
+    queries lie inside one block each. `attention.routes` chooses the mode of graphs accordingly.
+    """
 
     def __init__(self, block_length: int, device: torch.device) -> None:
         self.block_length = block_length
         self.device = device
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
-        """See `AttentionRule`."""
+        """See `AttentionRule`.
+
+        Raises:
+            RuntimeError: a full CUDA graph would replay a query longer than a block, and answer
+                wrongly.
+        """
         given = batch.input
         query_lengths, drafts = given.num_scheduled_tokens, given.num_draft_tokens_per_req
-        if batch.full or (query_lengths <= self.block_length).all():
+        if (query_lengths <= self.block_length).all():
             # Each query lies inside one block: requests are segments as they are.
             return batch.one_query_per_request(causal=False)
+        if batch.full:
+            raise RuntimeError(
+                f"a full CUDA graph was chosen for a query of {query_lengths.max()} tokens, but "
+                f"it can replay queries of one block ({self.block_length}) only; set "
+                "cudagraph_mode to FULL_AND_PIECEWISE or FULL_DECODE_ONLY"
+            )
         whole = query_lengths == drafts if drafts is not None else query_lengths < 0
         segments = split_into_blocks(query_lengths, whole, self.block_length)
         row = torch.from_numpy(segments.row).to(self.device, non_blocking=True)

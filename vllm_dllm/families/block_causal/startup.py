@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 
-from vllm_dllm.attention.support import ModelMasks, check_backend_choice
+from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
+from vllm_dllm.attention.settling import settle_route
 from vllm_dllm.families.served import settings_of
 from vllm_dllm.families.startup import settle
 from vllm_dllm.settings.ranges import SettingsError
@@ -51,11 +51,12 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
 
     refuse_unsupported(vllm_config)
     warn_of_unread_names(vllm_config, unread)
-    check_backend_choice(vllm_config, ModelMasks(True, "symmetric", length))
     check_budget(vllm_config, length)
     align_context(vllm_config, length)
-    align_pages(vllm_config, length)
-    vllm_config.attention_config.use_non_causal = True
+    model = vllm_config.model_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    layers = (LayerShape(model.get_head_size()),)
+    settle_route(vllm_config, ModelAttention(True, length, layers, dtype=dtype))
     served = settle(vllm_config, family)
     # The authors recommend greedy decoding; vLLM's own default would be a temperature of 1.0.
     vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
@@ -149,24 +150,3 @@ def align_context(vllm_config: VllmConfig, length: int) -> None:
             whole,
         )
         model.max_model_len = whole
-
-
-def align_pages(vllm_config: VllmConfig, length: int) -> None:
-    """KV pages hold whole blocks: only then does prefix caching return final keys and values."""
-    from vllm.platforms import current_platform
-
-    cache = vllm_config.cache_config
-    if cache.user_specified_block_size:
-        if cache.block_size % length:
-            raise ValueError(
-                f"block_size={cache.block_size} is no multiple of the model's block length "
-                f"{length}; leave --block-size out or set it to a multiple of {length}"
-            )
-        return
-    # vLLM's default page (128 on the CPU, 16 elsewhere), rounded up to whole blocks and to
-    # the granularity that its attention kernels take.
-    default, granularity = (128, 32) if current_platform.is_cpu() else (16, 16)
-    unit = math.lcm(length, granularity)
-    cache.block_size = unit * math.ceil(default / unit)
-    cache.user_specified_block_size = True
-    logger.info("dllm: KV page size %d (block length %d)", cache.block_size, length)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
-from vllm_dllm.attention.support import ModelMasks, check_backend_choice
+from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
+from vllm_dllm.attention.settling import settle_route
 from vllm_dllm.checkpoints.config_fields import unknown_gemma_fields
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.families.served import generation_config, settings_of
@@ -47,8 +48,6 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     Raises:
         ValueError: an option cannot work; the message names it and the remedy.
     """
-    from vllm.platforms import current_platform
-
     refuse_unsupported(vllm_config)
     unread = unknown_gemma_fields(stated_fields(vllm_config.model_config))
     warn_of_unread_names(vllm_config, unread)
@@ -67,13 +66,14 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     seats = vllm_config.scheduler_config.max_num_seqs
     chosen = vllm_config.attention_config.backend
     check_checkpoint(vllm_config)
-    if current_platform.is_cpu():
-        # vLLM sets its Triton backend, which this platform then ignores.
-        vllm_config.attention_config.backend = chosen
+    # vLLM chooses for its own class, and by rules that know nothing of ours.
+    vllm_config.attention_config.backend = chosen
     # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
     vllm_config.scheduler_config.max_num_seqs = seats
     served = settle(vllm_config, family)
-    check_backend_choice(vllm_config, ModelMasks(False, settings.window, served.length))
+    dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    layers = layer_shapes(vllm_config)
+    settle_route(vllm_config, ModelAttention(False, served.length, layers, settings.window, dtype))
     check_budget(vllm_config, served.length)
     log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
 
@@ -94,3 +94,17 @@ def check_canvas_length(vllm_config: VllmConfig) -> None:
             "--diffusion-config '{\"canvas_length\": L}' with the length it was trained with"
         )
     STEPS.check("config.json: canvas_length", length)
+
+
+def layer_shapes(vllm_config: VllmConfig) -> tuple[LayerShape, ...]:
+    """The different shapes of the model's attention layers, as its checkpoint states them."""
+    model = vllm_config.model_config
+    text = model.hf_text_config
+    shapes = {
+        LayerShape(
+            model.model_arch_config[layer].head_size,
+            text.sliding_window if kind == "sliding_attention" else None,
+        ): None
+        for layer, kind in enumerate(text.layer_types)
+    }
+    return tuple(shapes)
