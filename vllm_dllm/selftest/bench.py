@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dllm.selftest.cases import COMPILED, DEFAULT, EAGER, FAMILIES, Case
-from vllm_dllm.selftest.machine import CPU, Machine
+from vllm_dllm.selftest.machine import Machine
 
 CONTEXT = 64  # prompt tokens
 ROOM = 768  # tokens that may follow
@@ -42,15 +42,15 @@ class System:
 
 def systems(machine: Machine) -> list[System]:
     """What is timed on a machine: as served by default, and on a CPU the short form."""
-    graphs = EAGER if machine.platform == CPU else DEFAULT
-    dtype = "float32" if machine.platform == CPU else "bfloat16"
+    graphs = EAGER if machine.is_cpu else DEFAULT
+    dtype = "float32" if machine.is_cpu else "bfloat16"
     found = [System(Case(family, graphs=graphs, dtype=dtype)) for family in FAMILIES]
     return [*found, System(Case("diffusion_gemma", graphs=graphs, dtype=dtype), native=True)]
 
 
 def job(system: System, checkpoints: Path, machine: Machine) -> dict[str, Any]:
     """What the child of a system gets."""
-    short = machine.platform == CPU
+    short = machine.is_cpu
     environment = {"VLLM_DLLM_NATIVE": "1" if system.native else "0"}
     if system.native and system.case.graphs in (EAGER, COMPILED):
         environment["TORCH_COMPILE_DISABLE"] = "1"  # eager does not switch off its sampler's

@@ -1,53 +1,42 @@
 """Which ways of serving a machine has: from `Machine` to the cases of a self-test.
 
-A machine has some *paths* for each family: an attention backend, with the graph modes and the
-types that it takes. One case would be needed for each combination; `cases_of` chooses few of them
-so that
+Whether a way can be served is what `attention.routes` says, by which a server decides, too. All
+combinations would be hundreds; `cases_of` chooses few of them so that
 
-- the first path of a family, which is what vLLM takes by itself, has every graph mode, dtype, kind
-  of kernels, scheduling and cache dtype;
-- every other path has its most and its least captured graph mode, and both kinds of dtypes;
-- what a server has if nobody asks for anything is a case of its own.
+- what a server has if nobody asks for anything is a case of its own;
+- the backend that a family gets by itself has every graph mode and every dtype;
+- each other backend has its most captured graph mode, no graphs, and bfloat16;
+- kinds of kernels and of scheduling take turns; a float8 cache and the other window have one case.
 
-A graph mode is tried in float32 where the backend takes it, because only there tokens must be
-equal; where it does not (FlashAttention), in bfloat16.
+A graph mode is tried in float32 where the backend has it, because only there tokens must be equal;
+where it has not (FlashAttention), in bfloat16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from vllm_dllm.selftest.machine import CPU, CUDA, ROCM, Machine
+from vllm_dllm.attention.backend_limits import candidates_of
+from vllm_dllm.attention.route_parts import Asked, LayerShape, ModelAttention, Route, RouteError
+from vllm_dllm.attention.routes import choose_route, obstacle
+from vllm_dllm.selftest.machine import Machine
 
-# Family -> the folder of its tiny checkpoint.
+# Family -> the folder of its tiny checkpoint, and the attention that it needs.
 FAMILIES = {"llada2": "tiny-llada2", "diffusion_gemma": "tiny-diffusiongemma"}
+ATTENTION = {
+    "llada2": ModelAttention(True, 32, (LayerShape(32),)),
+    "diffusion_gemma": ModelAttention(False, 32, (LayerShape(32, 128), LayerShape(64))),
+}
 DEFAULT = "default"  # whatever a server has if nobody asks
 EAGER, COMPILED = "EAGER", "NONE"  # without compilation; compiled, without graphs
 # vLLM's modes of CUDA graphs, its default first.
-GRAPHS = ("FULL_AND_PIECEWISE", COMPILED, "PIECEWISE", "FULL_DECODE_ONLY", EAGER)
-WIDE = ("float32", "bfloat16", "float16")
-HALF = ("bfloat16", "float16")
-NO_GRAPHS = (EAGER, COMPILED)
-
-
-@dataclass(frozen=True)
-class Path:
-    """An attention backend of a machine, and what it can be combined with.
-
-    Attributes:
-        backend: vLLM's name of it.
-        graphs: graph modes, the one that vLLM takes by itself first.
-        dtypes: of the model, the most exact first.
-        flash: version of FlashAttention; None for other backends.
-    """
-
-    backend: str
-    graphs: tuple[str, ...] = GRAPHS
-    dtypes: tuple[str, ...] = WIDE
-    flash: int | None = None
+GRAPHS = ("FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", COMPILED, EAGER)
+DTYPES = ("float32", "bfloat16", "float16")
+BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "CUSTOM", "CPU_ATTN")
+SCHEDULING = ("async", "sync")
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class Case:
 
     Attributes:
         family: one of `FAMILIES`.
-        backend: attention backend; `DEFAULT` leaves it to vLLM, as in all that follows.
+        backend: attention backend; `DEFAULT` leaves it to the server, as in all that follows.
         graphs: a mode of `GRAPHS`, or `DEFAULT`.
         kernels: ``dllm.kernels``, or `DEFAULT`.
         dtype: of the model.
@@ -81,7 +70,7 @@ class Case:
         """Short and unique among the cases of a machine; what ``--only`` looks into."""
         if self.backend == DEFAULT:
             return f"{self.family}/defaults"
-        backend = f"{self.backend}{self.flash or ''}"
+        backend = f"{self.backend}-{self.flash}" if self.flash else self.backend
         words = [self.family, backend, self.graphs, self.kernels, self.dtype, self.scheduling]
         words += [f"cache-{self.cache}"] * (self.cache != "auto")
         words += [f"window-{self.window}"] * (self.window != "symmetric")
@@ -95,22 +84,6 @@ class Case:
     def as_dict(self) -> dict[str, Any]:
         """Its fields and its name, for JSON."""
         return {"name": self.name, **asdict(self)}
-
-
-def paths_of(machine: Machine, family: str) -> list[Path]:
-    """The paths that a machine has for a family, the one that vLLM takes by itself first."""
-    if machine.platform == CPU:
-        own = [Path("CUSTOM", NO_GRAPHS)] if machine.triton else []
-        return [Path("CPU_ATTN", (EAGER, COMPILED)), *own]
-    found = [Path("TRITON_ATTN"), Path("CUSTOM")] if machine.triton else []
-    if machine.platform != CUDA:
-        return found
-    flash = [
-        Path("FLASH_ATTN", dtypes=HALF, flash=version)
-        for version in reversed(machine.flash_attention)
-        if family == "llada2" or (version == 4 and machine.capability == (9, 0))
-    ]
-    return [*flash, *found]
 
 
 def cases_of(machine: Machine, *, every: bool = False) -> list[Case]:
@@ -127,78 +100,116 @@ def cases_of(machine: Machine, *, every: bool = False) -> list[Case]:
 def absent(machine: Machine) -> list[tuple[str, str]]:
     """What this machine lacks: (what cannot be tried here, why)."""
     found = []
-    gpu = machine.platform in (CUDA, ROCM)
-    if not gpu:
-        found.append(("CUDA graphs", "no GPU that vLLM supports"))
-    if not machine.triton:
-        found += [(what, "vLLM has no Triton here") for what in ("CUSTOM", "kernels triton")]
-    if machine.platform != CPU:
-        found.append(("CPU_ATTN", "vLLM's CPU platform only"))
-    paths = {family: paths_of(machine, family) for family in FAMILIES}
-    for backend in ("TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"):
-        for family, has in paths.items():
-            if backend not in [path.backend for path in has]:
-                found.append((f"{family}, {backend}", _reason(machine, family, backend)))
+    if machine.is_cpu:
+        found.append(("CUDA graphs", "the CPU platform has none"))
+    if not machine.device.triton:
+        found.append(("kernels triton", "vLLM has no Triton here"))
+    for family, backend in product(FAMILIES, BACKENDS):
+        why = obstacle(backend, machine.device, ATTENTION[family], Asked())
+        if why is not None:
+            found.append((f"{family}, {backend}", why))
+    if not machine.bfloat16:
+        found.append(("bfloat16", "it needs compute capability 8.0"))
     if not machine.fp8_cache:
-        found.append(("cache fp8", "no float8 keys and values on this device"))
+        found.append(("cache fp8", "this device has no float8 keys and values"))
     return found
 
 
-def _reason(machine: Machine, family: str, backend: str) -> str:
-    if backend == "TRITON_ATTN":
-        return "a GPU's backend, and it needs Triton"
-    if machine.platform != CUDA:
-        return "a backend of NVIDIA's GPUs"
-    if backend == "FLASHINFER":
-        return "its buffers have no room for a prompt's blocks"
-    if family == "llada2" or not machine.flash_attention:
-        return "vLLM has no FlashAttention here"
-    return "needs FlashAttention 4 on a GPU of compute capability 9.0"
+def route_of(machine: Machine, case: Case) -> Route | None:
+    """The route of a case on a machine, None if it cannot be served as it says."""
+    attention = replace(ATTENTION[case.family], dtype=case.dtype, window=case.window)
+    graphs = None if machine.is_cpu or case.graphs in (DEFAULT, EAGER) else case.graphs
+    asked = Asked(
+        backend=None if case.backend == DEFAULT else case.backend,
+        kv_cache_dtype=case.cache,
+        graphs=graphs,
+        flash_version=case.flash,
+    )
+    try:
+        route = choose_route(machine.device, attention, asked)
+    except RouteError:
+        return None
+    as_asked = graphs in (None, route.graphs) and case.flash in (None, route.flash_version)
+    here = (machine.fp8_cache or case.cache == "auto") and (
+        machine.bfloat16 or case.dtype != "bfloat16"
+    )
+    # A cache of vLLM's bytes beside float32 queries: no kernel was made for that.
+    sensible = case.cache == "auto" or case.dtype != "float32"
+    return route if as_asked and here and sensible else None
+
+
+def _backends(machine: Machine, family: str) -> list[tuple[str, int | None]]:
+    """(backend, version of FlashAttention) that can serve a family, the server's own first."""
+    versions = sorted(machine.device.flash_versions, reverse=True)
+    asked = [
+        (backend, version)
+        for backend in candidates_of(machine.device)
+        for version in (versions if backend == "FLASH_ATTN" else [None])
+    ]
+    return [
+        (backend, version)
+        for backend, version in asked
+        if route_of(machine, replace(_defaults(machine, family), backend=backend, flash=version))
+    ]
+
+
+def _defaults(machine: Machine, family: str) -> Case:
+    """What a server has if nobody asks, in the type that the checkpoints get on the machine."""
+    return Case(family, dtype="bfloat16" if machine.bfloat16 else "float16")
 
 
 def _few(machine: Machine, family: str) -> Iterator[Case]:
-    yield Case(family)
+    yield _defaults(machine, family)
     kernels = _kernels(machine)
-    for rank, path in enumerate(paths_of(machine, family)):
-        first = rank == 0
-        modes = path.graphs if first else dict.fromkeys((path.graphs[0], path.graphs[-1]))
-        mode = path.graphs[-1] if machine.platform == CPU else path.graphs[0]
-        if machine.platform == CPU and path.backend == "CPU_ATTN":
-            # Compilation takes most of a minute on a CPU, and the defaults have it.
-            modes, mode = (EAGER, EAGER), EAGER
+    for rank, (backend, version) in enumerate(_backends(machine, family)):
+        base = replace(_defaults(machine, family), backend=backend, flash=version)
 
-        def case(number: int, _path: Path = path, **fields: Any) -> Case:
-            turn = {
-                "kernels": kernels[number % len(kernels)],
-                "scheduling": ("async", "sync")[number % 2],
-            }
-            return Case(family, _path.backend, flash=_path.flash, **(turn | fields))
+        def case(number: int, _base: Case = base, **fields: Any) -> Case:
+            turn = {"kernels": kernels[number % len(kernels)], "scheduling": SCHEDULING[number % 2]}
+            return replace(_base, **(turn | fields))
 
-        for number, graphs in enumerate(modes):
-            yield case(number, graphs=graphs, dtype=path.dtypes[0])
-        for number, dtype in enumerate(path.dtypes[1:] if first else path.dtypes[1:2]):
-            yield case(number, graphs=mode, dtype=dtype)
-        if first and machine.fp8_cache:
-            yield case(0, graphs=mode, dtype="bfloat16", cache="fp8")
-        if family == "diffusion_gemma" and path.backend in ("CPU_ATTN", "CUSTOM"):
-            yield case(1, graphs=mode, dtype="float32", window="reference")
+        dtypes = [
+            dtype for dtype in DTYPES if route_of(machine, replace(base, dtype=dtype)) is not None
+        ]
+        modes = _modes(machine, replace(base, dtype=dtypes[0]))
+        tried = modes if rank == 0 else list(dict.fromkeys((modes[0], modes[-1])))
+        if len(tried) == 1:
+            tried *= 2  # a mode alone is tried with both kinds of scheduling
+        for number, graphs in enumerate(tried):
+            yield case(number, graphs=graphs, dtype=dtypes[0])
+        for number, dtype in enumerate(dtypes[1:] if rank == 0 else dtypes[1:2]):
+            yield case(number + 1, graphs=modes[0], dtype=dtype)
+    for cache, window in (("fp8", "symmetric"), ("auto", "reference")):
+        if window == "reference" and family != "diffusion_gemma":
+            continue
+        dtype = "bfloat16" if cache == "fp8" else "float32"
+        asked = Case(family, dtype=dtype, cache=cache, window=window)
+        route = route_of(machine, asked)
+        if route is not None:
+            chosen = replace(asked, backend=route.backend, flash=route.flash_version)
+            mode = _modes(machine, chosen)[0]
+            yield replace(chosen, graphs=mode, kernels=kernels[0], scheduling="async")
+
+
+def _modes(machine: Machine, case: Case) -> list[str]:
+    """The graph modes that a case may have, the most captured first."""
+    if machine.is_cpu:
+        # Compilation takes most of a minute on a CPU, and a server's defaults have it.
+        return [EAGER]
+    return [mode for mode in GRAPHS if route_of(machine, replace(case, graphs=mode)) is not None]
 
 
 def _every(machine: Machine, family: str) -> Iterator[Case]:
-    yield Case(family)
-    caches = ("auto", "fp8") if machine.fp8_cache else ("auto",)
-    for path in paths_of(machine, family):
-        has_reference = family == "diffusion_gemma" and path.backend in ("CPU_ATTN", "CUSTOM")
-        windows = ("symmetric", "reference") if has_reference else ("symmetric",)
-        for graphs, kernels, dtype, scheduling, cache, window in product(
-            path.graphs, _kernels(machine), path.dtypes, ("async", "sync"), caches, windows
-        ):
-            if cache == "fp8" and dtype == "float32":
-                continue
-            yield Case(
-                family, path.backend, graphs, kernels, dtype, scheduling, cache, window, path.flash
-            )
+    yield _defaults(machine, family)
+    graphs = (COMPILED, EAGER) if machine.is_cpu else GRAPHS
+    windows = ("symmetric", "reference") if family == "diffusion_gemma" else ("symmetric",)
+    backends = _backends(machine, family)
+    rest = (graphs, _kernels(machine), DTYPES, SCHEDULING, ("auto", "fp8"), windows)
+    for (backend, version), fields in product(backends, product(*rest)):
+        case = Case(family, backend, *fields, flash=version)
+        if route_of(machine, case) is not None:
+            yield case
 
 
 def _kernels(machine: Machine) -> tuple[str, ...]:
-    return ("torch", "triton") if machine.triton else ("torch",)
+    return ("torch", "triton") if machine.device.triton else ("torch",)

@@ -139,11 +139,14 @@ def chosen(llm: Any) -> dict[str, Any]:
     config = llm.llm_engine.vllm_config
     core = llm.llm_engine.engine_core.engine_core
     state = core.model_executor.driver_worker.worker.model_runner.model_state
-    from vllm_dllm.attention.support import layer_backends
+    from vllm_dllm.attention.settling import layer_backends
 
+    layers = layer_backends(config)
+    versions = {layer.flash_version for layer in layers if layer.flash_version}
     mode = config.compilation_config.cudagraph_mode
     return {
-        "backend": ", ".join(sorted({layer.backend for layer in layer_backends(config)})),
+        "backend": ", ".join(sorted({layer.name for layer in layers})),
+        "flash": max(versions, default=None),
         "graphs": "EAGER" if config.model_config.enforce_eager else mode.name,
         "readout": type(state.readout).__name__,
         "scheduling": "async" if config.scheduler_config.async_scheduling else "sync",

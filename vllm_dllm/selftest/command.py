@@ -13,7 +13,7 @@ from vllm_dllm.selftest import bench, report
 from vllm_dllm.selftest.cases import FAMILIES, Case, absent, cases_of
 from vllm_dllm.selftest.children import run_job
 from vllm_dllm.selftest.golden import CHECKPOINTS, GOLDEN, Golden, GoldenError, judge, load
-from vllm_dllm.selftest.machine import CPU, Machine, this_machine
+from vllm_dllm.selftest.machine import Machine, this_machine
 from vllm_dllm.selftest.report import FAILED, NOT_RUN, PASSED, Result
 
 # What a child takes of a GPU at most, and of a host.
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     every = cases_of(machine, every=args.every)
     cases = [case for case in every if not args.only or args.only in case.name]
     lacking = absent(machine)
-    print(f"{machine.platform}: {machine.name}; {len(cases)} of {len(every)} cases")
+    print(f"{machine.device}, {machine.name}: {len(cases)} of {len(every)} cases")
     if args.list:
         print("\n".join([*(case.name for case in cases), "not here:"]))
         print("\n".join(f"  {what}: {why}" for what, why in lacking))
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 def jobs(machine: Machine) -> int:
     """How many children at a time: a core and some memory for each."""
-    cores = machine.cores if machine.platform == CPU else machine.cores // 2
-    room = machine.memory // CHILD_MEMORY[machine.platform == CPU]
+    cores = machine.cores if machine.is_cpu else machine.cores // 2
+    room = machine.memory // CHILD_MEMORY[machine.is_cpu]
     return max(1, min(cores, room, MOST_JOBS))
 
 

@@ -6,13 +6,13 @@ It says itself how it was made (`made`); ``scripts/selftest_golden.py`` makes it
 In float32 each request's tokens must be equal, in a full batch and alone. In other types roundings
 differ between kernels, so that tokens may; there the *accuracy* decides.
 
-**The margin of the accuracy.** The reference gets a share p of n problems right, and a faultless
-engine in another type has the same chance p for each. If the two runs were independent, the
-difference of the two counts would have the variance 2 n p (1 - p). They are not: both answer the
-same problems with the same weights, which makes the difference smaller, so this variance is an
-upper bound. A case fails if it gets fewer right than the reference by more than z = 3.09 standard
-deviations, which a faultless engine does with a probability of at most 0.001. With p = 0.9 and
-n = 200 these are 18 problems: an engine that gets 81 % right fails.
+**The margin of the accuracy.** The reference gets R of n problems right, the engine E. If a
+faultless engine in another type answered each problem anew, with the reference's chance p, the
+difference R - E would have the variance 2 n p (1 - p), where (R + E) / 2n estimates p. In truth
+both answer the same problems with the same weights, which makes the difference smaller: this
+variance is an upper bound. A case fails if R - E is more than z = 3.09 standard deviations, which
+happens to a faultless engine with a probability of about 0.001 at most. With R = 180 of 200 it
+fails from E = 157 downwards.
 
 Accuracy alone would miss a fault that touches few requests. So of the golden requests, whose
 answers were the same in float32, bfloat16 and float16 on a CPU, at least `AGREEMENT` must be the
@@ -104,10 +104,10 @@ def load(golden: Path, checkpoints: Path, family: str) -> Golden:
     return Golden(family, checkpoints / name, content["requests"], content["problems"])
 
 
-def most_wrong(reference_right: int, problems: int) -> int:
-    """By how many right answers an engine may be behind the reference; see the module."""
-    share = reference_right / problems
-    return math.floor(DEVIATIONS * math.sqrt(2 * problems * share * (1 - share)))
+def significantly_worse(right: int, reference: int, problems: int) -> bool:
+    """Whether an engine with `right` right answers is worse than a reference; see the module."""
+    share = (right + reference) / (2 * problems)
+    return reference - right > DEVIATIONS * math.sqrt(2 * problems * share * (1 - share))
 
 
 def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
@@ -139,18 +139,18 @@ def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
         for got, want in zip(answer["problems"], golden.problems["answers"], strict=True)
     )
     reference, problems = golden.problems["right"].count("1"), len(golden.problems["answers"])
-    if reference - right > most_wrong(reference, problems):
+    if significantly_worse(right, reference, problems):
         faults.append(f"{right} of {problems} problems right, the reference has {reference}")
     return Verdict(faults, total, differ, right, reference, problems)
 
 
 def _chosen_otherwise(case: Case, chosen: Mapping[str, str]) -> list[str]:
     """What the engine chose against the case. It may reduce a graph mode, and logs that."""
-    wanted = {"backend": case.backend, "scheduling": case.scheduling, "dtype": case.dtype}
+    names = ("backend", "flash", "scheduling", "dtype")
     return [
-        f"asked for {name} {value}, got {chosen[name]}"
-        for name, value in wanted.items()
-        if value not in (DEFAULT, chosen[name])
+        f"asked for {name} {wanted}, got {chosen[name]}"
+        for name, wanted in ((name, getattr(case, name)) for name in names)
+        if wanted not in (DEFAULT, None, chosen[name])
     ]
 
 
@@ -162,12 +162,11 @@ def _pieces(request: Mapping[str, Any], got: Mapping[str, Any], case: Case) -> l
         faults.append(f"{request['id']}: not streamed in pieces")
     if "logprobs" not in request:
         return faults
-    other = case.window != "symmetric"  # golden logprobs are those of the default window
     if len(got["logprobs"]) != len(got["tokens"]) or not _finite(got["logprobs"]):
         faults.append(f"{request['id']}: not one finite list of logprobs a token")
     elif (
         case.exact
-        and case.window == "symmetric"
+        and case.window == "symmetric"  # which golden logprobs are of
         and got["tokens"] == request["tokens"]["symmetric"]
     ):
         far = _farthest(got["logprobs"], request["logprobs"])

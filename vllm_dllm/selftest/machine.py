@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
-CPU, CUDA, ROCM = "cpu", "cuda", "rocm"
+from vllm_dllm.attention.route_parts import Device
+
+CPU = "cpu"
 
 
 @dataclass(frozen=True)
@@ -13,76 +16,71 @@ class Machine:
     """A machine, as vLLM sees it.
 
     Attributes:
-        platform: `CPU`, `CUDA` or `ROCM`; of other platforms vLLM's name for them.
+        device: what attention can run on.
         name: of the device.
-        capability: compute capability of a GPU, for example (9, 0); None elsewhere.
-        flash_attention: the versions of FlashAttention that vLLM can use here.
-        flashinfer: whether FlashInfer is installed for a GPU.
-        triton: whether vLLM can use Triton.
-        fp8_cache: whether keys and values can be kept in float8.
+        fp8_cache: whether the device has float8 keys and values, whatever the backend.
         cores: processor cores of the host that this process may use.
         memory: bytes of the device that are free; of a CPU, of the host.
     """
 
-    platform: str
+    device: Device
     name: str = ""
-    capability: tuple[int, int] | None = None
-    flash_attention: tuple[int, ...] = ()
-    flashinfer: bool = False
-    triton: bool = False
     fp8_cache: bool = False
     cores: int = 1
     memory: int = 0
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether vLLM's CPU platform serves."""
+        return self.device.platform == CPU
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether vLLM computes in bfloat16 here."""
+        capability = self.device.capability
+        return capability is None or capability >= (8, 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        device = self.device
+        return {
+            "platform": device.platform,
+            "name": self.name,
+            "capability": device.capability,
+            "flash_attention": sorted(device.flash_versions),
+            "triton": device.triton,
+            "fp8_cache": self.fp8_cache,
+            "cores": self.cores,
+            "memory": self.memory,
+        }
 
 
 def this_machine() -> Machine:
     """The machine that this process runs on; nothing is allocated on a device."""
     import torch
     from vllm.platforms import current_platform
-    from vllm.triton_utils import HAS_TRITON
 
-    platform = CPU if current_platform.is_cpu() else current_platform.device_type
-    if current_platform.is_rocm():
-        platform = ROCM
-    elif current_platform.is_cuda():
-        platform = CUDA
-    found = None if platform == CPU else current_platform.get_device_capability()
-    capability = (found.major, found.minor) if found is not None else None
-    if platform == CPU:
+    from vllm_dllm.attention.settling import device_here
+
+    device = device_here()
+    if device.platform == CPU:
         # vLLM's CPU attention reads float8 caches with these instructions only.
         fp8_cache = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_supported()
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
         fp8_cache = current_platform.supports_fp8()
+        free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     return Machine(
-        platform=platform,
-        name=current_platform.get_device_name() or platform,
-        capability=capability,
-        flash_attention=_flash_attention() if platform == CUDA else (),
-        flashinfer=_has_flashinfer() if platform == CUDA else False,
-        triton=HAS_TRITON,
+        device=device,
+        name=_processor() if device.platform == CPU else current_platform.get_device_name(),
         fp8_cache=bool(fp8_cache),
         cores=len(os.sched_getaffinity(0)),
-        memory=free_memory(platform),
+        memory=free,
     )
 
 
-def free_memory(platform: str) -> int:
-    """Free bytes of the first device of a platform; of a CPU, of the host."""
-    import torch
-
-    if platform in (CUDA, ROCM):
-        free: int = torch.cuda.mem_get_info()[0]
-        return free
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _flash_attention() -> tuple[int, ...]:
-    from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
-
-    return tuple(version for version in (2, 3, 4) if is_fa_version_supported(version))
-
-
-def _has_flashinfer() -> bool:
-    from vllm.utils.flashinfer import has_flashinfer
-
-    return has_flashinfer()
+def _processor() -> str:
+    """The processor's name; vLLM's CPU platform has none."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(names, CPU)

@@ -112,7 +112,7 @@ def write(
     record = {
         "selftest": 1,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": asdict(machine),
+        "machine": machine.as_dict(),
         "versions": versions(),
         "cases": [_case(one) for one in results],
         "not_here": [{"what": what, "why": why} for what, why in lacking],
