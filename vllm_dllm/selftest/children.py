@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import vllm_dllm
-
 # What of a child's log goes into the report: what this package and vLLM say that they chose.
 TELLING = ("dllm:", "attention backend", "Attention backend", "cudagraph", "CUDA graph")
 LOG_LINES = 40
@@ -99,6 +97,6 @@ def reason(status: int | None, log: Sequence[str], limit: float) -> str:
 
 def environment(more: dict[str, str]) -> dict[str, str]:
     """Environment of a child: it imports this very package, wherever that is installed."""
-    parent = str(Path(vllm_dllm.__file__).resolve().parent.parent)
+    parent = str(Path(__file__).resolve().parents[2])
     paths = [parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"} | more

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if not cases:
         print(f"no case has {args.only!r} in its name; --list shows them")
         return 1
+    begin = time.monotonic()
     results = list(_results(cases, args, args.jobs or jobs(machine)))
     results.sort(key=lambda one: cases.index(one.case))
     figures = _bench(machine, args) if args.bench else {}
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if figures:
         print("\n".join(report.bench_table(figures)))
     if args.json is not None:
-        report.write(args.json, machine, results, lacking, figures)
+        seconds = time.monotonic() - begin
+        report.write(args.json, report.record(machine, results, lacking, figures, seconds))
         print(f"written: {args.json}")
     fine = all(one.result == PASSED for one in results)
     return 0 if fine and not any("problem" in found for found in figures.values()) else 1

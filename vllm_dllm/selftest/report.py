@@ -16,6 +16,7 @@ from vllm_dllm.selftest.cases import Case
 from vllm_dllm.selftest.golden import Verdict
 from vllm_dllm.selftest.machine import Machine
 
+FORMAT = 1  # of the JSON file
 PASSED, FAILED, NOT_RUN = "passed", "FAILED", "not run"
 PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python")
 
@@ -101,24 +102,30 @@ def bench_table(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def write(
-    path: Path,
+def record(
     machine: Machine,
     results: Sequence[Result],
     lacking: Iterable[tuple[str, str]],
     figures: dict[str, Any],
-) -> None:
-    """Write everything as JSON: what we ask users to send us. It names no path and no host."""
-    record = {
-        "selftest": 1,
+    seconds: float,
+) -> dict[str, Any]:
+    """Everything, for JSON: what we ask users to send us."""
+    return {
+        "selftest": FORMAT,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds, 1),
         "machine": machine.as_dict(),
         "versions": versions(),
         "cases": [_case(one) for one in results],
         "not_here": [{"what": what, "why": why} for what, why in lacking],
         "bench": figures,
     }
-    path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a record; lines of logs are without the user's home directory."""
+    text = json.dumps(content, indent=1).replace(str(Path.home()), "~")
+    path.write_text(text + "\n", "utf-8")
 
 
 def versions() -> dict[str, str]:

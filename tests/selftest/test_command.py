@@ -1,0 +1,95 @@
+"""The command itself: real engines, one right and two that were tampered with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import TINY
+from vllm_dllm.selftest.cases import FAMILIES
+from vllm_dllm.selftest.golden import GOLDEN
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+CASE = "CPU_ATTN/EAGER/torch/float32/sync"
+
+
+def selftest(*options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "vllm_dllm.cli", "selftest", *map(str, options))
+    return subprocess.run(
+        command,
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def cases(report: Path) -> dict[str, Any]:
+    return {case["name"]: case for case in json.loads(report.read_text())["cases"]}
+
+
+def test_a_case_that_passes(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = selftest("--only", f"llada2/{CASE}", "--json", report)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "1 passed, 0 FAILED, 0 not run" in done.stdout
+    assert "  CUDA graphs: the CPU platform has none" in done.stdout
+    ((name, case),) = cases(report).items()
+    assert (name, case["result"], case["reason"]) == (f"llada2/{CASE}", "passed", "")
+    assert case["verdict"]["differ"] == []
+    assert case["chosen"]["backend"] == "CPU_ATTN" and case["chosen"]["scheduling"] == "sync"
+    assert any("dllm: LowConfidence" in line for line in case["log"])
+    assert all(case["memory"][when]["resident"] > 1e8 for when in ("before", "started", "after"))
+    content = json.loads(report.read_text())
+    assert content["machine"]["platform"] == "cpu" and "vllm" in content["versions"]
+    assert {"what": "CUDA graphs", "why": "the CPU platform has none"} in content["not_here"]
+
+
+def test_a_wrong_token_and_a_crash_are_two_failures(tmp_path: Path) -> None:
+    """One family's golden answers are changed, the other's checkpoint cannot be read."""
+    golden, checkpoints = tmp_path / "golden", tmp_path / "checkpoints"
+    shutil.copytree(GOLDEN, golden)
+    shutil.copytree(TINY, checkpoints)
+    place = golden / f"{FAMILIES['llada2']}.json"
+    content = json.loads(place.read_text())
+    planted = content["requests"][3]
+    planted["tokens"]["symmetric"][0] ^= 1
+    place.write_text(json.dumps(content))
+    (checkpoints / FAMILIES["diffusion_gemma"] / "config.json").write_text("{")
+    report = tmp_path / "report.json"
+    options = ("--golden", golden, "--checkpoints", checkpoints, "--json", report)
+    done = selftest("--only", CASE, *options)
+    assert done.returncode == 1
+    assert "0 passed, 2 FAILED, 0 not run" in done.stdout
+    wrong, crashed = (cases(report)[f"{family}/{CASE}"] for family in FAMILIES)
+    assert wrong["reason"] == f"1 of {len(content['requests'])} requests differ: {planted['id']}"
+    assert {one["id"] for one in wrong["verdict"]["differ"]} == {planted["id"]}
+    assert crashed["reason"].startswith("exit status 1: ") and crashed["verdict"] is None
+    assert any("config.json" in line for line in crashed["log"])
+    for case in (wrong, crashed):
+        assert any(
+            line.split()[1] == "FAILED" and case["name"] in line
+            for line in done.stdout.splitlines()
+            if line.startswith("[")
+        )
+
+
+@pytest.mark.long
+def test_everything_in_five_minutes(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = selftest("--bench", "--json", report)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    content = json.loads(report.read_text())
+    assert {case["result"] for case in content["cases"]} == {"passed"}
+    assert content["seconds"] < 300
+    assert "diffusion_gemma, native, EAGER" in content["bench"]
+    for system in content["bench"].values():
+        assert all(0 < one["least_ms"] < one["ms"] for one in system["steps"].values())

@@ -1,0 +1,62 @@
+"""An installed wheel has all that the command needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import ROOT, TINY
+from vllm_dllm.selftest.cases import FAMILIES
+
+SOURCES = ("pyproject.toml", "setup.cfg", "README.md", "LICENSE")
+MOST_BYTES = 10e6
+
+
+def run(*command: str | Path, **options: object) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as pip installs it; pip builds in a copy of the source."""
+    source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, source)
+    without = shutil.ignore_patterns("__pycache__")
+    # As git has it: the link to the checkpoints stays a link.
+    shutil.copytree(ROOT / "vllm_dllm", source / "vllm_dllm", symlinks=True, ignore=without)
+    shutil.copytree(TINY, source / "examples" / "tiny" / "checkpoints")
+    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.iterdir()
+    assert wheel.stat().st_size < MOST_BYTES
+    target = tmp_path_factory.mktemp("installed")
+    run(*pip, "install", "--no-deps", "--target", target, wheel)
+    return target
+
+
+def test_checkpoints_and_golden_answers_are_in_the_wheel(installed: Path) -> None:
+    room = installed / "vllm_dllm" / "selftest"
+    assert not (room / "checkpoints").is_symlink()
+    for name in FAMILIES.values():
+        assert (room / "golden" / f"{name}.json").is_file()
+        for file in (TINY / name).iterdir():
+            assert (room / "checkpoints" / name / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_command_works_from_there(installed: Path, tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(installed), "VLLM_LOGGING_LEVEL": "ERROR"}
+    place = run("-c", "import vllm_dllm; print(vllm_dllm.__file__)", cwd=tmp_path, env=env)
+    assert Path(place.strip()).is_relative_to(installed)
+    listed = run("-m", "vllm_dllm.cli", "selftest", "--list", cwd=tmp_path, env=env)
+    assert "llada2/defaults" in listed and "diffusion_gemma/defaults" in listed
