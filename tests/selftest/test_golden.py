@@ -51,7 +51,8 @@ def answered(golden: Golden, case: Case) -> dict[str, Any]:
         answer if fine == "1" else [0]
         for answer, fine in zip(problems["answers"], problems["right"], strict=True)
     ]
-    chosen = {"backend": "CPU_ATTN", "flash": None, "scheduling": "sync", "dtype": case.dtype}
+    names = ("backend", "flash", "kernels", "scheduling", "dtype")
+    chosen = {name: getattr(case, name) for name in names}
     alone = {one["id"]: together[one["id"]] for one in golden.requests if one["alone"]}
     answer = {"chosen": chosen, "together": together, "alone": alone, "problems": right}
     return {name: copy.deepcopy(part) for name, part in answer.items()}
@@ -130,9 +131,10 @@ def test_the_margin() -> None:
 
 def test_an_engine_that_chose_otherwise_fails(golden: Golden) -> None:
     answer = answered(golden, EXACT)
-    answer["chosen"] |= {"backend": "CUSTOM", "scheduling": "async"}
+    answer["chosen"] |= {"backend": "CUSTOM", "kernels": "triton", "scheduling": "async"}
     assert judge(EXACT, golden, answer).faults == [
         "asked for backend CPU_ATTN, got CUSTOM",
+        "asked for kernels torch, got triton",
         "asked for scheduling sync, got async",
     ]
 

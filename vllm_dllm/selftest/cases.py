@@ -87,14 +87,15 @@ class Case:
 
 
 def cases_of(machine: Machine, *, every: bool = False) -> list[Case]:
-    """The cases of a machine, family by family.
+    """The cases of a machine: what servers have by default, then family by family.
 
     Args:
         machine: what it has.
         every: all combinations, and not the few that the module's docstring describes.
     """
     choose = _every if every else _few
-    return [case for family in FAMILIES for case in choose(machine, family)]
+    defaults = [_defaults(machine, family) for family in FAMILIES]
+    return defaults + [case for family in FAMILIES for case in choose(machine, family)]
 
 
 def absent(machine: Machine) -> list[tuple[str, str]]:
@@ -159,7 +160,6 @@ def _defaults(machine: Machine, family: str) -> Case:
 
 
 def _few(machine: Machine, family: str) -> Iterator[Case]:
-    yield _defaults(machine, family)
     kernels = _kernels(machine)
     for rank, (backend, version) in enumerate(_backends(machine, family)):
         base = replace(_defaults(machine, family), backend=backend, flash=version)
@@ -200,7 +200,6 @@ def _modes(machine: Machine, case: Case) -> list[str]:
 
 
 def _every(machine: Machine, family: str) -> Iterator[Case]:
-    yield _defaults(machine, family)
     graphs = (COMPILED, EAGER) if machine.is_cpu else GRAPHS
     windows = ("symmetric", "reference") if family == "diffusion_gemma" else ("symmetric",)
     backends = _backends(machine, family)

@@ -27,7 +27,6 @@ ENVIRONMENT = {
     # Otherwise Triton multiplies float32 matrices in TF32, which has a mantissa of 10 bits.
     "TRITON_F32_DEFAULT": "ieee",
 }
-PROBLEM_TOKENS = 64
 SEATS = 16
 LENGTH = 1024
 
@@ -148,7 +147,7 @@ def chosen(llm: Any) -> dict[str, Any]:
         "backend": ", ".join(sorted({layer.name for layer in layers})),
         "flash": max(versions, default=None),
         "graphs": "EAGER" if config.model_config.enforce_eager else mode.name,
-        "readout": type(state.readout).__name__,
+        "kernels": "triton" if "triton" in type(state.readout).__module__ else "torch",
         "scheduling": "async" if config.scheduler_config.async_scheduling else "sync",
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "cache": config.cache_config.cache_dtype,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 # What of a child's log goes into the report: what this package and vLLM say that they chose.
-TELLING = ("dllm:", "attention backend", "Attention backend", "cudagraph", "CUDA graph")
+TELLING = ("dllm:", "ttention backend", "cudagraph", "CUDA graph", "Graph capturing", "arming up")
 LOG_LINES = 40
 LINE = 400  # characters; longer lines are dumps of all settings
 

@@ -57,6 +57,7 @@ class Golden:
         params = self.problems["params"]
         return {
             "case": case.as_dict(),
+            "environment": {"VLLM_DLLM_NATIVE": "0"},
             "model": str(self.checkpoint),
             "requests": [{name: one[name] for name in asked} for one in self.requests],
             "problems": [
@@ -146,7 +147,7 @@ def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
 
 def _chosen_otherwise(case: Case, chosen: Mapping[str, str]) -> list[str]:
     """What the engine chose against the case. It may reduce a graph mode, and logs that."""
-    names = ("backend", "flash", "scheduling", "dtype")
+    names = ("backend", "flash", "kernels", "scheduling", "dtype")
     return [
         f"asked for {name} {wanted}, got {chosen[name]}"
         for name, wanted in ((name, getattr(case, name)) for name in names)

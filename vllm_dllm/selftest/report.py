@@ -65,7 +65,7 @@ def table(results: Sequence[Result], lacking: Iterable[tuple[str, str]]) -> list
             lines.append(f"{one.result:7}  {one.case.name}  {one.reason}")
             continue
         chosen, seconds = one.answer["chosen"], one.answer["seconds"]
-        words = [str(chosen[name]) for name in ("backend", "graphs", "readout", "scheduling")]
+        words = [str(chosen[name]) for name in ("backend", "graphs", "kernels", "scheduling")]
         times = ", ".join(f"{seconds[name]:.1f}" for name in ("start", "requests", "problems"))
         lines.append(
             f"{one.result:7}  {one.case.name}  {' '.join(words)}  {times} s  {memory(one.answer)}"
