@@ -163,13 +163,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         `chosen`, `seconds`, `memory` (before, started, after), `together` and `alone` (answers by
         request id), `problems` (one list of tokens for each problem).
     """
+    requests, problems = job["requests"], job["problems"]
     begin = time.perf_counter()
     from vllm import LLM
 
     from vllm_dllm import plugin
 
     plugin.install()
-    requests, problems = job["requests"], job["problems"]
     seconds = {"import": time.perf_counter() - begin}
     used = {"before": memory()}
     begin = time.perf_counter()
