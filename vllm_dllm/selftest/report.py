@@ -58,23 +58,29 @@ class Result:
 
 
 def table(results: Sequence[Result], lacking: Iterable[tuple[str, str]]) -> list[str]:
-    """All results, what each engine chose, and what the machine lacks."""
-    lines = ["", "case  chosen by the engine  start, requests, problems  memory", ""]
+    """All results with what each engine chose, and what the machine lacks."""
+    head = ("result", "case", "attention", "graphs", "kernels", "scheduling", "start", "memory")
+    rows: list[tuple[str, ...]] = [head]
     for one in results:
         if one.answer is None:
-            lines.append(f"{one.result:7}  {one.case.name}  {one.reason}")
+            rows.append((one.result, one.case.name, one.reason, *[""] * (len(head) - 3)))
             continue
-        chosen, seconds = one.answer["chosen"], one.answer["seconds"]
-        words = [str(chosen[name]) for name in ("backend", "graphs", "kernels", "scheduling")]
-        times = ", ".join(f"{seconds[name]:.1f}" for name in ("start", "requests", "problems"))
-        lines.append(
-            f"{one.result:7}  {one.case.name}  {' '.join(words)}  {times} s  {memory(one.answer)}"
-        )
-    lines += ["", "not here:"]
+        chosen = one.answer["chosen"]
+        words = (str(chosen[name]) for name in ("backend", "graphs", "kernels", "scheduling"))
+        start = f"{one.answer['seconds']['start']:.1f} s"
+        rows.append((one.result, one.case.name, *words, start, memory(one.answer)))
+    lines = ["", *_aligned(rows), "", "not here:"]
     lines += [f"  {what}: {why}" for what, why in lacking]
     count = {kind: sum(one.result == kind for one in results) for kind in (PASSED, FAILED, NOT_RUN)}
-    lines += ["", ", ".join(f"{number} {kind}" for kind, number in count.items())]
-    return lines
+    return [*lines, "", ", ".join(f"{number} {kind}" for kind, number in count.items())]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines; a row whose last cells are empty sets no width."""
+    full = [row for row in rows if row[-1]]
+    widths = [max(len(row[column]) for row in full) for column in range(len(rows[0]))]
+    lines = ("  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]
 
 
 def memory(answer: dict[str, Any]) -> str:
