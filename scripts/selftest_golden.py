@@ -52,7 +52,7 @@ STRUCTURED: tuple[dict[str, Any], ...] = (
 # Settings of the masked algorithms that only the engine has.
 ALGORITHMS = ("JointThreshold", "FixedSteps", "Hierarchical", "Credit", "EntropyBound")
 KEEP = {"greedy": 17, "threshold": 6, "steps": 6, "algorithm": 8, "seeded": 6}
-KEEP |= {"filtered": 4, "structured": 6, "logprobs": 3, "stream": 4}
+KEEP |= {"filtered": 4, "structured": 6, "logprobs": 3, "stream": 4, "window": 4}
 
 
 class Prompts:
@@ -106,6 +106,11 @@ def proposals(family: str) -> Iterator[dict[str, Any]]:
         else:
             for steps in (1, 4):
                 yield request("steps", 40, seed, {"diffusion_max_steps": steps})
+    if not masked:
+        # Kept where the two rules of the sliding window give different tokens.
+        for seed in range(20, 44):
+            steps = {"diffusion_max_steps": 1 + seed % 2}
+            yield request("window", 140 + 30 * (seed % 6), seed, steps, ignore_eos=True)
     prefix = {"diffusion_stream_prefix": True, "diffusion_threshold": 1.01} if masked else {}
     for seed in range(8, 20):
         yield request("stream", 45, seed, prefix)
@@ -161,7 +166,7 @@ def _gemma() -> Any:
 
     def answer(request: dict[str, Any], window: str) -> list[int] | None:
         params = request["params"]
-        if request["kind"] not in ("greedy", "steps", "stream", "logprobs", "problem"):
+        if request["kind"] not in ("greedy", "steps", "stream", "logprobs", "window", "problem"):
             return None
         steps = params.get("extra_args", {}).get("diffusion_max_steps", 32)
         canvases = -(-params["max_tokens"] // 32)
@@ -236,6 +241,8 @@ def keep(
             fits = answers["symmetric"]["parts"] > 2
         else:
             fits = min(map(len, tokens.values())) >= LEAST or kind == "structured"
+        if kind == "window":
+            fits = fits and tokens["symmetric"] != tokens["reference"]
         if kind == "greedy":
             fits = fits and all(len(one["prompt"]) != length for one in kept)
         if len(same) < len(HALF) or count[kind] == KEEP[kind] or not fits:

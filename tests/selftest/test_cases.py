@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from typing import Any
 
 import pytest
 
 from tests.support.checkpoints import TINY
 from vllm_dllm.attention.route_parts import Device
+from vllm_dllm.selftest import command
 from vllm_dllm.selftest.cases import (
     ATTENTION,
     FAMILIES,
@@ -16,6 +19,7 @@ from vllm_dllm.selftest.cases import (
     cases_of,
     route_of,
 )
+from vllm_dllm.selftest.children import Outcome
 from vllm_dllm.selftest.command import jobs
 from vllm_dllm.selftest.machine import Machine
 
@@ -141,6 +145,52 @@ def test_the_attention_is_that_of_the_checkpoints() -> None:
 )
 def test_children_at_a_time(machine: Machine, number: int) -> None:
     assert jobs(machine) == number
+
+
+def run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> tuple[int, list[dict[str, Any]]]:
+    """The command on a machine that nobody has: its exit status and the jobs of its children."""
+    started: list[dict[str, Any]] = []
+
+    def run_job(job: dict[str, Any], limit: float) -> Outcome:
+        started.append(job)
+        return Outcome(None, "no such machine", (), 0.0)
+
+    monkeypatch.setattr(command, "this_machine", lambda: machine)
+    monkeypatch.setattr(command, "run_job", run_job)
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
+    return command.run(parser.parse_args(options)), started
+
+
+def test_listing_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(SM90, monkeypatch, "--list") == (0, [])
+    lines = capsys.readouterr().out.splitlines()
+    assert set(lines) >= {case.name for case in cases_of(SM90)}
+    assert [line.split(":")[0].strip() for line in lines[lines.index("not here:") + 1 :]] == [
+        what for what, _ in absent(SM90)
+    ]
+
+
+def test_a_machine_on_which_nothing_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every case has a line of its own, and no case stops another."""
+    status, started = run(SM90, monkeypatch, "--jobs", "4")
+    assert status == 1
+    assert sorted(job["case"]["name"] for job in started) == sorted(
+        case.name for case in cases_of(SM90)
+    )
+    number = len(cases_of(SM90))
+    assert f"0 passed, {number} FAILED, 0 not run" in capsys.readouterr().out
+    assert run(SM90, monkeypatch, "--only", "no such case") == (1, [])
+    status, started = run(SM90, monkeypatch, "--only", "FLASH_ATTN", "--limit", "1e-9")
+    assert (status, started) == (1, [])
+    number = sum("FLASH_ATTN" in case.name for case in cases_of(SM90))
+    assert f"0 passed, 0 FAILED, {number} not run" in capsys.readouterr().out
 
 
 def test_exact_cases() -> None:

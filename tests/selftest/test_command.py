@@ -1,56 +1,19 @@
-"""The command itself: real engines, one right and two that were tampered with."""
+"""The command itself: real engines, answers and checkpoints that were tampered with, all cases."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.selftest.running import CASE, cases, selftest
 from tests.support.checkpoints import TINY
 from vllm_dllm.selftest.cases import FAMILIES
 from vllm_dllm.selftest.golden import GOLDEN
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
-CASE = "CPU_ATTN/EAGER/torch/float32/sync"
-
-
-def selftest(*options: str | Path) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "vllm_dllm.cli", "selftest", *map(str, options))
-    return subprocess.run(
-        command,
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def cases(report: Path) -> dict[str, Any]:
-    return {case["name"]: case for case in json.loads(report.read_text())["cases"]}
-
-
-def test_a_case_that_passes(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    done = selftest("--only", f"llada2/{CASE}", "--json", report)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "1 passed, 0 FAILED, 0 not run" in done.stdout
-    assert "  CUDA graphs: the CPU platform has none" in done.stdout
-    ((name, case),) = cases(report).items()
-    assert (name, case["result"], case["reason"]) == (f"llada2/{CASE}", "passed", "")
-    assert case["verdict"]["differ"] == []
-    assert case["chosen"]["backend"] == "CPU_ATTN" and case["chosen"]["scheduling"] == "sync"
-    assert any("dllm: LowConfidence" in line for line in case["log"])
-    assert all(case["memory"][when]["resident"] > 1e8 for when in ("before", "started", "after"))
-    content = json.loads(report.read_text())
-    assert content["machine"]["platform"] == "cpu" and "vllm" in content["versions"]
-    assert {"what": "CUDA graphs", "why": "the CPU platform has none"} in content["not_here"]
 
 
 def test_a_wrong_token_and_a_crash_are_two_failures(tmp_path: Path) -> None:

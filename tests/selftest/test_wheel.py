@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.selftest.running import CASE, cases, selftest
 from tests.support.checkpoints import ROOT, TINY
 from vllm_dllm.selftest.cases import FAMILIES
 
@@ -53,10 +55,23 @@ def test_checkpoints_and_golden_answers_are_in_the_wheel(installed: Path) -> Non
             assert (room / "checkpoints" / name / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.engine
 @pytest.mark.slow
-def test_the_command_works_from_there(installed: Path, tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(installed), "VLLM_LOGGING_LEVEL": "ERROR"}
-    place = run("-c", "import vllm_dllm; print(vllm_dllm.__file__)", cwd=tmp_path, env=env)
+def test_a_case_passes_from_there(installed: Path, tmp_path: Path) -> None:
+    report, there = tmp_path / "report.json", {"PYTHONPATH": str(installed)}
+    show = "import vllm_dllm; print(vllm_dllm.__file__)"
+    place = run("-c", show, cwd=tmp_path, env=os.environ | there)
     assert Path(place.strip()).is_relative_to(installed)
-    listed = run("-m", "vllm_dllm.cli", "selftest", "--list", cwd=tmp_path, env=env)
-    assert "llada2/defaults" in listed and "diffusion_gemma/defaults" in listed
+    done = selftest("--only", f"llada2/{CASE}", "--json", report, cwd=tmp_path, **there)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "1 passed, 0 FAILED, 0 not run" in done.stdout
+    assert "  CUDA graphs: the CPU platform has none" in done.stdout
+    ((name, case),) = cases(report).items()
+    assert (name, case["result"], case["reason"]) == (f"llada2/{CASE}", "passed", "")
+    assert case["verdict"]["differ"] == []
+    assert case["chosen"]["backend"] == "CPU_ATTN" and case["chosen"]["scheduling"] == "sync"
+    assert any("dllm: LowConfidence" in line for line in case["log"])
+    assert all(case["memory"][when]["resident"] > 1e8 for when in ("before", "started", "after"))
+    content = json.loads(report.read_text())
+    assert content["machine"]["platform"] == "cpu" and "vllm" in content["versions"]
+    assert {"what": "CUDA graphs", "why": "the CPU platform has none"} in content["not_here"]
