@@ -170,8 +170,9 @@ def test_golden_files(family: str) -> None:
     by_reference = [one for one in golden.requests if one["source"] == "reference"]
     assert len(by_reference) >= len(golden.requests) / 2
     assert {one["source"] for one in golden.requests} == {"reference", "engine"}
-    for one in golden.requests:
-        assert set(one["tokens"]) >= {"symmetric"}
+    if family == "diffusion_gemma":
+        rules = [one["tokens"] for one in golden.requests]
+        assert any(one["symmetric"] != one["reference"] for one in rules), "they tell them apart"
     counts = {len(golden.problems[name]) for name in ("prompts", "answers", "right")}
     assert counts == {200}
     assert golden.problems["right"].count("1") >= 170
