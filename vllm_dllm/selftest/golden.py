@@ -15,8 +15,10 @@ happens to a faultless engine with a probability of about 0.001 at most. With R 
 fails from E = 157 downwards.
 
 Accuracy alone would miss a fault that touches few requests. So of the golden requests, whose
-answers were the same in float32, bfloat16 and float16 on a CPU, at least `AGREEMENT` must be the
-same here. (float8 keys and values were not among those types; there the share is only reported.)
+answers were the same in float32, bfloat16 and float16 on a CPU without compilation, at least
+`AGREEMENT` must be the same here. The CPU's compiled bfloat16, which rounds in other places, gives
+49 of 54 and 46 of 47; at such a rate 0.7 is five standard deviations away. (float8 keys and values
+round more; there the share is only reported.)
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from vllm_dllm.selftest.cases import DEFAULT, FAMILIES, Case
 HERE = Path(__file__).resolve().parent
 GOLDEN, CHECKPOINTS = HERE / "golden", HERE / "checkpoints"
 DEVIATIONS = 3.09
-AGREEMENT = 0.8
+AGREEMENT = 0.7
 LOGPROB = 1e-2  # float32 logprobs may differ by so much; matrices are summed in another order
 
 
