@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_dllm import __version__
+from vllm_dllm.selftest import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,9 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         show.add_argument(
             option, type=json.loads, default=default, metavar="JSON", help="as for `vllm serve`"
         )
+    selftest = commands.add_parser(
+        "selftest", help="serve two tiny models in every way that this machine has, and compare"
+    )
+    command.add_options(selftest)
     args = parser.parse_args(argv)
     if args.command == "check":
         return check()
+    if args.command == "selftest":
+        return check() or command.run(args)
     options = ("additional_config", "diffusion_config")
     return show_config(args.model, {name: getattr(args, name) for name in options})
 

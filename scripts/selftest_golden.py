@@ -1,0 +1,301 @@
+"""Make the golden answers of ``vllm-dllm selftest``.
+
+    .venv/bin/python scripts/selftest_golden.py [FAMILY ...]
+
+Requests are proposed, answered by this package's engine on the CPU in float32, bfloat16 and
+float16, and kept if all three answers are the same: another machine's order of summation then does
+not change them either. Every answer of an algorithm that an independent implementation has must
+equal that one's; the file says of each request where its answer comes from:
+
+- ``reference``: LLaDA2's from a float32 loop that recomputes everything
+  (`tests/support/reference_llada2.py`, itself checked against golden vectors of the authors' code),
+  DiffusionGemma's from transformers' own class;
+- ``engine``: from the CPU engine alone, because no other implementation has the option (seeded
+  samples, structured output, algorithms, logprobs).
+
+The 200 problems are held-out ones of `examples/tiny/tasks.py`; who is right is the reference's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from examples.tiny.tasks import held_out_set, problems  # noqa: E402
+from examples.tiny.tokens import gemma_processor, llada2_tokenizer  # noqa: E402
+from examples.tiny.training import Encoder  # noqa: E402
+from tests.support.checkpoints import TINY  # noqa: E402
+from vllm_dllm.selftest.cases import FAMILIES, Case  # noqa: E402
+from vllm_dllm.selftest.children import run_job  # noqa: E402
+
+GOLDEN = ROOT / "vllm_dllm" / "selftest" / "golden"
+LENGTHS = (1, 2, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200, 300, 500, 700)
+PROBLEMS = 200
+HALF = ("bfloat16", "float16")
+ANSWER = 40  # max_tokens: more than one block, and no whole number of them
+LEAST = 8  # tokens of an answer that is kept, but for structured output
+LIMIT = 900.0
+STRUCTURED: tuple[dict[str, Any], ...] = (
+    {"choice": ["12", "97", "yes", "diffusion"]},
+    {"regex": "[0-9]{2}( [0-9]{2}){2,5}"},
+    {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+)
+# Settings of the masked algorithms that only the engine has.
+ALGORITHMS = ("JointThreshold", "FixedSteps", "Hierarchical", "Credit", "EntropyBound")
+KEEP = {"greedy": 17, "threshold": 6, "steps": 6, "algorithm": 8, "seeded": 6}
+KEEP |= {"filtered": 4, "structured": 6, "logprobs": 3, "stream": 4, "window": 4}
+
+
+class Prompts:
+    """Prompts of any length: the end of a long talk, which closes with a question."""
+
+    def __init__(self, family: str) -> None:
+        gemma = family == "diffusion_gemma"
+        self.encode = Encoder(gemma_processor().tokenizer if gemma else llada2_tokenizer())
+
+    def __call__(self, length: int, seed: int) -> list[int]:
+        """The prompt of a length and a seed, as token ids."""
+        names = ("reverse", "sort", "copy", "count")
+        ids: list[int] = []
+        for turn, problem in enumerate(problems("copy", 100 + seed, test=True)):
+            if len(ids) >= length:
+                break
+            example = self.encode(problem)
+            ids += example.prompt + (example.answer if turn % 2 else [])
+        last = next(problems(names[seed % len(names)], seed, test=True))
+        return [*ids, *self.encode(last).prompt][-length:]
+
+
+def proposals(family: str) -> Iterator[dict[str, Any]]:
+    """Requests, each with its kind and whether an independent implementation has its answer."""
+    prompts = Prompts(family)
+    masked = family == "llada2"
+
+    def request(kind: str, length: int, seed: int, extra: Any = None, **params: Any) -> Any:
+        given = {"max_tokens": ANSWER, "seed": seed, "temperature": 0.0} | params
+        options = ({"diffusion_threshold": 0.9} if masked else {}) | (extra or {})
+        return {
+            "kind": kind,
+            "prompt": prompts(length, seed),
+            "params": given | ({"extra_args": options} if options else {}),
+            "stream": kind == "stream",
+        }
+
+    for length in LENGTHS:
+        for seed in range(8):
+            # Behind a long talk the models often end at once; half of the requests may not.
+            yield request("greedy", length, seed, ignore_eos=seed % 2 == 1)
+    for seed in range(4, 8):
+        if masked:
+            for threshold in (0.5, 0.7, 1.01):
+                yield request("threshold", 40, seed, {"diffusion_threshold": threshold})
+            for name in ALGORITHMS:
+                extra = {"diffusion_algorithm": name, "diffusion_threshold": 0.8}
+                if name in ("FixedSteps", "EntropyBound"):
+                    del extra["diffusion_threshold"]
+                yield algorithm(request("algorithm", 50, seed), extra)
+        else:
+            for steps in (1, 4):
+                yield request("steps", 40, seed, {"diffusion_max_steps": steps})
+    if not masked:
+        # Kept where the two rules of the sliding window give different tokens.
+        for seed in range(20, 44):
+            steps = {"diffusion_max_steps": 1 + seed % 2}
+            yield request("window", 140 + 30 * (seed % 6), seed, steps, ignore_eos=True)
+    prefix = {"diffusion_stream_prefix": True, "diffusion_threshold": 1.01} if masked else {}
+    for seed in range(8, 20):
+        yield request("stream", 45, seed, prefix)
+        yield request("logprobs", 33, seed, logprobs=3)
+        yield request("seeded", 36, seed, temperature=0.7)
+        yield request("seeded", 61, seed, temperature=1.0, ignore_eos=seed % 2 == 1)
+        yield request("filtered", 47, seed, temperature=0.8, top_k=5)
+        yield request("filtered", 30, seed, temperature=0.8, top_p=0.8)
+        constraint = STRUCTURED[seed % len(STRUCTURED)]
+        yield request("structured", 39, seed, structured_outputs=constraint)
+
+
+def algorithm(request: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """A request with no other options than these."""
+    request["params"]["extra_args"] = extra
+    return request
+
+
+def independent(family: str) -> Any:
+    """From a request (or a problem) and a window rule to the reference's tokens, or None."""
+    if family == "llada2":
+        return _llada2()
+    return _gemma()
+
+
+def _llada2() -> Any:
+    import torch
+
+    from tests.support.reference_llada2 import Reference
+
+    tokenizer = llada2_tokenizer()
+    reference = Reference.load(TINY / FAMILIES["llada2"], 32, tokenizer.mask_token_id)
+
+    def answer(request: dict[str, Any], window: str) -> list[int] | None:
+        params = request["params"]
+        if request["kind"] not in ("greedy", "threshold", "stream", "logprobs", "problem"):
+            return None
+        threshold = params["extra_args"]["diffusion_threshold"]
+        ends = set() if params.get("ignore_eos") else {tokenizer.eos_token_id}
+        with torch.no_grad():
+            tokens, _ = reference.generate(request["prompt"], threshold, params["max_tokens"], ends)
+        return tokens
+
+    return answer
+
+
+def _gemma() -> Any:
+    from tests.support.reference_gemma import COLD, Reference
+
+    path = TINY / FAMILIES["diffusion_gemma"]
+    references = {window: Reference(path, window) for window in ("symmetric", "reference")}
+    end = gemma_processor().tokenizer.eos_token_id
+
+    def answer(request: dict[str, Any], window: str) -> list[int] | None:
+        params = request["params"]
+        if request["kind"] not in ("greedy", "steps", "stream", "logprobs", "window", "problem"):
+            return None
+        steps = params.get("extra_args", {}).get("diffusion_max_steps", 32)
+        canvases = -(-params["max_tokens"] // 32)
+        tokens = references[window].generate(
+            request["prompt"], params["seed"], canvases, max_denoising_steps=steps, **COLD
+        )[: params["max_tokens"]]
+        ends = end in tokens and not params.get("ignore_eos")
+        return tokens[: tokens.index(end) + 1] if ends else tokens
+
+    return answer
+
+
+def engine(family: str, requests: list[dict[str, Any]], dtype: str, window: str) -> dict[str, Any]:
+    """What the engine on this CPU answers; answers by request id."""
+    case = Case(family, "CPU_ATTN", "EAGER", "torch", dtype, "sync", window=window)
+    job = {
+        "case": case.as_dict(),
+        "model": str(TINY / FAMILIES[family]),
+        "requests": [request | {"alone": False} for request in requests],
+        "problems": [],
+    }
+    outcome = run_job(job, LIMIT)
+    if outcome.answer is None:
+        raise RuntimeError("\n".join([outcome.problem, *outcome.log]))
+    answers: dict[str, Any] = outcome.answer["together"]
+    return answers
+
+
+def make(family: str) -> dict[str, Any]:
+    """The golden file of a family."""
+    windows = ("symmetric", "reference") if family == "diffusion_gemma" else ("symmetric",)
+    proposed = [request | {"id": f"{n}"} for n, request in enumerate(proposals(family))]
+    found = {
+        (dtype, window): engine(family, proposed, dtype, window)
+        for dtype in ("float32", *HALF)
+        for window in windows
+    }
+    reference = independent(family)
+    return {
+        "made": " ".join(__doc__.split("\n\n", 2)[2].split()),
+        "command": f"scripts/selftest_golden.py {family}",
+        "sha256": hashlib.sha256(
+            (TINY / FAMILIES[family] / "model.safetensors").read_bytes()
+        ).hexdigest(),
+        "requests": keep(family, proposed, found, reference),
+        "problems": accuracy(family, reference, windows),
+    }
+
+
+def keep(
+    family: str, proposed: list[dict[str, Any]], found: dict[Any, Any], reference: Any
+) -> list[dict[str, Any]]:
+    """The requests that stay, with their answers.
+
+    Raises:
+        RuntimeError: the engine differs from the reference.
+    """
+    windows = [window for dtype, window in found if dtype == "float32"]
+    kept: list[dict[str, Any]] = []
+    count, survived = Counter[str](), Counter[str]()
+    for request in proposed:
+        name, kind, length = request.pop("id"), request["kind"], len(request["prompt"])
+        answers = {window: found["float32", window][name] for window in windows}
+        tokens = {window: answer["tokens"] for window, answer in answers.items()}
+        same = [
+            dtype
+            for dtype in HALF
+            if all(found[dtype, window][name]["tokens"] == tokens[window] for window in windows)
+        ]
+        survived.update(same)
+        if kind == "stream" and family == "llada2":
+            fits = answers["symmetric"]["parts"] > 2
+        else:
+            fits = min(map(len, tokens.values())) >= LEAST or kind == "structured"
+        if kind == "window":
+            fits = fits and tokens["symmetric"] != tokens["reference"]
+        if kind == "greedy":
+            fits = fits and all(len(one["prompt"]) != length for one in kept)
+        if len(same) < len(HALF) or count[kind] == KEEP[kind] or not fits:
+            continue
+        independently = {window: reference(request, window) for window in windows}
+        known = any(answer is not None for answer in independently.values())
+        if known and independently != tokens:
+            raise RuntimeError(f"the engine differs from the reference: {request}")
+        count[kind] += 1
+        kept.append(
+            request
+            | {
+                "id": f"{kind}-{count[kind]}-of-{length}-tokens",
+                "source": "reference" if known else "engine",
+                "alone": count[kind] == 1,
+                "tokens": tokens,
+            }
+            | ({"logprobs": answers["symmetric"]["logprobs"]} if kind == "logprobs" else {})
+        )
+    print(f"{family}: {len(proposed)} proposed, {dict(survived)} as in float32, kept {dict(count)}")
+    return kept
+
+
+def accuracy(family: str, reference: Any, windows: tuple[str, ...]) -> dict[str, Any]:
+    """200 problems with their answers, and which of them the reference gets right."""
+    encode = Prompts(family).encode
+    examples = [encode(problem) for problem in held_out_set(29)][:PROBLEMS]
+    params: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0, "seed": 0}
+    if family == "llada2":
+        params["extra_args"] = {"diffusion_threshold": 0.9}
+    right = [
+        reference({"kind": "problem", "prompt": e.prompt, "params": params}, windows[0]) == e.answer
+        for e in examples
+    ]
+    print(family, "reference:", sum(right), "of", len(right))
+    return {
+        "params": params,
+        "prompts": [example.prompt for example in examples],
+        "answers": [example.answer for example in examples],
+        "right": "".join(str(int(one)) for one in right),
+    }
+
+
+def main() -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("families", nargs="*", default=list(FAMILIES))
+    for family in parser.parse_args().families:
+        text = json.dumps(make(family), separators=(",", ":"))
+        # A line for each request: differences between two versions can be read.
+        text = text.replace('{"kind"', '\n{"kind"').replace('"problems"', '\n"problems"')
+        (GOLDEN / f"{FAMILIES[family]}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

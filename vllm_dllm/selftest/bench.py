@@ -1,0 +1,161 @@
+"""``--bench``: milliseconds of a denoise step of the tiny models, and the least they could be.
+
+The least of a step follows from the weights, which are read once, and from twice the weights that
+a token meets as operations; keys and values are few here and left out. Tiny models are far above
+it: a step of theirs is bound by what is launched, and that is what the figure shows.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_dllm.selftest.cases import COMPILED, DEFAULT, EAGER, FAMILIES, Case
+from vllm_dllm.selftest.machine import Machine
+
+CONTEXT = 64  # prompt tokens
+ROOM = 768  # tokens that may follow
+WARM = 8
+# Nothing converges: LLaDA2 decides a token a step, DiffusionGemma takes all its steps.
+UNCERTAIN = {"llada2": {"diffusion_threshold": 2.0}}
+STEPS = 64  # of a canvas of DiffusionGemma
+
+
+@dataclass(frozen=True)
+class System:
+    """What is timed: a case, and whether vLLM's own class serves it."""
+
+    case: Case
+    native: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"{self.case.family}{', native' if self.native else ''}, {self.case.graphs}"
+
+
+def systems(machine: Machine) -> list[System]:
+    """What is timed on a machine: as served by default, and on a CPU the short form."""
+    graphs = EAGER if machine.is_cpu else DEFAULT
+    dtype = "float32" if machine.is_cpu else "bfloat16"
+    found = [System(Case(family, graphs=graphs, dtype=dtype)) for family in FAMILIES]
+    return [*found, System(Case("diffusion_gemma", graphs=graphs, dtype=dtype), native=True)]
+
+
+def job(system: System, checkpoints: Path, machine: Machine) -> dict[str, Any]:
+    """What the child of a system gets."""
+    short = machine.is_cpu
+    environment = {"VLLM_DLLM_NATIVE": "1" if system.native else "0"}
+    if system.native and system.case.graphs in (EAGER, COMPILED):
+        environment["TORCH_COMPILE_DISABLE"] = "1"  # eager does not switch off its sampler's
+    return {
+        "bench": True,
+        "case": system.case.as_dict(),
+        "model": str(checkpoints / FAMILIES[system.case.family]),
+        "environment": environment,
+        "requests": [1, 4] if short else [1, 4, 8, 16],
+        "steps": 20 if short else 100,
+        "native": system.native,
+    }
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """In the child: time steps of one system.
+
+    Returns:
+        `device` (bandwidth, rate), and by number of requests `ms`, `median_ms` and `least_ms`.
+    """
+    import torch
+    from vllm import LLM
+
+    from vllm_dllm import plugin
+    from vllm_dllm.selftest.child import engine_options
+    from vllm_dllm.selftest.floor import measure
+
+    plugin.install()
+    case = job["case"]
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(job["model"])
+        if case["family"] == "diffusion_gemma":
+            model = _never_sure(model, Path(scratch) / "model")
+        options = engine_options(case, str(model)) | {"enable_prefix_caching": False}
+        if job["native"]:
+            options["additional_config"] = {}
+        llm = LLM(**options)
+    core = llm.llm_engine.engine_core.engine_core
+    runner = core.model_executor.driver_worker.worker.model_runner
+    device = measure("cuda" if torch.cuda.is_available() else "cpu", runner.dtype)
+    found: dict[str, Any] = {"device": vars(device), "steps": {}}
+    for requests in job["requests"]:
+        timed = _time(llm, case["family"], requests, job["steps"])
+        tokens = requests * 32
+        moved, operations = _needs(runner.model, tokens)
+        least = 1e3 * device.least(moved, operations)
+        found["steps"][str(requests)] = timed | {"least_ms": least}
+    return found
+
+
+def _never_sure(model: Path, copy: Path) -> Path:
+    """A copy of a DiffusionGemma checkpoint whose canvases take all their steps."""
+    shutil.copytree(model, copy)
+    path = copy / "generation_config.json"
+    content = json.loads(path.read_text("utf-8"))
+    content |= {"max_denoising_steps": STEPS, "confidence_threshold": 1e-30}
+    path.write_text(json.dumps(content), "utf-8")
+    return copy
+
+
+def _needs(model: Any, tokens: int) -> tuple[float, float]:
+    """Bytes that a step reads and operations that it does.
+
+    Experts are those of the tiny checkpoints: a token meets 2 of 8, and a canvas meets all.
+    """
+    moved = operations = 0.0
+    for name, weight in model.named_parameters():
+        if "vision" in name:
+            continue
+        moved += weight.numel() * weight.element_size()
+        share = 0.25 if "expert" in name and "shared" not in name else 1.0
+        operations += 2.0 * tokens * share * weight.numel()
+    return moved, operations
+
+
+def _time(llm: Any, family: str, requests: int, steps: int) -> dict[str, float]:
+    """Milliseconds of a step in which every request denoises.
+
+    Raises:
+        RuntimeError: a request ended before the clock did.
+    """
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    params = SamplingParams(
+        max_tokens=ROOM, ignore_eos=True, extra_args=dict(UNCERTAIN.get(family, {})) or None
+    )
+    names = [f"{requests}-{n}" for n in range(requests)]
+    for n, name in enumerate(names):
+        ids = [20 + (7 * n + i) % 200 for i in range(CONTEXT)]
+        engine.add_request(name, {"prompt_token_ids": ids}, params)
+    while len(scheduler.running) < requests or any(
+        one.num_computed_tokens < one.num_prompt_tokens for one in scheduler.running
+    ):
+        engine.step()
+    took = []
+    for _ in range(WARM + steps):
+        begin = time.perf_counter()
+        engine.step()
+        took.append(1e3 * (time.perf_counter() - begin))
+    if len(scheduler.running) != requests:
+        raise RuntimeError(f"{len(scheduler.running)} of {requests} requests are still there")
+    engine.abort_request(names)
+    while engine.has_unfinished_requests():
+        engine.step()
+    # With a step in flight a call waits for another one's result: the mean is the step's time.
+    return {"ms": statistics.fmean(took[WARM:]), "median_ms": statistics.median(took[WARM:])}

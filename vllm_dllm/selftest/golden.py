@@ -1,0 +1,201 @@
+"""Golden answers, and the judgement of what a case answered.
+
+A golden file has requests with their float32 answers, and 200 problems with one right answer each.
+It says itself how it was made (`made`); ``scripts/selftest_golden.py`` makes it.
+
+In float32 each request's tokens must be equal, in a full batch and alone. In other types roundings
+differ between kernels, so that tokens may; there the *accuracy* decides.
+
+**The margin of the accuracy.** The reference gets R of n problems right, the engine E. If a
+faultless engine in another type answered each problem anew, with the reference's chance p, the
+difference R - E would have the variance 2 n p (1 - p), where (R + E) / 2n estimates p. In truth
+both answer the same problems with the same weights, which makes the difference smaller: this
+variance is an upper bound. A case fails if R - E is more than z = 3.09 standard deviations, which
+happens to a faultless engine with a probability of about 0.001 at most. With R = 180 of 200 it
+fails from E = 157 downwards.
+
+Accuracy alone would miss a fault that touches few requests. So of the golden requests, whose
+answers were the same in float32, bfloat16 and float16 on a CPU without compilation, at least
+`AGREEMENT` must be the same here. The CPU's compiled bfloat16, which rounds in other places, gives
+49 of 54 and 46 of 47; at such a rate 0.7 is five standard deviations away. (float8 keys and values
+round more; there the share is only reported.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_dllm.selftest.cases import DEFAULT, FAMILIES, Case
+
+HERE = Path(__file__).resolve().parent
+GOLDEN, CHECKPOINTS = HERE / "golden", HERE / "checkpoints"
+DEVIATIONS = 3.09
+AGREEMENT = 0.7
+LOGPROB = 1e-2  # float32 logprobs may differ by so much; matrices are summed in another order
+
+
+class GoldenError(ValueError):
+    """Golden answers or their checkpoint are absent, or do not belong together."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The golden file of a family and its checkpoint."""
+
+    family: str
+    checkpoint: Path
+    requests: list[dict[str, Any]]
+    problems: dict[str, Any]
+
+    def job(self, case: Case) -> dict[str, Any]:
+        """What the child of a case gets: everything but the answers."""
+        asked = ("id", "prompt", "params", "stream", "alone")
+        params = self.problems["params"]
+        return {
+            "case": case.as_dict(),
+            "environment": {"VLLM_DLLM_NATIVE": "0"},
+            "model": str(self.checkpoint),
+            "requests": [{name: one[name] for name in asked} for one in self.requests],
+            "problems": [
+                {"id": str(n), "prompt": prompt, "params": params}
+                for n, prompt in enumerate(self.problems["prompts"])
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of one case.
+
+    Attributes:
+        faults: why it fails; empty if it passes.
+        requests: how many golden answers there were.
+        differ: of each that differs: `id`, `place` (``together`` or ``alone``), `golden`, `tokens`.
+        right: problems that were answered rightly.
+        reference_right: and by the reference.
+        problems: of so many.
+    """
+
+    faults: list[str]
+    requests: int = 0
+    differ: list[dict[str, Any]] = field(default_factory=list)
+    right: int = 0
+    reference_right: int = 0
+    problems: int = 0
+
+
+def load(golden: Path, checkpoints: Path, family: str) -> Golden:
+    """The golden answers of a family.
+
+    Raises:
+        GoldenError: a file is absent, or the answers are another checkpoint's.
+    """
+    name = FAMILIES[family]
+    place, weights = golden / f"{name}.json", checkpoints / name / "model.safetensors"
+    for path in (place, weights):
+        if not path.is_file():
+            raise GoldenError(f"{path} is absent")
+    content = json.loads(place.read_text("utf-8"))
+    if hashlib.sha256(weights.read_bytes()).hexdigest() != content["sha256"]:
+        raise GoldenError(f"{place} has the answers of other weights than {weights}")
+    return Golden(family, checkpoints / name, content["requests"], content["problems"])
+
+
+def significantly_worse(right: int, reference: int, problems: int) -> bool:
+    """Whether an engine with `right` right answers is worse than a reference; see the module."""
+    share = (right + reference) / (2 * problems)
+    return reference - right > DEVIATIONS * math.sqrt(2 * problems * share * (1 - share))
+
+
+def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
+    """Judge what the child of a case wrote.
+
+    Args:
+        case: the case.
+        golden: of its family.
+        answer: what `vllm_dllm.selftest.child.run` returned.
+    """
+    faults = [*_chosen_otherwise(case, answer["chosen"])]
+    differ = []
+    for request in golden.requests:
+        want = request["tokens"][case.window]
+        for place in ("together", "alone"):
+            got = answer[place].get(request["id"])
+            if got is not None and got["tokens"] != want:
+                tokens = {"golden": want, "tokens": got["tokens"]}
+                differ.append({"id": request["id"], "place": place, **tokens})
+        faults += _pieces(request, answer["together"][request["id"]], case)
+    total = len(golden.requests)
+    wrong = {one["id"] for one in differ}
+    if case.exact and wrong:
+        faults.append(f"{len(wrong)} of {total} requests differ: {', '.join(sorted(wrong)[:4])}")
+    elif case.cache == "auto" and total - len(wrong) < AGREEMENT * total:
+        faults.append(f"only {total - len(wrong)} of {total} requests have the golden tokens")
+    right = sum(
+        got == want
+        for got, want in zip(answer["problems"], golden.problems["answers"], strict=True)
+    )
+    reference, problems = golden.problems["right"].count("1"), len(golden.problems["answers"])
+    if significantly_worse(right, reference, problems):
+        faults.append(f"{right} of {problems} problems right, the reference has {reference}")
+    return Verdict(faults, total, differ, right, reference, problems)
+
+
+def _chosen_otherwise(case: Case, chosen: Mapping[str, str]) -> list[str]:
+    """What the engine chose against the case. It may reduce a graph mode, and logs that."""
+    names = ("backend", "flash", "kernels", "scheduling", "dtype")
+    return [
+        f"asked for {name} {wanted}, got {chosen[name]}"
+        for name, wanted in ((name, getattr(case, name)) for name in names)
+        if wanted not in (DEFAULT, None, chosen[name])
+    ]
+
+
+def _pieces(request: Mapping[str, Any], got: Mapping[str, Any], case: Case) -> list[str]:
+    """Faults of streams and logprobs."""
+    faults = []
+    prefix = request["params"].get("extra_args", {}).get("diffusion_stream_prefix")
+    if prefix and case.exact and got["parts"] < 2:
+        faults.append(f"{request['id']}: not streamed in pieces")
+    if "logprobs" not in request:
+        return faults
+    if len(got["logprobs"]) != len(got["tokens"]) or not _finite(got["logprobs"]):
+        faults.append(f"{request['id']}: not one finite list of logprobs a token")
+    elif (
+        case.exact
+        and case.window == "symmetric"  # which golden logprobs are of
+        and got["tokens"] == request["tokens"]["symmetric"]
+    ):
+        far = _farthest(got["logprobs"], request["logprobs"])
+        if not far <= LOGPROB:
+            faults.append(f"{request['id']}: a logprob is off by {far:.3g}")
+    return faults
+
+
+def _finite(logprobs: Sequence[Sequence[Sequence[float]]]) -> bool:
+    return all(math.isfinite(value) for place in logprobs for _, value in place)
+
+
+def _farthest(
+    got: Sequence[Sequence[Sequence[float]]], want: Sequence[Sequence[Sequence[float]]]
+) -> float:
+    """The largest difference of two lists of logprobs; infinite where their ids differ.
+
+    Ids that are as likely as each other may stand in any order, and the least likely one of a
+    place may be another that is as likely.
+    """
+    largest = 0.0
+    for mine, theirs in zip(got, want, strict=True):
+        if len(mine) != len(theirs):
+            return math.inf
+        values = {int(token): value for token, value in mine}
+        for (token, value), (_, at_rank) in zip(theirs, mine, strict=True):
+            found = values.get(int(token), at_rank)
+            largest = max(largest, abs(found - value))
+    return largest
