@@ -55,7 +55,7 @@ def show_recovery(text: str, recovery: dict[str, Any]) -> None:
 def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     """The rows of the documentation's table: the header, then the rows."""
     yield [
-        *("model", "dtype", "error of the last layer", "of its logits", "same likeliest id"),
+        *("model", "dtype", "median error", "worst", "of the logits", "same likeliest id"),
         *("answers equal, alone", "batched", "alone as batched"),
     ]
     for model, by_dtype in results.items():
@@ -63,7 +63,8 @@ def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             last = found["layers"][-1]
             counts = (found[key] for key in ("alone", "batched", "alone_and_batched"))
             yield [
-                *(model, dtype, f"{last['hidden']:.1e}", f"{last['logits']:.1e}"),
+                *(model, dtype),
+                *(f"{last[key]:.1e}" for key in ("median", "worst", "logits")),
                 f"{100 * last['likeliest']:.1f} %",
                 *(f"{count} of {found['prompts']}" for count in counts),
             ]

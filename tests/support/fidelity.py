@@ -22,32 +22,40 @@ ROUNDINGS_PER_LAYER = 12
 class LayerError:
     """How far the output of a layer is from the reference's.
 
+    The error of a token is the root mean square of the difference, relative to that of the
+    reference's output for the token. A token that rounding sends to another expert is an order of
+    magnitude further away than the others, so the median says what rounding does, and the worst
+    token whether experts changed.
+
     Attributes:
-        hidden: root mean square of the difference, relative to that of the reference's output.
-        logits: root mean square of the difference of the logits that the reference's head makes of
-            both outputs, relative to the standard deviation of a row of the reference's logits.
+        median: the median token's error.
+        worst: the largest error.
+        logits: the median token's error in the logits that the reference's head makes of both
+            outputs, relative to the standard deviation of the reference's.
         likeliest: share of the tokens for which both have the same likeliest id.
     """
 
-    hidden: float
+    median: float
+    worst: float
     logits: float
     likeliest: float
 
     @classmethod
     def of(cls, got: torch.Tensor, wanted: torch.Tensor, head: Head) -> LayerError:
         """The error of an output ``[tokens, hidden]`` of any dtype, computed in float32."""
-        got = got.float()
-        logits, wanted_logits = head(got), head(wanted)
-        spread = wanted_logits.std(-1).pow(2).mean().sqrt()
+        error = _rms(got.float() - wanted) / _rms(wanted)
+        logits, wanted_logits = head(got.float()), head(wanted)
+        of_logits = _rms(logits - wanted_logits) / wanted_logits.std(-1)
         return cls(
-            hidden=float(_rms(got - wanted) / _rms(wanted)),
-            logits=float(_rms(logits - wanted_logits) / spread),
+            median=float(error.median()),
+            worst=float(error.max()),
+            logits=float(of_logits.median()),
             likeliest=float((logits.argmax(-1) == wanted_logits.argmax(-1)).float().mean()),
         )
 
 
-def _rms(values: torch.Tensor) -> torch.Tensor:
-    return values.pow(2).mean().sqrt()
+def _rms(rows: torch.Tensor) -> torch.Tensor:
+    return rows.pow(2).mean(-1).sqrt()
 
 
 def rounding_budget(layer: int, dtype: torch.dtype, hidden_size: int) -> float:
@@ -56,12 +64,12 @@ def rounding_budget(layer: int, dtype: torch.dtype, hidden_size: int) -> float:
     Each rounding has a relative error of up to half of the dtype's epsilon. If it is uniform, its
     root mean square is that divided by the root of 3, and independent errors add in squares. A sum
     of products over the hidden size is rounded at every term in float32, the dtype in which it is
-    accumulated.
+    accumulated. The whole is doubled, because a layer may amplify the error of what it reads.
     """
     roundings = layer * ROUNDINGS_PER_LAYER
     if dtype == torch.float32:
         roundings *= hidden_size
-    return torch.finfo(dtype).eps / 2 * (roundings / 3) ** 0.5
+    return 2 * torch.finfo(dtype).eps / 2 * (roundings / 3) ** 0.5
 
 
 @contextlib.contextmanager

@@ -61,7 +61,8 @@ class Reference:
 
     def head(self, h: torch.Tensor) -> torch.Tensor:  # [tokens, vocabulary]
         w = self.weights
-        head = w.get("lm_head.weight", w["model.word_embeddings.weight"])
+        tied = self.config["tie_word_embeddings"]
+        head = w["model.word_embeddings.weight" if tied else "lm_head.weight"]
         return rms_norm(h, w["model.norm.weight"], self.config["rms_norm_eps"]) @ head.T
 
     def _attention(self, x: torch.Tensor, p: str) -> torch.Tensor:
