@@ -1,7 +1,8 @@
-"""The tables that `accuracy.py` prints."""
+"""The tables of `accuracy.py` and of `fidelity.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # A checkpoint that takes more than this many times the original's steps is pointed out.
@@ -49,3 +50,21 @@ def show_recovery(text: str, recovery: dict[str, Any]) -> None:
     )
     if ratio > MANY_STEPS:
         print(f"  MORE STEPS: quantization costs {100 * (ratio - 1):.0f} % more of them")
+
+
+def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    """The rows of the documentation's table: the header, then the rows."""
+    yield [
+        *("model", "dtype", "median error", "worst", "of the logits", "same likeliest id"),
+        *("answers equal, alone", "batched", "alone as batched"),
+    ]
+    for model, by_dtype in results.items():
+        for dtype, found in by_dtype.items():
+            last = found["layers"][-1]
+            counts = (found[key] for key in ("alone", "batched", "alone_and_batched"))
+            yield [
+                *(model, dtype),
+                *(f"{last[key]:.1e}" for key in ("median", "worst", "logits")),
+                f"{100 * last['likeliest']:.1f} %",
+                *(f"{count} of {found['prompts']}" for count in counts),
+            ]

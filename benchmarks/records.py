@@ -10,8 +10,8 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "constraints", "fdfo", "floor", "gemma", "growth", "head_memory", "levers"),
-    *("llada2", "prefill", "real_size", "serve", "step_time", "turns"),
+    *("accuracy", "constraints", "fdfo", "fidelity", "floor", "gemma", "growth", "head_memory"),
+    *("levers", "llada2", "prefill", "real_size", "serve", "step_time", "turns"),
 )
 # Former benchmark -> the one that took its place.
 REPLACED = {"serving": "benchmarks/serve.py"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.accuracy_tables import fidelity
 from benchmarks.records import Record, RefusedError
 
 MEGABYTE = 1 << 20
@@ -293,5 +294,6 @@ TABLES: dict[str, Table] = {
     "turns": Table("turns", ("turns",), turns),
     "levers": Table("levers", ("levers",), levers),
     "floor": Table("floor", ("floor",), floor),
+    "fidelity": Table("fidelity", ("fidelity",), fidelity),
     "real_size": Table("real_size", ("real_size",), real_size),
 }

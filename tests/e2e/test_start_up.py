@@ -138,9 +138,10 @@ def test_an_unreadable_generation_config_is_refused(text: str, tmp_path: Path) -
     assert "generation_config.json" in outcome["error"]
 
 
-def test_v1_runner_is_refused(model: str) -> None:
-    (outcome,) = configure({"model": model}, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
-    assert "VLLM_USE_V2_MODEL_RUNNER=0" in outcome["error"]
+@pytest.mark.parametrize("variable", ["VLLM_USE_V2_MODEL_RUNNER=0", "VLLM_BATCH_INVARIANT=1"])
+def test_refused_variables_of_the_environment(model: str, variable: str) -> None:
+    (outcome,) = configure({"model": model}, env=dict([variable.split("=")]))
+    assert variable in outcome["error"]
 
 
 def test_what_start_up_sets(model: str) -> None:

@@ -41,9 +41,14 @@ class Reference:
         return cls(json.loads((path / "config.json").read_text()), weights, block, mask)
 
     def logits(self, ids: list[int]) -> torch.Tensor:  # [tokens, vocabulary]
+        return self.head(self.hidden_states(ids)[-1])
+
+    def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:  # [tokens, hidden] each
+        """The output of every layer."""
         c, w = self.config, self.weights
         eps = c["rms_norm_eps"]
         h = w["model.word_embeddings.weight"][torch.tensor(ids)]
+        outputs = []
         for n in range(c["num_hidden_layers"]):
             p = f"model.layers.{n}"
             x = rms_norm(h, w[f"{p}.input_layernorm.weight"], eps)
@@ -51,8 +56,14 @@ class Reference:
             x = rms_norm(h, w[f"{p}.post_attention_layernorm.weight"], eps)
             dense = n < c["first_k_dense_replace"]
             h = h + (swiglu(x, w, f"{p}.mlp") if dense else self._experts(x, f"{p}.mlp"))
-        head = w.get("lm_head.weight", w["model.word_embeddings.weight"])
-        return rms_norm(h, w["model.norm.weight"], eps) @ head.T
+            outputs.append(h)
+        return outputs
+
+    def head(self, h: torch.Tensor) -> torch.Tensor:  # [tokens, vocabulary]
+        w = self.weights
+        tied = self.config["tie_word_embeddings"]
+        head = w["model.word_embeddings.weight" if tied else "lm_head.weight"]
+        return rms_norm(h, w["model.norm.weight"], self.config["rms_norm_eps"]) @ head.T
 
     def _attention(self, x: torch.Tensor, p: str) -> torch.Tensor:
         c, w, tokens = self.config, self.weights, len(x)
@@ -88,9 +99,10 @@ class Reference:
         weight = score.gather(1, top)
         weight = weight / (weight.sum(-1, keepdim=True) + 1e-20) * c["routed_scaling_factor"]
         out = swiglu(x, w, f"{p}.shared_experts")
-        for token in range(len(x)):
-            for expert, scale in zip(top[token].tolist(), weight[token], strict=True):
-                out[token] += scale * swiglu(x[token], w, f"{p}.experts.{expert}")
+        for expert in top.unique().tolist():
+            token, nth = (top == expert).nonzero(as_tuple=True)
+            own = swiglu(x[token], w, f"{p}.experts.{expert}")
+            out.index_add_(0, token, weight[token, nth, None] * own)
         return out
 
     def generate(

@@ -78,6 +78,11 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "--enable-lora: on the CPU vLLM applies LoRA to experts with Triton kernels, which "
         "are missing here; remove it, or merge the adapter into the checkpoint",
     )
+    yield (
+        envs.VLLM_BATCH_INVARIANT,
+        "VLLM_BATCH_INVARIANT=1: the statistics and decoding algorithms of diffusion models add "
+        "up in an order that depends on the batch; unset it",
+    )
     yield parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"
     yield (
         vllm_config.kv_transfer_config is not None,

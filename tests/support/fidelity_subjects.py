@@ -1,0 +1,167 @@
+"""The models whose fidelity is measured: prompts, and what their float32 references answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.tiny.tasks import Problem, held_out_set
+from examples.tiny.tokens import gemma_processor, llada2_tokenizer
+from examples.tiny.training import Encoder
+from tests.support import reference_gemma, reference_llada2
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
+from tests.support.engine import greedy
+from tests.support.fidelity import Head, recorded
+
+# LLaDA2.0-mini's published widths, with two of its twenty layers: a dense one and one of experts.
+MINI_SLICE: dict[str, Any] = {
+    "vocab_size": 157184,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "n_group": 8,
+    "topk_group": 4,
+    "rope_theta": 600000,
+    "mask_token_id": 156895,
+}
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint, and what its float32 reference computes.
+
+    Attributes:
+        path: the checkpoint.
+        prompts: token ids of the prompts.
+        answers: token ids that the reference answers to each.
+        margins: for each answer how close its closest decision was; None where the reference does
+            not say.
+        tokens: the tokens of one forward pass, whole blocks.
+        layers: the output ``[tokens, hidden]`` of every layer for `tokens`.
+        head: the reference's head, with the norm before it.
+        params: from the number of a prompt to its sampling parameters.
+        options: options of the engine.
+        problems: what the prompts ask; empty where they ask nothing.
+    """
+
+    path: Path
+    prompts: list[list[int]]
+    answers: list[list[int]]
+    margins: list[float] | None
+    tokens: list[int]
+    layers: list[torch.Tensor]
+    head: Head
+    params: Callable[[int], Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def _random_tokens(count: int, vocabulary: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(12, vocabulary, (count,), generator=generator).tolist()
+
+
+def _asked(tokenizer: Any, per_task: int) -> tuple[list[Problem], list[list[int]]]:
+    """Problems of all tasks, and their prompts."""
+    encoder, problems = Encoder(tokenizer), held_out_set(per_task)
+    return problems, [encoder(problem).prompt for problem in problems]
+
+
+def tiny_llada2(per_task: int) -> Subject:
+    """The trained checkpoint of this repository."""
+    tokenizer = llada2_tokenizer()
+    reference = reference_llada2.Reference.load(TINY_LLADA2, BLOCK, tokenizer.mask_token_id)
+    problems, prompts = _asked(tokenizer, per_task)
+    tokens = _random_tokens(2 * BLOCK, 250)
+    with torch.no_grad():
+        ends = {tokenizer.eos_token_id}
+        answers = [reference.generate(prompt, 0.9, 64, ends) for prompt in prompts]
+        layers = reference.hidden_states(tokens)
+    return Subject(
+        TINY_LLADA2,
+        prompts,
+        [answer for answer, _ in answers],
+        [margin for _, margin in answers],
+        tokens,
+        layers,
+        reference.head,
+        lambda _: greedy(64, diffusion_threshold=0.9),
+        problems=problems,
+    )
+
+
+def mini_slice(path: Path, prompts: int = 10) -> Subject:
+    """Two layers of LLaDA2.0-mini at its published widths with random weights, written to `path`.
+
+    Every answer is what is left of a block behind 24 prompt tokens, decided one token at a time.
+    """
+    config = reference_llada2.random_checkpoint(path, 0, **MINI_SLICE)
+    mask, left = config["mask_token_id"], 8
+    reference = reference_llada2.Reference.load(path, BLOCK, mask)
+    asked = [
+        _random_tokens(BLOCK * (1 + n % 2) + BLOCK - left, mask, seed=n) for n in range(prompts)
+    ]
+    tokens = _random_tokens(2 * BLOCK, mask, seed=prompts)
+    with torch.no_grad():
+        answers = [reference.generate(prompt, 1.01, left, set()) for prompt in asked]
+        layers = reference.hidden_states(tokens)
+    head = ("lm_head.weight", "model.norm.weight")
+    reference.weights = {name: reference.weights[name] for name in head}
+    return Subject(
+        path,
+        asked,
+        [answer for answer, _ in answers],
+        [margin for _, margin in answers],
+        tokens,
+        layers,
+        reference.head,
+        lambda _: greedy(left, diffusion_threshold=1.01, ignore_eos=True),
+    )
+
+
+def tiny_gemma(per_task: int) -> Subject:
+    """The trained checkpoint of this repository. An answer is the first canvas."""
+    from vllm import SamplingParams
+
+    reference = reference_gemma.Reference(TINY_GEMMA, "symmetric")
+    model = reference.model
+    encoder = model.model.encoder
+    cap = model.config.text_config.final_logit_softcapping
+    problems, prompts = _asked(gemma_processor().tokenizer, per_task)
+    tokens = _random_tokens(2 * reference.canvas, 250)
+    with torch.no_grad():
+        with recorded(encoder.language_model.layers) as passes:
+            encoder(input_ids=torch.tensor([tokens]))
+        answers = [
+            reference.generate(prompt, n, 1, **reference_gemma.COLD)
+            for n, prompt in enumerate(prompts)
+        ]
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        return cap * torch.tanh(model.lm_head(encoder.language_model.norm(hidden)) / cap)
+
+    return Subject(
+        TINY_GEMMA,
+        prompts,
+        answers,
+        None,
+        tokens,
+        passes[0],
+        head,
+        lambda n: SamplingParams(
+            temperature=0, seed=n, max_tokens=reference.canvas, ignore_eos=True
+        ),
+        TEXT_ONLY_OPTIONS,
+        problems,
+    )
