@@ -11,7 +11,7 @@ import torch
 
 from vllm_dllm.worker.logit_biases import MOST_SCORE, LogitBiases, filtered
 from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.row_options import RowOptions, RowWork
+from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.slots import CanvasKind, Mark, SlotState
 
 L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
@@ -121,7 +121,7 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
         wanted = logits.clone().view(-1, L, VOCABULARY)
         for row, slot in enumerate(own):
             options = ASKED[names[row]] or PLAIN
-            if options.work & RowWork.BIASES:
+            if options.biases:
                 before, start = history[slot].tolist(), int(slots.start[slot])
                 wanted[row] = biased(wanted[row], options, before, start)
         biases.apply(logits, request(own))

@@ -111,6 +111,11 @@ class RowOptions:
         }
         return RowWork(sum(work for work, is_asked in asked.items() if is_asked))
 
+    @property
+    def biases(self) -> bool:
+        """Whether logits change before tokens are chosen or drawn, at any temperature."""
+        return bool(self.work & RowWork.BIASES)
+
     def shift(self, vocabulary: int, device: torch.device) -> torch.Tensor:
         """What biases add to the logits: float32 ``[vocabulary]``, -inf for ids ruled out."""
         shift = torch.zeros(vocabulary, device=device)
