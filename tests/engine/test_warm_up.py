@@ -94,6 +94,7 @@ def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
         [params(seed=1), params(seed=2, diffusion_canvas_length=family.length // 2)],
         [params(seed=1), params(seed=2, logprobs=2)],
         [params(seed=1, top_k=3), params(seed=2)],
+        [family.params(2 * family.length, "quick", ignore_eos=True)],
     ]
     with family.start() as running:
         want = [running.generate(prompts[: len(some)], some) for some in batches]

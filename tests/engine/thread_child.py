@@ -20,12 +20,13 @@ def main(model: Path, block: int) -> None:
 
     from tests.support.engine import engine, greedy, our_graphs
 
-    load = GPUModelRunner.load_model
+    # vLLM's CPU worker replaces the function by one that does nothing.
+    load, set_num_threads = GPUModelRunner.load_model, torch.set_num_threads
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        torch.set_num_threads(2)
+        set_num_threads(2)
         load(self, *args, **kwargs)
-        torch.set_num_threads(1)
+        set_num_threads(1)
 
     GPUModelRunner.load_model = load_model  # type: ignore[method-assign]
     with engine(model, block, enforce_eager=False, max_num_seqs=2) as running:

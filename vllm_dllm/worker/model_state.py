@@ -73,10 +73,7 @@ class DiffusionModelState(ModelState):
             self.slots,
             self.model_config.get_hidden_size(),
             self.dtype,
-            max(
-                1,
-                min(self.max_num_reqs, self.scheduler_config.max_num_batched_tokens // kind.length),
-            ),
+            min(self.max_num_reqs, self.max_num_tokens // kind.length),
             settings.compile,
             self.served.choose(),
         )

@@ -197,7 +197,9 @@ class DiffusionSampler:
         compile = self.compiles(on_host) and present is None
         plan = self.canvas_update.plan(slot, on_host, width, compile)
         readings = self.readout.read(hidden_states, plan.request)
-        # Neither the paths of constraints nor logprobs, which loop over requests, are compiled.
+        # Neither the paths of constraints nor logprobs, which loop over requests, are compiled; nor
+        # are batches without a soft embedding, which would take a graph of their own.
+        compile = compile and plan.request.may_go_on
         compile = compile and readings.path is None and not self.reports.pending
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
