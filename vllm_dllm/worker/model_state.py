@@ -57,7 +57,7 @@ class DiffusionModelState(ModelState):
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
         default = ResolvedRequest.of(self.served.choose(), RequestOptions())
-        self.unadmitted = {RESOLVED: default}
+        self.unadmitted: dict[str, Any] = {RESOLVED: default}
         window = self.served.settings.window
         own = settle_support(vllm_config, ModelMasks(kind.aligned, window, kind.length))
         self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
