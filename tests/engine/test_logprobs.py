@@ -1,8 +1,8 @@
-"""Logprobs without an engine: what is kept of rows of scores is what the rows would have given."""
+"""Logprobs without an engine: they are what whole rows of scores would have given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,124 +10,27 @@ import pytest
 import torch
 
 from tests.support.sampler import FDFO, sampler_of, slots_of, step
-from vllm_dllm.decoding import EntropyBound, LowConfidence, MaskedAlgorithm, StepContext, Update
+from tests.support.score_rows import (
+    MASK,
+    MASKED,
+    NAMED,
+    NOISE,
+    VOCABULARY,
+    AtOnce,
+    L,
+    assert_reported,
+    random_rows,
+    reading,
+    rows_by_index,
+)
+from vllm_dllm.decoding import EntropyBound, LowConfidence, StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
-from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.worker import logprobs, score_summary
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readout
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.readout.tiled import TiledReadout
+from vllm_dllm.worker import logprobs
 from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.score_summary import ScoreSummary, summarize
-from vllm_dllm.worker.slots import CanvasKind, Mark, SlotState
+from vllm_dllm.worker.slots import Mark, SlotState
 
-L, VOCABULARY = 4, 30
-MASK = VOCABULARY - 1
-MASKED = CanvasKind(L, VOCABULARY, MASK, aligned=True)
-NOISE = CanvasKind(L, VOCABULARY, None, aligned=False)
-NAMED = (7, 3, 28)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-
-
-def random_rows(rows: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Rows with ties, also for the first place, and with tokens that are ruled out."""
-    draw = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(rows, VOCABULARY, generator=draw)
-    logits[:, 11] = logits[:, 12] = logits[:, :MASK].amax(1)
-    logits[:, 5] = logits[:, 6]
-    logits[:, 20:24] = -torch.inf
-    return logits.to(dtype)
-
-
-def of_definition(rows: torch.Tensor, ids: torch.Tensor, normalizes: bool) -> torch.Tensor:
-    """The scores of ids ``[rows, n]``, from whole rows in float64."""
-    rows = rows.double()
-    return (rows.log_softmax(-1) if normalizes else rows).gather(1, ids.long())
-
-
-def assert_reported(
-    found: Any, rows: torch.Tensor, tokens: torch.Tensor, asked: Any, normalizes: bool
-) -> None:
-    """vLLM's lists ``[rows, columns]`` have the scores and ranks that whole rows give."""
-    ids, scores = torch.tensor(found.logprob_token_ids), torch.tensor(found.logprobs)
-    columns = 1 + (len(asked) if isinstance(asked, tuple) else asked)
-    ids, scores = ids[:, :columns], scores[:, :columns]
-    assert ids.shape == (len(rows), columns)
-    assert ids[:, 0].tolist() == tokens.tolist()
-    wanted = of_definition(rows, ids, normalizes)
-    torch.testing.assert_close(scores.double(), wanted, atol=1e-5, rtol=1e-5)
-    if isinstance(asked, tuple):
-        assert ids[:, 1:].tolist() == [list(asked)] * len(rows)
-    else:
-        top = rows.double().topk(asked, -1).values
-        assert torch.equal(rows.double().gather(1, ids[:, 1:].long()), top)
-        assert all(len(set(row)) == asked for row in ids[:, 1:].tolist())
-    ranks = (rows >= rows.gather(1, tokens[:, None])).sum(1)
-    assert found.sampled_token_ranks.tolist() == ranks.tolist()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalizes", [True, False])
-@pytest.mark.parametrize("asked", [0, 3, VOCABULARY, NAMED])
-def test_a_summary_is_that_of_the_rows(dtype: torch.dtype, normalizes: bool, asked: Any) -> None:
-    rows = random_rows(50, dtype)
-    draw = torch.Generator().manual_seed(1)
-    candidates = torch.randint(VOCABULARY, (50, 3), generator=draw)
-    candidates[:2] = torch.tensor([[11, 12, 5], [20, 6, 21]])  # ties, and a token at -inf
-    ids = torch.tensor(asked) if isinstance(asked, tuple) else asked
-    found = ScoreSummary.of(rows, candidates, ids, normalizes)
-    for column in range(3):
-        tokens = candidates[:, column]
-        score, rank, known = found.chosen(tokens)
-        assert bool(known.all())
-        table = logprobs.LogprobsTensors(
-            torch.cat([tokens[:, None], found.ids], 1),
-            torch.cat([score[:, None], found.scores], 1),
-            rank,
-        )
-        assert_reported(table.tolists(), rows, tokens, asked, normalizes)
-    assert not found.chosen((candidates.amax(1) + 1) % 100)[2][candidates.amax(1) < 29].any()
-
-
-def test_rows_are_summarized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a summary for which all rows of a canvas are in float32 together."""
-    rows, candidates = random_rows(10), torch.arange(10)[:, None]
-    whole = ScoreSummary.of(rows, candidates, 2, True)
-    sizes = []
-
-    def scores_of(positions: slice) -> torch.Tensor:
-        sizes.append(len(rows[positions]))
-        return rows[positions]
-
-    monkeypatch.setattr(score_summary, "SUMMARY_BYTES", 4 * 4 * VOCABULARY + 3)
-    device = torch.device("cpu")
-    parts = summarize(scores_of, candidates, 2, True, 4 * VOCABULARY, device)
-    assert sizes == [4, 4, 2]
-    for name, tensor in vars(whole).items():
-        assert torch.equal(getattr(parts, name), tensor), name
-
-
-def rows_by_index(count: int) -> torch.Tensor:
-    """Hidden states ``[count, 1]`` that say which rows the head of `reading` gives for them."""
-    return torch.arange(count, dtype=torch.float32)[:, None]
-
-
-def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[LogprobReports], Readout]:
-    """The readout of a head that has these logits, see `rows_by_index`."""
-
-    def rows(hidden: torch.Tensor) -> torch.Tensor:
-        return logits[hidden[:, 0].long()].clone()
-
-    if slots.kind.mask_token is not None:
-        return lambda reports: DenseReadout(rows, slots, reports)
-    head = Head(
-        lambda hidden, first, end: rows(hidden)[:, first:end].float(),
-        VOCABULARY,
-        embedding=torch.eye(VOCABULARY),
-    )
-    return lambda reports: TiledReadout(head, slots, reports)
 
 
 ASKED: dict[str, tuple[RowOptions, Any]] = {
@@ -154,20 +57,6 @@ def masked_answers(mode: str, dtype: torch.dtype, temperature: float) -> Sampled
     lists = output.logprobs_tensors.tolists()
     found = [lists.slice_request(n, L) for n in batch]
     return found, output.sampled_token_ids, list(logits.view(len(options), L, -1))
-
-
-class AtOnce(MaskedAlgorithm):
-    """Decides all positions in one step."""
-
-    name = "AtOnce"
-
-    def step(self, canvas: Canvas, context: StepContext) -> Update:
-        tokens = torch.where(canvas.masked, self.choice(canvas, context), canvas.tokens)
-        done = torch.ones_like(context.last)
-        return Update(Canvas(tokens, torch.zeros_like(canvas.masked), canvas.fixed), done)
-
-    def choice(self, canvas: Canvas, context: StepContext) -> torch.Tensor:
-        return context.statistics.token
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -283,7 +172,7 @@ class MasksAgain(AtOnce):
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         update = super().step(canvas, context)
         first = torch.arange(L) == 0
-        tokens = torch.where(first, MASK, update.canvas.tokens)
+        tokens = torch.where(first, (update.canvas.tokens + 1) % MASK, update.canvas.tokens)
         return Update(
             Canvas(tokens, first.expand_as(canvas.masked), canvas.fixed), ~update.done, {}
         )
