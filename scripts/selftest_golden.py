@@ -129,14 +129,8 @@ def algorithm(request: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
-def independent(family: str) -> Any:
-    """From a request (or a problem) and a window rule to the reference's tokens, or None."""
-    if family == "llada2":
-        return _llada2()
-    return _gemma()
-
-
 def _llada2() -> Any:
+    """From a request (or a problem) and a window rule to the reference's tokens, or None."""
     import torch
 
     from tests.support.reference_llada2 import Reference
@@ -158,6 +152,7 @@ def _llada2() -> Any:
 
 
 def _gemma() -> Any:
+    """As `_llada2`."""
     from tests.support.reference_gemma import COLD, Reference
 
     path = TINY / FAMILIES["diffusion_gemma"]
@@ -204,7 +199,7 @@ def make(family: str) -> dict[str, Any]:
         for dtype in ("float32", *HALF)
         for window in windows
     }
-    reference = independent(family)
+    reference = _llada2() if family == "llada2" else _gemma()
     return {
         "made": " ".join(__doc__.split("\n\n", 2)[2].split()),
         "command": f"scripts/selftest_golden.py {family}",

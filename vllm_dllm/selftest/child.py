@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "INFO",
     "HF_HUB_OFFLINE": "1",
+    # Several children write it at once, and what is tried should be compiled by what is installed.
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
     # Otherwise Triton multiplies float32 matrices in TF32, which has a mantissa of 10 bits.
     "TRITON_F32_DEFAULT": "ieee",
 }
