@@ -29,13 +29,13 @@ from vllm_dllm.ops.statistics import soft_embedding_triton
 from vllm_dllm.ops.statistics import tiled as tiled_statistics
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.worker import batch_rows, sampler
+from vllm_dllm.worker import canvas_update, sampler
 from vllm_dllm.worker.readout import tiled as tiled_readout
 from vllm_dllm.worker.readout.triton import TritonTiledReadout
 from vllm_dllm.worker.slots import CanvasKind
 
 LAUNCHERS = ("head_triton", "soft_embedding_triton", "rows_triton")
-COMPILING = (batch_rows, sampler, soft_embedding_triton, tiled_readout, tiled_statistics)
+COMPILING = (canvas_update, sampler, soft_embedding_triton, tiled_readout, tiled_statistics)
 # From a function to what is called in its place, like `compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 

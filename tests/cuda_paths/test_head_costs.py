@@ -43,7 +43,9 @@ def test_kernels(
     if kernels == "triton":
         launched = {"head_kernel", "head_draw_kernel", "weights_kernel", "sum_kernel"}
         assert set(cost["launched"]) == launched
-        assert {"compiled _read", "compiled step_noise", "compiled _finish"} <= set(cost["by_file"])
+        assert {"compiled read_rows", "compiled step_noise", "compiled _finish"} <= set(
+            cost["by_file"]
+        )
 
 
 @pytest.mark.parametrize(("kernels", "requests"), [case[:2] for case in LIMITS])

@@ -120,11 +120,11 @@ def our_graphs() -> int:
     from vllm_dllm.ops.statistics.rows import pure_row_statistics
     from vllm_dllm.ops.statistics.sampled import draw
     from vllm_dllm.ops.statistics.sharded import partials_of_rank
-    from vllm_dllm.worker import batch_rows, sampler
+    from vllm_dllm.worker import canvas_update, sampler
 
     rows = (candidate_keys, draw, partials_of_rank, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
-    updates = (batch_rows._read, sampler._finish)
+    updates = (canvas_update.read_rows, sampler._finish)
     return sum(len(entries(function.__code__)) for function in (*rows, *tiles, *updates))
 
 

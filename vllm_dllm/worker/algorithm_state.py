@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,11 @@ import torch
 from vllm_dllm.decoding import Algorithm, BaseAlgorithm, Canvas, MaskedAlgorithm
 from vllm_dllm.settings.ranges import AlgorithmConfig
 from vllm_dllm.worker.to_device import to_device
+
+if TYPE_CHECKING:
+    from vllm_dllm.worker.slots import Standing
+
+MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 
 class AlgorithmSlots:
@@ -81,6 +86,12 @@ class AlgorithmBatch:
     canvas: Canvas
     parameters: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
+
+    def rows(self, tensor: MaybeTensor) -> MaybeTensor:
+        """The rows ``[m, ...]`` of these canvases in a tensor ``[n, ...]`` of the whole batch."""
+        if tensor is None or self.index is None:
+            return tensor
+        return tensor.index_select(0, self.index)
 
     def mark(self, flags: torch.Tensor) -> None:
         """Set the flags of these canvases; `flags` (bool ``[n]``) has one for the whole batch."""
@@ -154,3 +165,42 @@ class AlgorithmStates:
         parameters = {name: t.index_select(0, slots) for name, t in all_slots.parameters.items()}
         state = {name: t.index_select(0, slots) for name, t in all_slots.state.items()}
         return AlgorithmBatch(all_slots, index, slots, canvas, parameters, state)
+
+
+def temperatures(batches: Sequence[AlgorithmBatch], now: Standing) -> torch.Tensor:
+    """The temperature at which the logits of this step are sampled, float32 ``[n]``."""
+    if not any(batch.all_slots.schedules for batch in batches):
+        return now.temperature
+    parts = []
+    for batch in batches:
+        own, step, last = map(batch.rows, (now.temperature, now.step, now.schedule_steps))
+        parts.append(batch.all_slots.algorithm.temperature(own, (step, last), batch.parameters))
+    return parts[0] if len(parts) == 1 else in_batch_order(parts, batches)
+
+
+def adjustments(batches: Sequence[AlgorithmBatch]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """See `ReadRequest.adjust`."""
+    parts = [batch.all_slots.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
+    ids = in_batch_order([part and part[0] for part in parts], batches)
+    amounts = in_batch_order([part and part[1] for part in parts], batches)
+    return None if ids is None or amounts is None else (ids, amounts)
+
+
+def asked(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
+    """See `ReadRequest.ask`."""
+    return in_batch_order([b.all_slots.algorithm.ask(b.state) for b in batches], batches)
+
+
+def in_batch_order(
+    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
+) -> torch.Tensor | None:
+    """The rows of all algorithms in batch order, 0 where a part is None; None if all parts are."""
+    first = next((part for part in parts if part is not None), None)
+    if first is None or batches[0].index is None:
+        return first
+    count = sum(len(batch.slots) for batch in batches)
+    whole = first.new_zeros((count, *first.shape[1:]))
+    for part, batch in zip(parts, batches, strict=True):
+        if part is not None and batch.index is not None:
+            whole.index_copy_(0, batch.index, part)
+    return whole

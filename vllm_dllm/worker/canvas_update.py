@@ -7,9 +7,7 @@ operations on all canvases at once; the only loop is over the algorithms that sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +16,22 @@ from vllm_dllm.constraints.decoding.best_path import CanvasWindow
 from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
-from vllm_dllm.worker.algorithm_state import AlgorithmBatch
-from vllm_dllm.worker.batch_rows import in_batch_order, read_batch, read_batch_compiled, rows_of
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.worker.algorithm_state import (
+    AlgorithmBatch,
+    AlgorithmSlots,
+    AlgorithmStates,
+    adjustments,
+    asked,
+    in_batch_order,
+    temperatures,
+)
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
 from vllm_dllm.worker.slots import Phase, SlotState, Standing
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
 
-MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
+# Standing, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
+Batch = tuple[Standing, Canvas, list[AlgorithmBatch], torch.Tensor]
 
 
 class CanvasUpdate:
@@ -50,17 +57,18 @@ class CanvasUpdate:
             compile: read the slots' tensors by a compiled function; all canvases must share an
                 algorithm.
         """
-        state, read = self.slots, read_batch_compiled if compile else read_batch
+        state, read = self.slots, _read_batch_compiled if compile else _read_batch
         now, before, batches, temperature = read(self.slots, slots, on_host)
+        algorithms = [batch.all_slots for batch in batches]
         request = ReadRequest(
             slots,
             on_host,
             width,
             draws=bool(state.samples[on_host].any()),
             needs_rows=bool(state.needs_rows[on_host].any()),
-            adjust=_adjustments(batches, len(slots)),
-            ask=_asked(batches, len(slots)),
-            entropy=any(batch.all_slots.algorithm.reads_entropy for batch in batches),
+            adjust=adjustments(batches) if any(each.adjusts for each in algorithms) else None,
+            ask=asked(batches) if any(each.asks for each in algorithms) else None,
+            entropy=any(each.algorithm.reads_entropy for each in algorithms),
             temperature=temperature,
             may_go_on=not state.one_step[on_host].all(),
         )
@@ -145,7 +153,7 @@ class CanvasUpdate:
         slots = plan.request.slots
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.all_slots.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, rows_of(leaves, batch))
+                batch.all_slots.keep(batch.slots, new, batch.rows(leaves))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
@@ -203,24 +211,34 @@ class CanvasUpdate:
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
-def _adjustments(
-    batches: Sequence[AlgorithmBatch], count: int
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """See `ReadRequest.adjust`."""
-    if not any(batch.all_slots.adjusts for batch in batches):
-        return None
-    parts = [batch.all_slots.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
-    ids = in_batch_order([part and part[0] for part in parts], batches, count)
-    amounts = in_batch_order([part and part[1] for part in parts], batches, count)
-    return None if ids is None or amounts is None else (ids, amounts)
+def _read_batch(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
+    """Read the rows of a batch.
+
+    Args:
+        state: the slots.
+        slots: int64 ``[n]``, the slots of the batch.
+        on_host: the same slots as a numpy array.
+    """
+    now, before = state.read(slots)
+    batches = state.algorithms.batches(slots, on_host, before)
+    return now, before, batches, temperatures(batches, now)
 
 
-def _asked(batches: Sequence[AlgorithmBatch], count: int) -> torch.Tensor | None:
-    """See `ReadRequest.ask`."""
-    if not any(batch.all_slots.asks for batch in batches):
-        return None
-    parts = [batch.all_slots.algorithm.ask(batch.state) for batch in batches]
-    return in_batch_order(parts, batches, count)
+def _read_batch_compiled(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
+    """`_read_batch` in a few kernels, for canvases that share an algorithm."""
+    all_slots = state.algorithms.for_slot(int(on_host[0]))
+    now, before, parameters, own, temperature = compiled(read_rows)(state, all_slots, slots)
+    batch = AlgorithmBatch(all_slots, None, slots, before, parameters, own)
+    return now, before, [batch], temperature
+
+
+def read_rows(
+    state: SlotState, all_slots: AlgorithmSlots, slots: torch.Tensor
+) -> tuple[Standing, Canvas, dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
+    """What `_read_batch_compiled` compiles: standing, canvases, parameters, state, temperatures."""
+    now, before = state.read(slots)
+    batch = AlgorithmStates.batch(all_slots, None, slots, before)
+    return now, before, dict(batch.parameters), dict(batch.state), temperatures([batch], now)
 
 
 def _edited(plan: StepPlan) -> torch.Tensor:
@@ -237,16 +255,16 @@ def _step(
 ) -> Update:
     """Run one step of an algorithm on its canvases."""
     now, index, statistics = plan.standing, batch.index, readings.statistics
-    step = rows_of(now.step, batch)
+    step = batch.rows(now.step)
     context = StepContext(
         statistics=statistics if index is None else statistics.take(index),
-        last=step + 1 >= rows_of(now.max_steps, batch),
+        last=step + 1 >= batch.rows(now.max_steps),
         parameters=batch.parameters,
         state=batch.state,
         step=step,
-        noise=rows_of(readings.noise, batch),
-        present=rows_of(present, batch),
-        asked=rows_of(readings.log_probabilities, batch),
+        noise=batch.rows(readings.noise),
+        present=batch.rows(present),
+        asked=batch.rows(readings.log_probabilities),
     )
     return batch.all_slots.algorithm.step(batch.canvas, context)
 
@@ -254,7 +272,7 @@ def _step(
 def _merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
     """The canvases of all algorithms and whether they are done (bool ``[n]``), in batch order."""
     tokens, masked, done = (
-        in_batch_order(parts, plan.batches, len(plan.request.slots))
+        in_batch_order(parts, plan.batches)
         for parts in (
             [update.canvas.tokens for update in updates],
             [update.canvas.masked for update in updates],

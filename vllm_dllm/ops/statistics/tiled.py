@@ -20,7 +20,7 @@ from vllm_dllm.ops.statistics.partials import (
     GROUP,
     LeadingGroup,
     SoftmaxPartials,
-    draw_in_group,
+    add_product,
     group_noise,
     grouped,
 )
@@ -166,28 +166,7 @@ def _only_tile(
     running = _Running(temperature, keys)
     starts = torch.arange(0, logits.shape[1], GROUP, device=keys.device)
     weight = running.add(logits, starts)
-    return running.partials().statistics(running.greedy), running.sum, weight
-
-
-def add_product(total: torch.Tensor, weight: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """``total + weight @ embedding`` in float32; `total` may be overwritten.
-
-    A GPU multiplies 16-bit numbers an order of magnitude faster than float32 numbers, so there the
-    weights (at most 1) are rounded to the embedding's dtype, as the model's own probabilities are.
-    The products are summed in float32.
-
-    Args:
-        total: float32 ``[rows, hidden]``.
-        weight: float32 ``[rows, ids]``.
-        embedding: ``[ids, hidden]``, any floating dtype.
-    """
-    dtype = embedding.dtype
-    if dtype == torch.float32 or total.device.type == "cpu":
-        return total.addmm_(weight, embedding.float())
-    if torch.version.hip is not None:
-        # PyTorch has no product of this kind on ROCm: the sum over one tile is rounded to `dtype`.
-        return total.add_(weight.to(dtype) @ embedding)
-    return torch.addmm(total, weight.to(dtype), embedding, out_dtype=torch.float32)
+    return SoftmaxPartials.of(running).statistics(running.greedy), running.sum, weight
 
 
 def _no_group(rows: int, device: torch.device) -> LeadingGroup:
@@ -232,23 +211,14 @@ class _Running:
         mass = weight.sum(-1)
         noise = group_noise(self.keys, starts)
         self.drawn.compete(mass.log() + origin[:, None] + noise, groups, starts)
-        flat = weight.flatten(1)
         # In place: nothing reads the distances any more, and another copy would be a tile wide.
-        self._sum(before, origin, mass.sum(-1), distance.mul_(weight).flatten(1).sum(-1))
-        return flat
-
-    def _sum(
-        self,
-        before: torch.Tensor,
-        origin: torch.Tensor,
-        mass: torch.Tensor,
-        weighted: torch.Tensor,
-    ) -> None:
-        """Move the sums' origin up from the last maximum, and add a tile's sums."""
+        weighted = distance.mul_(weight).flatten(1).sum(-1)
+        # The sums' origin moves up from the last maximum.
         self.shrink = torch.exp(before - origin)
         moved = torch.where(before == -torch.inf, 0.0, before - origin)
         self.weighted = self.shrink * (self.weighted + self.sum * moved) + weighted
-        self.sum = self.sum * self.shrink + mass
+        self.sum = self.sum * self.shrink + mass.sum(-1)
+        return weight.flatten(1)
 
     def embed(self, weight: torch.Tensor, embedding: torch.Tensor | None) -> None:
         """Add the weights that `add` has returned, times the embedding of the tile's ids."""
@@ -258,7 +228,7 @@ class _Running:
 
     def result(self, head: Head) -> Result:
         """Statistics and soft embedding of all ids, those of other ranks included."""
-        greedy, partials = self.greedy, self.partials()
+        greedy, partials = self.greedy, SoftmaxPartials.of(self)
         if head.shard is not None:
             partials = partials.merge_ranks(head.shard)
         statistics = partials.statistics(greedy)
@@ -271,19 +241,3 @@ class _Running:
             )
         soft = torch.where(greedy[:, None], head.embed(partials.token), average)
         return statistics, head.shard.sum(soft)
-
-    def partials(self) -> SoftmaxPartials:
-        """The results over the ids so far."""
-        token = self.likeliest.first + self.likeliest.group.argmax(-1)
-        sample, scaled = draw_in_group(self.drawn.group, self.drawn.first, self.keys)
-        return SoftmaxPartials(
-            best=self.likeliest.score,
-            token=token,
-            origin=self.likeliest.score,
-            drawn=self.drawn.score,
-            sample=sample,
-            scaled=scaled,
-            sum=self.sum,
-            weighted=self.weighted,
-            soft=self.soft,
-        )
