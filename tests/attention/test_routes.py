@@ -93,13 +93,6 @@ def test_graphs(device: str, model: ModelAttention, asked: Asked, graphs: str) -
         ("SM80", LLADA2, Asked(None, "fp8"), "--kv-cache-dtype fp8: .*SM89.*kv-cache-dtype auto"),
         ("SM80", LLADA2, Asked("TRITON_ATTN", "fp8"), "TRITON_ATTN: .*--kv-cache-dtype auto"),
         ("SM90", LLADA2, Asked(None, "nvfp4"), "--kv-cache-dtype nvfp4: "),
-        ("SM90", LLADA2, Asked("CUSTOM", batch_invariant=True), "CUSTOM: .*VLLM_BATCH_INVARIANT"),
-        (
-            "SM90",
-            GEMMA_REFERENCE,
-            Asked(batch_invariant=True),
-            "dllm.window=reference: .*use window=symmetric",
-        ),
         ("SM90", LLADA2, Asked(page_size=48), "block_size=48 .*multiple of 32"),
         ("CPU", LLADA2, Asked("TRITON_ATTN"), "TRITON_ATTN: the CPU platform has CPU_ATTN and"),
         ("CPU", LLADA2, Asked("CUSTOM"), "CUSTOM: vLLM has no Triton here; choose CPU_ATTN"),
@@ -155,7 +148,6 @@ asked_for = st.builds(
     graphs=st.sampled_from(MODES),
     page_size=st.sampled_from((None, 16, 32, 48, 64, 128)),
     flash_version=st.sampled_from((None, 2, 3, 4)),
-    batch_invariant=st.booleans(),
 )
 devices = st.builds(
     Device,
@@ -184,7 +176,7 @@ attention = st.builds(
     dtype=st.sampled_from(("bfloat16", "float16", "float32")),
 )
 OPTIONS = (
-    *("--attention-backend ", "--kv-cache-dtype ", "dllm.window=", "VLLM_BATCH_INVARIANT=1: "),
+    *("--attention-backend ", "--kv-cache-dtype ", "dllm.window="),
     *("--block-size ", "block_size=", "--dtype ", "--model: "),
 )
 
@@ -210,7 +202,6 @@ def impossible(device: Device, model: ModelAttention, asked: Asked, route: Route
         "long heads": flash and max(heads) > (512 if version == 4 else 256),
         "short heads": not flash and min(heads) < 32,
         "version": flash and not model.block_causal and (version, device.major) != (4, 9),
-        "batch invariance": asked.batch_invariant and (route.backend == "CUSTOM" or version == 4),
         "window": reference and route.method not in ("rules", "canvas rows"),
         "canvas rows": route.method == "canvas rows" and device.platform != "cpu",
         "full": route.graphs == "FULL"

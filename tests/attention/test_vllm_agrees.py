@@ -69,8 +69,6 @@ def vllm_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             monkeypatch.setattr(
                 module, "get_current_vllm_config_or_none", lambda: config, raising=False
             )
-        batch_invariant = "1" if asked.batch_invariant else "0"
-        monkeypatch.setenv("VLLM_BATCH_INVARIANT", batch_invariant)
         return capability
 
     yield see
@@ -101,10 +99,8 @@ def test_vllm_takes_every_route(name: str, vllm_on: Any) -> None:
     from vllm_dllm.attention.backend import MaskAttentionBackend
 
     device, taken = ON_CUDA[name], 0
-    for model, backend, kv, invariant in itertools.product(
-        MODELS, BACKENDS, KV_CACHE_DTYPES, (False, True)
-    ):
-        asked = Asked(backend, kv, batch_invariant=invariant)
+    for model, backend, kv in itertools.product(MODELS, BACKENDS, KV_CACHE_DTYPES):
+        asked = Asked(backend, kv)
         capability = vllm_on(device, model, asked)
         for layer in model.layers:
             assert flash_version(device, layer.head_size, asked) == get_flash_attn_version(
@@ -126,9 +122,8 @@ def test_vllm_takes_every_route(name: str, vllm_on: Any) -> None:
                 kv_cache_dtype=kv,
                 block_size=route.page_size,
                 use_mm_prefix=not model.block_causal,
-                use_batch_invariant=invariant,
             ), (route, layer)
-    assert taken > 20
+    assert taken > 10
 
 
 @pytest.mark.parametrize(("kv", "stock"), [("auto", "FLASH_ATTN"), ("fp8", "FLASHINFER")])

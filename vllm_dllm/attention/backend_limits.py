@@ -127,8 +127,6 @@ def _obstacle_of_triton(
         if asked.kv_cache_dtype == "bfloat16" and device.capability < (8, 0):
             return f"its bfloat16 KV cache needs SM80 or later, this is {device}"
     if name == OURS:
-        if asked.batch_invariant:
-            return "how it splits keys depends on the batch, and VLLM_BATCH_INVARIANT is set"
         return None
     if model.block_causal or layer.window is None:
         return None
@@ -158,8 +156,6 @@ def flash_version(device: Device, head_size: int, asked: Asked) -> int | None:
         version = 3
     if version == 3 and (device.major >= 10 or 4 in there):
         version = 4 if 4 in there else 2
-    if version == 4 and asked.batch_invariant:
-        version = 2
     # On SM100 version 4 has heads of up to 128, and of 256 in a kernel without float8.
     hd256 = device.major < 12 and head_size == 256 and asked.kv_cache_dtype in FLOAT_KV
     if version == 4 and device.major >= 10 and head_size > 128 and not hd256:

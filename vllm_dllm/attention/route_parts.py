@@ -82,7 +82,6 @@ class Asked:
         graphs: ``cudagraph_mode``, by name.
         page_size: ``--block-size``.
         flash_version: ``--attention-config.flash_attn_version``.
-        batch_invariant: ``VLLM_BATCH_INVARIANT``.
     """
 
     backend: str | None = None
@@ -90,7 +89,6 @@ class Asked:
     graphs: str | None = None
     page_size: int | None = None
     flash_version: int | None = None
-    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,6 @@ def _relaxed(device: Device, model: ModelAttention, asked: Asked) -> tuple[str, 
             asked,
             "use window=symmetric (the default, as vLLM does)",
         ),
-        "VLLM_BATCH_INVARIANT=1": (model, replace(asked, batch_invariant=False), "unset it"),
         f"--block-size {asked.page_size}": (
             model,
             replace(asked, page_size=None),

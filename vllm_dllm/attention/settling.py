@@ -44,8 +44,6 @@ def device_here() -> Device:
 
 def asked_of(vllm_config: VllmConfig) -> Asked:
     """What the user asked for."""
-    from vllm import envs
-
     attention, cache = vllm_config.attention_config, vllm_config.cache_config
     mode = vllm_config.compilation_config.cudagraph_mode
     return Asked(
@@ -54,7 +52,6 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
         graphs=None if mode is None else mode.name,
         page_size=cache.block_size if cache.user_specified_block_size else None,
         flash_version=attention.flash_attn_version,
-        batch_invariant=bool(envs.VLLM_BATCH_INVARIANT),
     )
 
 
