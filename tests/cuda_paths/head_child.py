@@ -146,9 +146,10 @@ def measured(kernels: str, requests: int, compiles: bool) -> dict[str, Any]:
     with fake_accelerator() as device:
         model = diffusion_gemma(device)
         prepare(model, kernels, requests, compiler if compiles else None)
+        batch = model.batch(requests)
         with Cost() as cost:
             costs.append(cost)
-            model.step(requests)
+            model.step(batch)
         costs.clear()
         launched = dict(Launched.counts)
         read, peaks = model.readout.read, []
@@ -160,7 +161,7 @@ def measured(kernels: str, requests: int, compiles: bool) -> dict[str, Any]:
             return readings
 
         model.readout.read = watched
-        model.step(requests)
+        model.step(batch)
     ((most, left),) = peaks
     return {
         "kernels": sum(cost.kernels.values()) + sum(launched.values()),

@@ -35,10 +35,14 @@ class Held:
         self.reports.report = self._watched
 
     def _with_whole_rows(self) -> list[torch.Tensor]:
-        """Float tensors of any owner that have the vocabulary as a dimension."""
+        """Float tensors of any owner with several rows as wide as the vocabulary.
+
+        A request with biases has one such row, whatever the number of its positions.
+        """
         gc.collect()
         found = [each for each in gc.get_objects() if type(each) is torch.Tensor]
-        return [t for t in found if t.is_floating_point() and self.vocabulary in t.shape]
+        floats = (tensor for tensor in found if tensor.is_floating_point() and tensor.ndim > 1)
+        return [tensor for tensor in floats if self.vocabulary in tensor.shape]
 
     def _watched(self, *args: Any) -> None:
         self.bytes.append(size(tensors_in(self.reports)))

@@ -13,7 +13,7 @@ import torch
 
 def can_pin(device: torch.device) -> bool:
     """Whether copies to and from this device take pinned memory."""
-    return device.type != "cpu"
+    return device.type not in ("cpu", "meta")
 
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
