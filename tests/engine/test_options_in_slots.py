@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
 
 from tests.reliability.drive import Driver, Family, gemma, llada2
 from tests.support.engine import Engine
@@ -19,7 +20,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"allowed_token_ids": [40, 41, 42, 43]},
     WARM | {"top_p": 0.5, "min_p": 0.02},
-    {"min_tokens": 30, "stop_token_ids": list(range(60, 110))},
+    {"min_tokens": 15, "stop_token_ids": list(range(60, 110))},
     WARM,
     {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": -0.3},
     WARM | {"logit_bias": {50: 3.0}, "top_k": 9, "repetition_penalty": 1.2, "min_tokens": 9},
@@ -43,10 +44,11 @@ def running(family: Family) -> Iterator[Engine]:
 def requests(family: Family) -> tuple[list[list[int]], list[Any]]:
     """Of different lengths, so that slots change hands at different times."""
     prompts = family.prompts([11 + 5 * n for n in range(len(OPTIONS))], seed=6)
-    params = [
-        family.params(20 + 7 * (n % 4), "quick" if n % 3 else "slow", **options)
-        for n, options in enumerate(OPTIONS)
-    ]
+    params = []
+    for n, options in enumerate(OPTIONS):
+        common = {"max_tokens": 20 + 7 * (n % 4), "temperature": 0.0, "seed": 8}
+        pace = family.quick if n % 3 else family.slow
+        params.append(SamplingParams(**(common | options), extra_args=dict(pace)))
     return prompts, params
 
 
