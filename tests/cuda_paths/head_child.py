@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -101,6 +102,7 @@ def prepare(model: FakeModel, kernels: str, requests: int, compiler: Compiler | 
         model.admit(slot)
 
 
+@cache
 def generated(kernels: str, requests: int) -> dict[str, int]:
     """Kernels of each function that a step compiles, by name.
 
