@@ -65,8 +65,8 @@ def test_the_profile_run_reads_the_largest_batch(
         for name, value in before.items():
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: (a == b).all()
             assert value == after[name] if name == "row_options" else same(value, after[name])
-        assert not state.reports.scores
-        assert not state.reports.kept
+        assert not state.reports.pending
+        assert not state.reports.on_host
         assert running.generate(prompts, params) == want
 
 
