@@ -22,12 +22,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
-from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.score_summary import ScoreSummary, padded, stacked, summarize
 from vllm_dllm.worker.slots import Mark, SlotState
+from vllm_dllm.worker.to_device import to_device
 
 # The most logprobs of a position, beside the chosen token's, that are kept on the device. A request
 # may name as many ids.
@@ -108,8 +108,8 @@ class LogprobReports:
     def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
         """The ids whose logprobs a request asks for, int64; copied to the device once."""
         if slot not in self._named:
-            ids = async_tensor_h2d(list(options.token_ids), self.slots.device, torch.int64)
-            self._named[slot] = ids
+            ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
+            self._named[slot] = to_device(ids, self.slots.device)
         return self._named[slot]
 
     def report(
@@ -185,7 +185,7 @@ class LogprobReports:
         """These rows of tensors ``[n, ...]``; `rows` is increasing."""
         if len(rows) == len(tensors[0]):
             return tensors
-        index = async_tensor_h2d(rows, self.slots.device, torch.int64)
+        index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
         return tuple(tensor.index_select(0, index) for tensor in tensors)
 
     def collect(
