@@ -156,7 +156,7 @@ def test_counters_count() -> None:
 
 def test_no_loop_over_requests(family: Family) -> None:
     """As many calls for twelve requests as for three; the scheduler's hook is asked for each."""
-    hook = ("._mamba_block_aligned_split", "._canvas")
+    hook = ("._mamba_block_aligned_split", "._canvas", "._whole_canvas")
     with family.start() as running:
         driver = Driver(running)
         seen = []

@@ -21,7 +21,7 @@ from tests.support.server import AS_SERVED, WITHIN_ENGINE, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-RUNNING, SEATS, TOKENS = 20, 8, 200
+RUNNING, SEATS, TOKENS = 20, 8, 400
 ROOT = str(Path(__file__).resolve().parents[2])
 # Some 40 steps a canvas.
 SLOW = {"diffusion_threshold": 2.0}

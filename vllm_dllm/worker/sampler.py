@@ -45,6 +45,10 @@ class PredictionStore(Protocol):
         """
         ...
 
+    def drop(self, slot: torch.Tensor) -> None:
+        """Reset the predictions of ``slot`` (int64 ``[n]``) to zeros."""
+        ...
+
 
 class DiffusionSampler:
     """Replaces vLLM's ``Sampler``, with the attributes and methods that vLLM's runner uses."""
@@ -287,6 +291,10 @@ def _finish(
         sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
     tokens = sampler.canvas_update.keep(plan, outcome)
     sampler.req_states.draft_tokens.index_copy_(0, slot, tokens)
-    if sampler.predictions is not None and readings.soft_embedding is not None:
-        sampler.predictions.store(slot, readings.soft_embedding, outcome.goes_on)
+    if sampler.predictions is not None:
+        soft = readings.soft_embedding
+        if soft is None:
+            sampler.predictions.drop(slot)
+        else:
+            sampler.predictions.store(slot, soft, outcome.goes_on)
     return sampler._output(plan, outcome, sampler._sound(hidden_states, readings, slot))

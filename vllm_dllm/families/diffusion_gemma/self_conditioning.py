@@ -53,6 +53,13 @@ class SelfConditioning:
         """Drop the predictions of ``slot``, because a new request has entered it."""
         self.soft[slot].zero_()
 
+    def drop(self, slot: torch.Tensor) -> None:
+        """Drop the predictions of ``slot`` (int64 ``[n]``), because none of its canvases goes on.
+
+        A canvas has a prediction, too, that needed one step only and then waited for others.
+        """
+        self.soft.index_fill_(0, slot, 0.0)
+
     def apply(self, embeddings: torch.Tensor, input_batch: Any) -> None:
         """Condition the embeddings ``[tokens, hidden]`` of canvases that are denoised, in place.
 
