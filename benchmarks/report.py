@@ -24,7 +24,8 @@ from benchmarks.records import Record, RefusedError  # noqa: E402
 from benchmarks.tables import TABLES, section  # noqa: E402
 
 DOCUMENTS = [
-    ROOT / "docs" / name for name in ("performance.md", "structured_output.md", "tiny_models.md")
+    ROOT / "docs" / name
+    for name in ("fidelity.md", "performance.md", "structured_output.md", "tiny_models.md")
 ]
 # No table is made from result files whose names begin so; docs/reliability.md quotes them.
 WITHOUT_TABLES = ("fuzz", "soak")
