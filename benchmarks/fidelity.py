@@ -30,10 +30,11 @@ from benchmarks.common import engines_in_this_process, write  # noqa: E402
 engines_in_this_process()  # before torch and vLLM are imported
 
 from tests.support.engine import engine  # noqa: E402
-from tests.support.fidelity import layer_errors, recorded  # noqa: E402
 from tests.support.fidelity_subjects import (  # noqa: E402
     BLOCK,
     Subject,
+    answers,
+    errors,
     mini_slice,
     tiny_gemma,
     tiny_llada2,
@@ -55,19 +56,11 @@ def subject_of(model: str, per_task: int, folder: Path) -> Subject:
 
 def measured(subject: Subject, dtype: str) -> dict[str, Any]:
     """Errors by layer, and how many answers are equal."""
-    params = [subject.params(n) for n in range(len(subject.prompts))]
     with engine(subject.path, BLOCK, dtype=dtype, **subject.options) as running:
-        with recorded(running.runner.model.model.layers) as passes:
-            running.generate([subject.tokens], [subject.params(0)])
-        batched = [tokens for tokens, _ in running.generate(subject.prompts, params)]
-        alone = [
-            running.generate([prompt], [one])[0][0]
-            for prompt, one in zip(subject.prompts, params, strict=True)
-        ]
+        layers = [asdict(error) for error in errors(subject, running)]
+        alone, batched = answers(subject, running)
     return {
-        "layers": [
-            asdict(error) for error in layer_errors(passes[0], subject.layers, subject.head)
-        ],
+        "layers": layers,
         "prompts": len(alone),
         "alone": equal(alone, subject.answers),
         "batched": equal(batched, subject.answers),

@@ -12,8 +12,16 @@ import pytest
 import torch
 
 from tests.support.engine import Engine, engine
-from tests.support.fidelity import layer_errors, recorded, rounding_budget
-from tests.support.fidelity_subjects import BLOCK, Subject, mini_slice, tiny_gemma, tiny_llada2
+from tests.support.fidelity import layer_errors, rounding_budget
+from tests.support.fidelity_subjects import (
+    BLOCK,
+    Subject,
+    answers,
+    errors,
+    mini_slice,
+    tiny_gemma,
+    tiny_llada2,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -41,28 +49,20 @@ def dtype_of(running: Engine) -> torch.dtype:
 
 
 def assert_layers_within_rounding(subject: Subject, running: Engine) -> None:
-    with recorded(running.runner.model.model.layers) as passes:
-        running.generate([subject.tokens], [subject.params(0)])
-    errors = layer_errors(passes[0], subject.layers, subject.head)
     width = subject.layers[0].shape[-1]
-    for layer, error in enumerate(errors, start=1):
+    for layer, error in enumerate(errors(subject, running), start=1):
         budget = rounding_budget(layer, dtype_of(running), width)
         assert max(error.median, error.logits) < budget, f"layer {layer}: {error}, {budget}"
 
 
 def assert_same_answers(subject: Subject, running: Engine, least: float) -> None:
     """Answers equal the reference's, alone and batched, for at least a share of the prompts."""
-    params = [subject.params(n) for n in range(len(subject.prompts))]
-    batched = [tokens for tokens, _ in running.generate(subject.prompts, params)]
-    alone = [
-        running.generate([prompt], [one])[0][0]
-        for prompt, one in zip(subject.prompts, params, strict=True)
-    ]
+    alone, batched = answers(subject, running)
     margins = subject.margins or [1.0] * len(alone)
     robust = [n for n, margin in enumerate(margins) if margin > MARGIN]
     assert len(robust) >= len(alone) * 0.8, "too many near ties to compare answers"
-    for answers in (alone, batched):
-        equal = sum(answers[n] == subject.answers[n] for n in robust)
+    for got in (alone, batched):
+        equal = sum(got[n] == subject.answers[n] for n in robust)
         assert equal >= least * len(robust), f"{equal} of {len(robust)}"
 
 
@@ -78,9 +78,9 @@ def test_answers(subject: Subject, running: Engine) -> None:
 def test_the_budget_finds_a_wrong_layer(subject: Subject) -> None:
     """An output that is scaled by 2 % in one layer is beyond what bfloat16 explains."""
     wrong = [subject.layers[0] * 1.02, *subject.layers[1:]]
-    errors = layer_errors(wrong, subject.layers, subject.head)
-    assert errors[0].median > rounding_budget(1, torch.bfloat16, subject.layers[0].shape[-1])
-    assert errors[1].worst == 0
+    found = layer_errors(wrong, subject.layers, subject.head)
+    assert found[0].median > rounding_budget(1, torch.bfloat16, subject.layers[0].shape[-1])
+    assert found[1].worst == 0
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from tests.ops.chi_square import chi_square, limit
 from tests.ops.ranks import ThreadCollectives
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.partials import average
 from vllm_dllm.ops.statistics.sampled import GROUP, sampled_statistics
 from vllm_dllm.ops.statistics.tiled import TILE_COPIES, tile_shape, tiled_statistics
 
@@ -155,19 +156,19 @@ def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
         index = torch.arange(len(c["logits"]))[:, None]
         found = tiled_statistics(index, head, c["temperature"], c["keys"], 1 << 16)
         whole = head.whole(index)
-        return *found, whole, head.average(whole.softmax(-1))
+        return *found, whole, average(head, whole.softmax(-1))
 
     with ThreadPoolExecutor(ranks) as pool:
         results = list(pool.map(rank, range(ranks)))
     want, soft = tiled(c, 32 * GROUP)
-    for got, got_soft, whole, average in results:
+    for got, got_soft, whole, mean in results:
         assert torch.equal(got.token, want.token)
         assert torch.equal(got.sample, want.sample)
         torch.testing.assert_close(got.entropy, want.entropy, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(got_soft, soft, atol=1e-5, rtol=1e-5)
         assert torch.equal(whole, c["logits"])
         plain = c["logits"].softmax(-1) @ c["embedding"]
-        torch.testing.assert_close(average, plain, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(mean, plain, atol=1e-5, rtol=1e-5)
 
 
 def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:

@@ -14,8 +14,8 @@ from examples.tiny.tokens import gemma_processor, llada2_tokenizer
 from examples.tiny.training import Encoder
 from tests.support import reference_gemma, reference_llada2
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
-from tests.support.engine import greedy
-from tests.support.fidelity import Head, recorded
+from tests.support.engine import Engine, greedy
+from tests.support.fidelity import Head, LayerError, layer_errors, recorded
 
 # LLaDA2.0-mini's published widths, with two of its twenty layers: a dense one and one of experts.
 MINI_SLICE: dict[str, Any] = {
@@ -65,6 +65,22 @@ class Subject:
     params: Callable[[int], Any]
     options: dict[str, Any] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+
+def errors(subject: Subject, running: Engine) -> list[LayerError]:
+    """The error of every layer of an engine that serves the subject."""
+    with recorded(running.runner.model.model.layers) as passes:
+        running.generate([subject.tokens], [subject.params(0)])
+    return layer_errors(passes[0], subject.layers, subject.head)
+
+
+def answers(subject: Subject, running: Engine) -> tuple[list[list[int]], list[list[int]]]:
+    """What an engine answers to every prompt alone, and to all prompts at once."""
+    params = [subject.params(n) for n in range(len(subject.prompts))]
+    batched = [tokens for tokens, _ in running.generate(subject.prompts, params)]
+    pairs = zip(subject.prompts, params, strict=True)
+    alone = [running.generate([prompt], [one])[0][0] for prompt, one in pairs]
+    return alone, batched
 
 
 def _random_tokens(count: int, vocabulary: int, seed: int = 0) -> list[int]:

@@ -12,6 +12,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     device = measure("cuda" if torch.cuda.is_available() else "cpu", runner.dtype)
     found: dict[str, Any] = {"device": vars(device), "steps": {}}
     for requests in job["requests"]:
-        timed = _time(llm, case["family"], requests, job["steps"])
+        extra = UNCERTAIN.get(case["family"])
+        timed = time_steps(llm, _prompts(requests), ROOM, extra, (WARM, job["steps"]))
         tokens = requests * 32
         moved, operations = _needs(runner.model, tokens)
         least = 1e3 * device.least(moved, operations)
@@ -126,29 +128,46 @@ def _needs(model: Any, tokens: int) -> tuple[float, float]:
     return moved, operations
 
 
-def _time(llm: Any, family: str, requests: int, steps: int) -> dict[str, float]:
+def _prompts(count: int) -> list[list[int]]:
+    return [[20 + (7 * n + i) % 200 for i in range(CONTEXT)] for n in range(count)]
+
+
+def time_steps(
+    llm: Any,
+    prompts: Sequence[list[int]],
+    room: int,
+    extra: Mapping[str, float] | None,
+    counts: tuple[int, int],
+) -> dict[str, float]:
     """Milliseconds of a step in which every request denoises.
+
+    Args:
+        llm: vLLM's `LLM`, with its engine in this process and seats for all requests.
+        prompts: token ids, one list for each request.
+        room: how many tokens may follow; so many that no request ends.
+        extra: what requests carry so that nothing converges, or None.
+        counts: how many steps before the clock starts, and how many with it.
+
+    Returns:
+        `ms` (the mean) and `median_ms`.
 
     Raises:
         RuntimeError: a request ended before the clock did.
     """
     from vllm import SamplingParams
 
-    engine = llm.llm_engine
+    engine, requests, (warm, steps) = llm.llm_engine, len(prompts), counts
     scheduler = engine.engine_core.engine_core.scheduler
-    params = SamplingParams(
-        max_tokens=ROOM, ignore_eos=True, extra_args=dict(UNCERTAIN.get(family, {})) or None
-    )
+    params = SamplingParams(max_tokens=room, ignore_eos=True, extra_args=dict(extra or {}) or None)
     names = [f"{requests}-{n}" for n in range(requests)]
-    for n, name in enumerate(names):
-        ids = [20 + (7 * n + i) % 200 for i in range(CONTEXT)]
+    for name, ids in zip(names, prompts, strict=True):
         engine.add_request(name, {"prompt_token_ids": ids}, params)
     while len(scheduler.running) < requests or any(
         one.num_computed_tokens < one.num_prompt_tokens for one in scheduler.running
     ):
         engine.step()
     took = []
-    for _ in range(WARM + steps):
+    for _ in range(warm + steps):
         begin = time.perf_counter()
         engine.step()
         took.append(1e3 * (time.perf_counter() - begin))
@@ -158,4 +177,4 @@ def _time(llm: Any, family: str, requests: int, steps: int) -> dict[str, float]:
     while engine.has_unfinished_requests():
         engine.step()
     # With a step in flight a call waits for another one's result: the mean is the step's time.
-    return {"ms": statistics.fmean(took[WARM:]), "median_ms": statistics.median(took[WARM:])}
+    return {"ms": statistics.fmean(took[warm:]), "median_ms": statistics.median(took[warm:])}

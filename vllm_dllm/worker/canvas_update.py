@@ -58,7 +58,7 @@ class CanvasUpdate:
                 algorithm.
         """
         state, read = self.slots, _read_batch_compiled if compile else _read_batch
-        now, before, batches, temperature = read(self.slots, slots, on_host)
+        now, before, batches, temperature = read(state, slots, on_host)
         algorithms = [batch.all_slots for batch in batches]
         request = ReadRequest(
             slots,

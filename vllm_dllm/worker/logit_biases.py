@@ -12,7 +12,7 @@ import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.row_options import RowWork
+from vllm_dllm.worker.row_options import RowOptionTensors, RowWork
 from vllm_dllm.worker.slots import Mark, SlotState
 from vllm_dllm.worker.to_device import to_device
 
@@ -32,16 +32,14 @@ class LogitBiases:
     def apply(self, logits: torch.Tensor, request: ReadRequest) -> None:
         """Apply the biases of a batch to its logits ``[n * L, vocabulary]``, in place."""
         canvases = logits.view(-1, self.slots.length, logits.shape[1])
-        asking = self.options.work[request.on_host] & RowWork.BIASES > 0
-        if not asking.any():
+        asking = _asking(self.options, request, RowWork.BIASES)
+        if asking is None:
             return
-        if asking.all():
-            self._apply(canvases, request.slots, request.on_host)
-            return
-        index = to_device(np.flatnonzero(asking), logits.device)
-        own = canvases.index_select(0, index)
-        self._apply(own, request.slots.index_select(0, index), request.on_host[asking])
-        canvases.index_copy_(0, index, own)
+        index, slots, on_host = asking
+        own = canvases if index is None else canvases.index_select(0, index)
+        self._apply(own, slots, on_host)
+        if index is not None:
+            canvases.index_copy_(0, index, own)
 
     def _apply(self, canvases: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> None:
         """Bias the logits of canvases, ``[n, L, vocabulary]``, in place.
@@ -95,23 +93,39 @@ class LogitBiases:
         scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
 
 
+def _asking(
+    options: RowOptionTensors, request: ReadRequest, work: RowWork
+) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
+    """The canvases of a batch whose requests ask for any of this work, or None if none does.
+
+    Returns:
+        Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots on
+        the device and on the host.
+    """
+    asks = options.work[request.on_host] & work > 0
+    if not asks.any():
+        return None
+    if asks.all():
+        return None, request.slots, request.on_host
+    index = to_device(np.flatnonzero(asks), request.slots.device)
+    return index, request.slots.index_select(0, index), request.on_host[asks]
+
+
 def filtered(logits: torch.Tensor, slots: SlotState, request: ReadRequest) -> torch.Tensor:
     """Logits ``[n * L, vocabulary]`` in which the tokens that filters exclude are -inf.
 
     The filters (top-k, top-p, min-p) of all requests of the batch are applied together. Where no
     request has a filter, the given logits are returned.
     """
-    on_host = request.on_host
-    asking = slots.row_tensors.work[on_host] & RowWork.FILTERS > 0
-    if not asking.any():
+    asking = _asking(slots.row_tensors, request, RowWork.FILTERS)
+    if asking is None:
         return logits
-    if asking.all():
-        return _filtered(logits, slots, request.slots, on_host)
-    index = to_device(np.flatnonzero(asking), logits.device)
+    index, own_slots, on_host = asking
+    if index is None:
+        return _filtered(logits, slots, own_slots, on_host)
     canvases = logits.view(-1, slots.length, logits.shape[1])
     own = canvases.index_select(0, index)
-    own_slots = request.slots.index_select(0, index)
-    changed = _filtered(own.flatten(0, 1), slots, own_slots, on_host[asking])
+    changed = _filtered(own.flatten(0, 1), slots, own_slots, on_host)
     return canvases.index_copy(0, index, changed.view_as(own)).flatten(0, 1)
 
 

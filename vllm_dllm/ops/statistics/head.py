@@ -73,13 +73,6 @@ class Head:
         parts = self.shard.gather(torch.nn.functional.pad(own, (0, missing)))
         return parts.transpose(0, 1).flatten(1)[:, : self.vocabulary]
 
-    def average(self, distribution: torch.Tensor) -> torch.Tensor:
-        """``distribution @ embedding``, ``[rows, vocabulary]`` to ``[rows, hidden]``."""
-        if self.embedding is None:
-            raise ValueError("this head has no embedding")
-        own = distribution[:, self.ids.start : self.ids.stop] @ self.embedding.float()
-        return own if self.shard is None else self.shard.sum(own)
-
     def embed(self, token: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the embedding, float32 ``[rows, hidden]``; 0 for other ranks' ids."""
         if self.embedding is None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from vllm_dllm.ops.noise.keyed import gumbel
-from vllm_dllm.ops.statistics.head import Shard
+from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 
 GROUP = 64
@@ -82,6 +82,52 @@ def add_product(total: torch.Tensor, weight: torch.Tensor, embedding: torch.Tens
         # PyTorch has no product of this kind on ROCm: the sum over one tile is rounded to `dtype`.
         return total.add_(weight.to(dtype) @ embedding)
     return torch.addmm(total, weight.to(dtype), embedding, out_dtype=torch.float32)
+
+
+def average(head: Head, distribution: torch.Tensor) -> torch.Tensor:
+    """``distribution @ embedding`` over the ids of all ranks.
+
+    Args:
+        head: a head with an embedding.
+        distribution: float32 ``[rows, vocabulary]``.
+
+    Returns:
+        Float32 ``[rows, hidden]``.
+
+    Raises:
+        ValueError: the head has no embedding.
+    """
+    if head.embedding is None:
+        raise ValueError("this head has no embedding")
+    own = distribution[:, head.ids.start : head.ids.stop]
+    soft = add_product(own.new_zeros((len(own), head.embedding.shape[1])), own, head.embedding)
+    return soft if head.shard is None else head.shard.sum(soft)
+
+
+def soft_embedding(
+    head: Head,
+    statistics: SampledStatistics,
+    greedy: torch.Tensor,
+    soft: torch.Tensor,
+    total: torch.Tensor,
+) -> torch.Tensor:
+    """The soft embedding of all ranks, from this rank's sums of weighted embeddings.
+
+    Args:
+        head: a head with an embedding.
+        statistics: ``[rows]``; a greedy row is the embedding of its likeliest token.
+        greedy: bool ``[rows]``.
+        soft: float32 ``[rows, hidden]``, see `SoftmaxPartials`.
+        total: float32 ``[rows]``, the sum of all ranks' weights.
+
+    Returns:
+        Float32 ``[rows, hidden]``.
+    """
+    assert head.embedding is not None
+    mean, certain = soft / total[:, None], greedy[:, None]
+    if head.shard is None:
+        return torch.where(certain, head.embedding[statistics.token].float(), mean)
+    return head.shard.sum(torch.where(certain, head.embed(statistics.token), mean))
 
 
 @dataclass

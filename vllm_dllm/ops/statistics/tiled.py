@@ -23,6 +23,7 @@ from vllm_dllm.ops.statistics.partials import (
     add_product,
     group_noise,
     grouped,
+    soft_embedding,
 )
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 
@@ -128,9 +129,8 @@ def _of_rows(
         if head.embedding is None:
             return statistics, None
         soft = weight.new_zeros((len(weight), head.embedding.shape[1]))
-        soft = add_product(soft, weight[:, :ids], head.embedding) / total[:, None]
-        certain = head.embedding[statistics.token].float()
-        return statistics, torch.where((temperature == 0)[:, None], certain, soft)
+        soft = add_product(soft, weight[:, :ids], head.embedding)
+        return statistics, soft_embedding(head, statistics, temperature == 0, soft, total)
     width = 0 if head.embedding is None else head.embedding.shape[1]
     running = _Running(temperature, keys, width)
     for first in head.ids[::ids]:
@@ -234,10 +234,4 @@ class _Running:
         statistics = partials.statistics(greedy)
         if head.embedding is None:
             return statistics, None
-        average = partials.soft / partials.sum[:, None]
-        if head.shard is None:
-            return statistics, torch.where(
-                greedy[:, None], head.embedding[partials.token].float(), average
-            )
-        soft = torch.where(greedy[:, None], head.embed(partials.token), average)
-        return statistics, head.shard.sum(soft)
+        return statistics, soft_embedding(head, statistics, greedy, partials.soft, partials.sum)

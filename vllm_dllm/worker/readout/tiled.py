@@ -13,6 +13,7 @@ from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.partials import average
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.tiled import Result, example_budgets, tiled_statistics
 from vllm_dllm.worker.logits_pipeline import LogitsPipeline
@@ -90,7 +91,7 @@ class TiledReadout:
             for name in _FIELDS:
                 getattr(readings.statistics, name)[index] = getattr(chosen.statistics, name)
             if soft is not None:
-                soft[index] = self.head.average(chosen.distribution)
+                soft[index] = average(self.head, chosen.distribution)
             del logits, chosen  # the rows of one canvas at a time
 
     def warm_up(self, hidden: torch.Tensor) -> None:
