@@ -12,15 +12,18 @@ import pytest
 import torch
 
 from tests.support.checkpoints import TINY_LLADA2
-from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton, byte_automaton
 from vllm_dllm.constraints.automaton.compilation import (
     Constraint,
     compile_constraint,
     constraint_language,
 )
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
+from vllm_dllm.constraints.automaton.configurations import START
 from vllm_dllm.constraints.automaton.distance import DEAD
+from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata, regular_automaton
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.automaton.windows import Window, window as window_of
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
 from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
@@ -68,17 +71,34 @@ def constraint(kind: str, value: Any) -> Constraint:
     return Constraint.of(kind, value)
 
 
-def over_bytes(kind: str, value: Any) -> ByteAutomaton:
-    return byte_automaton(constraint_language(Constraint.of(kind, value), LIMITS), LIMITS)
+def over_bytes(kind: str, value: Any) -> RuleAutomata:
+    """The automaton of a constraint whose rules do not call themselves, without calls."""
+    found = regular_automaton(constraint_language(Constraint.of(kind, value), LIMITS), LIMITS)
+    if found is None:
+        raise ConstraintError("the constraint allows no output at all")
+    return found
+
+
+def compiled(
+    kind: str, value: Any, vocabulary: Vocabulary | None = None, limits: CompileLimits = LIMITS
+) -> CompiledConstraint:
+    return compile_constraint(Constraint.of(kind, value), vocabulary or letters(), limits)
+
+
+def first_window(found: CompiledConstraint, length: int = 256) -> Window:
+    return window_of(found.configurations(), START, length, LIMITS.window_states)
 
 
 def automaton(kind: str, value: Any, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
-    return compile_constraint(Constraint.of(kind, value), vocabulary or letters(), LIMITS)
+    """The automaton of a constraint that is small enough to be decoded as a whole."""
+    found = first_window(compiled(kind, value, vocabulary))
+    assert found.whole
+    return found.automaton
 
 
-def reads(automaton: ByteAutomaton, text: bytes) -> bool:
-    """Whether an automaton accepts a text, byte after byte."""
-    state = 0
+def reads(automaton: RuleAutomata, text: bytes) -> bool:
+    """Whether an automaton without calls accepts a text, byte after byte."""
+    state = automaton.start
     for byte in text:
         state = int(automaton.next[state, byte])
         if state == DEAD:

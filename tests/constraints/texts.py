@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dllm.constraints.automaton.byte_automaton import ByteAutomaton
 from vllm_dllm.constraints.automaton.distance import DEAD, fewest_steps
+from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata
 
 WANDER = 40  # bytes, then straight to the end
 
 
-def some_texts(automaton: ByteAutomaton, count: int, seed: int = 0) -> list[str]:
+def some_texts(automaton: RuleAutomata, count: int, seed: int = 0) -> list[str]:
     rng = np.random.default_rng(seed)
     source, byte = np.nonzero(automaton.next != DEAD)
     distance = fewest_steps(source, automaton.next[source, byte], automaton.accepting)
     texts = []
     for _ in range(count):
-        state, text = 0, bytearray()
+        state, text = automaton.start, bytearray()
         while not automaton.accepting[state] or (len(text) < WANDER and rng.random() < 0.8):
             options = np.flatnonzero(automaton.next[state] != DEAD)
             if not len(options):

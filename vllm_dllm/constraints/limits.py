@@ -33,14 +33,14 @@ class CompileLimits:
         memory_bytes: memory that the compiling process may use on top of what it has when idle.
         characters: length of the constraint as it was sent.
         depth: nesting depth of a schema.
-        recursion: how often a definition may occur inside itself. Alternatives that would nest
-            deeper are not offered.
+        calls: calls of rules that may be open inside each other, unless a request says otherwise.
+            Texts that nest deeper are not offered.
         expression_characters: length of the regular expression that is given to `outlines_core`.
         positions: byte positions of that expression with all repetitions counted, which is
             roughly its size as a nondeterministic automaton.
-        byte_states: states of the automaton over bytes.
-        cells: entries of the table from states and token classes to states.
-        edges: pairs of states with at least one token between them.
+        byte_states: states of the automata over bytes.
+        cells: entries of the table from states and kinds of tokens to what they do.
+        window_states: about how many states a canvas is decoded with.
     """
 
     cpu_seconds: float = 1.5
@@ -50,9 +50,9 @@ class CompileLimits:
     memory_bytes: int = 1 << 30
     characters: int = 256 << 10
     depth: int = 64
-    recursion: int = 4
+    calls: int = 64
     expression_characters: int = 4 << 20
     positions: int = 200_000
     byte_states: int = 16_000
     cells: int = 16 << 20
-    edges: int = 400_000
+    window_states: int = 2048

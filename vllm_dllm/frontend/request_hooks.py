@@ -22,7 +22,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.utils.diffusion import validate_diffusion_sampling_params
 
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.service.turns import NOBODY, Client
 from vllm_dllm.frontend.admission import (
     refuse_misplaced_fields,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class PendingConstraint(NamedTuple):
     """A constraint that is being compiled, and the most tokens its output may have (or None)."""
 
-    automaton: Future[TokenAutomaton]
+    automaton: Future[CompiledConstraint]
     max_tokens: int | None
 
 
@@ -55,7 +55,7 @@ class AwaitedConstraint(NamedTuple):
     """
 
     structured_outputs: Any
-    automaton: Future[TokenAutomaton]
+    automaton: Future[CompiledConstraint]
 
 
 # The constraints of the HTTP request that is being answered; None outside of one.
@@ -207,7 +207,7 @@ class FrontEnd:
         self._keep_to_the_context(final, len(request.prompt_token_ids))
         self._refuse_contradictions(final)
         if automaton is not None:
-            packed = self.structured.settle(automaton, final.max_tokens).to_bytes()
+            packed = self.structured.settle(automaton, final.max_tokens).packed
             final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
         return request
 
@@ -234,7 +234,7 @@ class FrontEnd:
             constrained = resolve_options(params, self.served).constrained
             refuse_contradictions(params, constrained, self.served.mask_token, self.vocabulary_size)
 
-    def _automaton_of(self, params: SamplingParams) -> Future[TokenAutomaton] | None:
+    def _automaton_of(self, params: SamplingParams) -> Future[CompiledConstraint] | None:
         """The constraint that `admit` has waited for.
 
         Offline nobody calls `admit`, and in vLLM's threads its context is not seen. There the
@@ -245,7 +245,7 @@ class FrontEnd:
             return awaited.automaton
         return self.structured.submit(params, _client.get())
 
-    async def _settle(self, automaton: Future[TokenAutomaton], max_tokens: int | None) -> None:
+    async def _settle(self, automaton: Future[CompiledConstraint], max_tokens: int | None) -> None:
         """As `StructuredOutput.settle`, but other requests are served meanwhile."""
         # Other requests may wait for the same automaton, so a request that stops waiting must not
         # cancel it. Its error is raised by the last line; retrieving it here keeps asyncio from

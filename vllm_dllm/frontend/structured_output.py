@@ -18,7 +18,7 @@ from typing import Any
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from vllm_dllm.constraints.automaton.compilation import Constraint
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
 from vllm_dllm.constraints.service.pool import CompilerPool
@@ -170,7 +170,7 @@ class StructuredOutput:
         end_tokens = self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
         return Vocabulary.read(tokenizer_json, self.settings.vocabulary_size, end_tokens)
 
-    def submit(self, params: Any, client: Client = NOBODY) -> Future[TokenAutomaton] | None:
+    def submit(self, params: Any, client: Client = NOBODY) -> Future[CompiledConstraint] | None:
         """Begin to compile the constraint of a request.
 
         Equal constraints are compiled once, so this may be called again for the same request.
@@ -206,7 +206,7 @@ class StructuredOutput:
             raise ConstraintsBusyError(error) from error
 
     @staticmethod
-    def settle(future: Future[TokenAutomaton], max_tokens: int | None) -> TokenAutomaton:
+    def settle(future: Future[CompiledConstraint], max_tokens: int | None) -> CompiledConstraint:
         """The compiled automaton; waits for it.
 
         Args:

@@ -6,9 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint, Facts
+from vllm_dllm.constraints.automaton.configurations import START, Configurations
+from vllm_dllm.constraints.automaton.pushdown import pushdown_tables
+from vllm_dllm.constraints.automaton.rule_automata import rule_automata
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.automaton.windows import window
 from vllm_dllm.constraints.grammar.json_layout import JsonLayout
 from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
@@ -22,6 +25,8 @@ UNSUPPORTED_KINDS = {
     "grammar": "a context-free grammar nests without end, which no automaton can follow; give a "
     "regex or a json_schema",
 }
+# Tokens of the longest canvas for which the first states are found ahead.
+LONGEST_CANVAS = 256
 JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
 
@@ -34,11 +39,13 @@ class Constraint:
         text: a regular expression, or JSON: a schema, a structural tag or a list of strings.
         whitespace: for schemas, a regular expression of the white space after opening brackets,
             colons and commas and before closing brackets. None stands for one optional space.
+        depth: calls of rules that may be open inside each other; None for the usual number.
     """
 
     kind: str
     text: str
     whitespace: str | None = None
+    depth: int | None = None
 
     @classmethod
     def of(
@@ -103,15 +110,20 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
 
 def compile_constraint(
     constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
-) -> TokenAutomaton:
-    """The automaton of a constraint, compiled in this process; see `CompilerPool` for others.
+) -> CompiledConstraint:
+    """Compile a constraint in this process; see `CompilerPool` for others.
+
+    The states of the first canvas are found here rather than by the worker.
 
     Raises:
         ConstraintError: says why it cannot be served.
     """
-    return token_automaton(
-        byte_automaton(constraint_language(constraint, limits), limits), vocabulary, limits
-    )
+    depth = limits.calls if constraint.depth is None else constraint.depth
+    automata = rule_automata(constraint_language(constraint, limits), limits)
+    configurations = Configurations(pushdown_tables(automata, vocabulary, limits), depth)
+    first = window(configurations, START, LONGEST_CANVAS, limits.window_states)
+    minimum = int(first.automaton.distance[0])
+    return CompiledConstraint.of(Facts(minimum, depth), configurations)
 
 
 def _check_blank(gap: Node) -> None:

@@ -53,7 +53,7 @@ def json_schema(schema: Any, limits: CompileLimits, layout: JsonLayout | None = 
     language = reader.value(schema, "$", _Place())
     if language.empty:
         raise ConstraintError(
-            "the schema allows no value" + (f" within {limits.recursion} levels of recursion"
+            "the schema allows no value" + (f" within {limits.calls} levels of recursion"
                                             if reader.cut else "")
         )  # fmt: skip
     return language
@@ -156,7 +156,7 @@ class _SchemaReader:
                 f"{short(path)}: $ref {short(pointer)} leads back to where it is used before any "
                 "part of the value is read, which JSON Schema leaves without a meaning"
             )
-        if dict(place.inside).get(id(target), 0) > self.limits.recursion:
+        if dict(place.inside).get(id(target), 0) > self.limits.calls:
             self.cut = True
             return NOTHING
         place = place.within(id(target))

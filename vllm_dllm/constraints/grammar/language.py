@@ -11,7 +11,7 @@ surrogates, which UTF-8 cannot encode.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
@@ -206,14 +206,17 @@ def intersection(left: Ranges, right: Ranges) -> Ranges:
     return tuple(common)
 
 
-def as_expression(node: Node, limits: CompileLimits) -> str:
+def as_expression(node: Node, limits: CompileLimits, symbol: Callable[[Node], str]) -> str:
     """The language as a regular expression of Rust's ``regex`` crate.
 
+    Args:
+        node: the language.
+        limits: caps on its size.
+        symbol: the expression that stands for a node of another module, such as a call.
+
     Raises:
-        ConstraintError: the language is empty, or exceeds `limits`.
+        ConstraintError: the language exceeds `limits`.
     """
-    if node.empty:
-        raise ConstraintError("the constraint allows no output at all")
     for name, have, most in (
         ("byte positions", node.positions, limits.positions),
         ("characters as a regular expression", node.length, limits.expression_characters),
@@ -224,30 +227,30 @@ def as_expression(node: Node, limits: CompileLimits) -> str:
                 "(repetitions count in full)"
             )
     pieces: list[str] = []
-    _write(node, pieces)
+    _write(node, pieces, symbol)
     return "".join(pieces)
 
 
-def _write(node: Node, pieces: list[str]) -> None:
+def _write(node: Node, pieces: list[str], symbol: Callable[[Node], str]) -> None:
     if isinstance(node, Chars):
         pieces.append(f"[{''.join(_range(*pair) for pair in node.ranges)}]")
     elif isinstance(node, Chain):
         for part in node.parts:
-            _write(part, pieces)
+            _write(part, pieces, symbol)
     elif isinstance(node, Either):
-        _joined(node.options, pieces)
+        _joined(node.options, pieces, symbol)
     elif isinstance(node, Repeat):
-        _joined([node.part], pieces)
+        _joined([node.part], pieces, symbol)
         most = "" if node.most is None else node.most
         pieces.append(f"{{{node.least},{most}}}")
     else:
-        raise TypeError(f"no such language: {type(node).__name__}")
+        pieces.append(symbol(node))
 
 
-def _joined(options: Sequence[Node], pieces: list[str]) -> None:
+def _joined(options: Sequence[Node], pieces: list[str], symbol: Callable[[Node], str]) -> None:
     for n, option in enumerate(options):
         pieces.append("|" if n else "(?:")
-        _write(option, pieces)
+        _write(option, pieces, symbol)
     pieces.append(")")
 
 

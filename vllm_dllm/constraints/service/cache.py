@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.limits import ConstraintError
 
 # An automaton takes from a hundred kilobytes to some megabytes.
@@ -21,11 +21,11 @@ class CompiledConstraints:
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_refusals: int = MOST_REFUSALS) -> None:
         self._most_bytes, self._most_refusals = most_bytes, most_refusals
-        self._automata: OrderedDict[bytes, TokenAutomaton] = OrderedDict()
+        self._automata: OrderedDict[bytes, CompiledConstraint] = OrderedDict()
         self._refusals: OrderedDict[bytes, str] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: bytes) -> TokenAutomaton | ConstraintError | None:
+    def get(self, key: bytes) -> CompiledConstraint | ConstraintError | None:
         """The verdict on a constraint, or None where there is none yet."""
         if key in self._automata:
             self._automata.move_to_end(key)
@@ -35,7 +35,7 @@ class CompiledConstraints:
             return ConstraintError(self._refusals[key])
         return None
 
-    def put(self, key: bytes, verdict: TokenAutomaton | ConstraintError) -> None:
+    def put(self, key: bytes, verdict: CompiledConstraint | ConstraintError) -> None:
         """Add a verdict; the least recently used ones are evicted to make room."""
         if isinstance(verdict, ConstraintError):
             self._refusals[key] = str(verdict)
@@ -43,13 +43,7 @@ class CompiledConstraints:
                 self._refusals.popitem(last=False)
             return
         if key not in self._automata:
-            self._bytes += _size(verdict)
+            self._bytes += len(verdict.packed)
         self._automata[key] = verdict
         while self._bytes > self._most_bytes and len(self._automata) > 1:
-            self._bytes -= _size(self._automata.popitem(last=False)[1])
-
-
-def _size(automaton: TokenAutomaton) -> int:
-    """Bytes of an automaton's arrays and of its serialized form, which is cached too."""
-    arrays = sum(array.nbytes for array in vars(automaton).values() if hasattr(array, "nbytes"))
-    return arrays + len(automaton.to_bytes())
+            self._bytes -= len(self._automata.popitem(last=False)[1].packed)

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from concurrent.futures import Future
 
 from vllm_dllm.constraints.automaton.compilation import Constraint
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, CompileLimits, ConstraintError
 from vllm_dllm.constraints.service.cache import CompiledConstraints
@@ -37,7 +37,7 @@ from vllm_dllm.constraints.service.turns import NOBODY, Client, Job, Ticket, Tur
 
 logger = logging.getLogger("vllm.dllm")
 
-Outcome = TokenAutomaton | ConstraintError | BusyError
+Outcome = CompiledConstraint | ConstraintError | BusyError
 CLOSED = "constraints are no longer compiled: the server is closing"
 # Number of clients that are remembered because their latest constraint was not too slow.
 MOST_QUICK = 1024
@@ -74,7 +74,7 @@ class CompilerPool:
         with self._state:
             self._start_threads()
 
-    def submit(self, constraint: Constraint, client: Client = NOBODY) -> Future[TokenAutomaton]:
+    def submit(self, constraint: Constraint, client: Client = NOBODY) -> Future[CompiledConstraint]:
         """A future of the automaton; it is done at once where the verdict is cached.
 
         The future raises `ConstraintError` if the constraint cannot be served, and `BusyError` if
@@ -87,7 +87,7 @@ class CompilerPool:
         with self._state:
             verdict = self._verdicts.get(key)
             if verdict is not None:
-                resolved: Future[TokenAutomaton] = Future()
+                resolved: Future[CompiledConstraint] = Future()
                 _resolve(resolved, verdict)
                 return resolved
             if self._closed:
@@ -281,15 +281,15 @@ class _OverdueError(BusyError):
     """The compilation took too much wall time."""
 
 
-def _verdict(answer: bytes) -> TokenAutomaton | ConstraintError:
+def _verdict(answer: bytes) -> CompiledConstraint | ConstraintError:
     if answer[:1] == DONE:
-        return TokenAutomaton.from_bytes(answer[1:])
+        return CompiledConstraint(answer[1:])
     kind = _CostlyError if answer[:1] == COSTLY else ConstraintError
     return kind(answer[1:].decode())
 
 
-def _resolve(future: Future[TokenAutomaton], outcome: Outcome) -> None:
-    if isinstance(outcome, TokenAutomaton):
+def _resolve(future: Future[CompiledConstraint], outcome: Outcome) -> None:
+    if isinstance(outcome, CompiledConstraint):
         future.set_result(outcome)
     else:
         future.set_exception(outcome)

@@ -12,7 +12,7 @@ from vllm_dllm.constraints.limits import BusyError
 
 if TYPE_CHECKING:
     from vllm_dllm.constraints.automaton.compilation import Constraint
-    from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+    from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 
 # Who asks: a first and a second name. Turns are shared out between first names. Those with the same
 # first name share that name's turns, so inventing second names gains nothing.
@@ -53,7 +53,7 @@ class Ticket:
     client: Client
     job: Job
     until: float
-    future: Future[TokenAutomaton] = field(default_factory=Future)
+    future: Future[CompiledConstraint] = field(default_factory=Future)
 
 
 class Turns:

@@ -89,7 +89,7 @@ def answer_from_fork(request: bytes, vocabulary: Vocabulary, limits: CompileLimi
 def compile_request(request: bytes, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
     """The answer to a request, compiled in this process: the automaton, or why there is none."""
     try:
-        return DONE + compile_constraint(unpack_constraint(request), vocabulary, limits).to_bytes()
+        return DONE + compile_constraint(unpack_constraint(request), vocabulary, limits).packed
     except ConstraintError as error:
         reason = str(error)
     except RecursionError:

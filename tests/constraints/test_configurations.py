@@ -1,0 +1,112 @@
+"""States over tokens: every token, on every state, against the slow reader of bytes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.constraints.derivations import derives
+from tests.constraints.helpers import LIMITS
+from tests.constraints.test_rule_automata import LANGUAGES
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint, Facts
+from vllm_dllm.constraints.automaton.configurations import (
+    END_OF_TEXT,
+    NO_STATE,
+    START,
+    Configurations,
+)
+from vllm_dllm.constraints.automaton.pushdown import pushdown_tables
+from vllm_dllm.constraints.automaton.rule_automata import rule_automata
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.automaton.windows import window
+from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
+from vllm_dllm.constraints.grammar.rules import Call, Rule
+
+END = 0
+# Tokens that end several rules at once, begin several, or do both.
+WORDS = [b"", b"a", b"b", b"c", b",", b"ab", b"bb", b"b,a", b"bb,", b"aab", b"c,", b"aa", b",,"]
+VOCABULARY = Vocabulary.of(WORDS, [END])
+
+
+def brackets() -> Node:
+    """A list in a list, with an ambiguous middle."""
+    rule = Rule("list")
+    item = either([literal("c"), Call(rule), sequence(literal("c"), Call(rule))])
+    items = sequence(item, repeat(sequence(literal(","), item), 0, None))
+    rule.body = sequence(literal("a"), optional(items), literal("b"))
+    return Call(rule)
+
+
+ALL = {**LANGUAGES, "brackets": brackets()}
+
+
+def compiled(language: Node, depth: int = 20) -> Configurations:
+    tables = pushdown_tables(rule_automata(language, LIMITS), VOCABULARY, LIMITS)
+    met = Configurations(tables, depth)
+    window(met, START, 6, 40)
+    # What was met in one process is known in another one.
+    return CompiledConstraint.of(Facts(1, depth), met).configurations()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_short_sequence_of_tokens(name: str) -> None:
+    found, checked = compiled(ALL[name]), 0
+    for length in range(5):
+        for tokens in product(range(1, len(WORDS)), repeat=length):
+            state = START
+            for token in tokens:
+                state = found.after(state, token)
+            text = b"".join(WORDS[token] for token in tokens).decode()
+            ends = state != NO_STATE and found.after(state, END) == END_OF_TEXT
+            assert ends == derives(ALL[name], text), (text, tokens)
+            checked += ends
+    assert checked
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_moves_are_what_tokens_do(name: str) -> None:
+    found = compiled(ALL[name], depth=5)
+    classes = found.tables.class_of_token
+    ahead, seen = [START], {START}
+    while ahead:
+        state = ahead.pop()
+        moves = found.moves(state)
+        assert len(set(moves.targets.tolist())) == len(moves.targets)
+        leads = {int(c): int(t) for t, label in zip(moves.targets, moves.labels, strict=True)
+                 for c in found.labels[label]}  # fmt: skip
+        assert len(leads) == sum(len(found.labels[label]) for label in moves.labels)
+        for token in range(len(WORDS)):
+            expected = leads.get(int(classes[token]), NO_STATE)
+            assert found.after(state, token) == expected, (state, token)
+        new = set(leads.values()) - seen
+        seen |= new
+        ahead += sorted(new)
+        # The distance is never too small, and from every state a text ends as soon as it says.
+        nearest = min(found.distance[t] for t in leads.values())
+        assert nearest + 1 <= found.distance[state] or state == END_OF_TEXT
+    assert END_OF_TEXT in seen and len(seen) < 3000
+
+
+def test_depth_bounds_nesting_and_every_state_ends_within_it() -> None:
+    found = compiled(ALL["nested"], depth=3)
+    state = START
+    for count in range(10):
+        following = found.after(state, 1)
+        if following == NO_STATE:
+            break
+        state = following
+    assert count == 4, "one list, and three that it calls"
+    for _ in range(4):
+        state = found.after(state, 2)
+    assert found.after(state, END) == END_OF_TEXT
+
+
+def test_distance_counts_tokens() -> None:
+    found = compiled(ALL["nested"])
+    assert found.minimum == 2, "ab and the end"
+    inside = found.after(START, WORDS.index(b"aa"))
+    if inside == NO_STATE:
+        inside = found.after(found.after(START, WORDS.index(b"a")), WORDS.index(b"a"))
+    # b, b, end: a token that ends both rules is not counted on.
+    assert found.distance[inside] == 3

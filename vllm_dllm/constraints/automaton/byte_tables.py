@@ -1,0 +1,103 @@
+"""Tables of automata over bytes: built by `outlines_core`, pruned, merged and combined.
+
+A table has a row for each state and a column for each byte. `outlines_core` builds it, as an index
+over a vocabulary of the 256 bytes. Two properties of that index would be errors here: it loses
+edges from accepting to non-accepting states (of ``a(bc)?``, nothing remains after the ``a``), and
+of ``a|ab`` it follows only the first option. Both happen only after a match. So every expression
+must end with a text that none of its texts contains; see `rule_automata`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+
+import numpy as np
+from outlines_core import Index, Vocabulary
+
+from vllm_dllm.constraints.automaton.distance import DEAD
+from vllm_dllm.constraints.automaton.equal_rows import equal_rows
+from vllm_dllm.constraints.limits import ConstraintError
+
+# Each round merges the common endings of alternatives up to one byte further from the end.
+MOST_ROUNDS = 64
+
+
+@cache
+def _bytes() -> Vocabulary:
+    return Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
+
+
+def expression_table(expression: str, most_states: int) -> np.ndarray:
+    """The automaton of an expression, int32 ``[states, 256]``, with the start in row 0.
+
+    Args:
+        expression: of Rust's ``regex`` crate; none of its texts is the beginning of another one.
+        most_states: the largest number of states.
+
+    Raises:
+        ConstraintError: it has more states, or is no expression for `outlines_core`.
+    """
+    try:
+        index = Index(expression, _bytes())
+    except (ValueError, OverflowError) as error:
+        raise ConstraintError(f"the constraint cannot become an automaton: {error}") from error
+    transitions = index.get_transitions()
+    check_states(len(transitions), most_states)
+    ids = np.fromiter(transitions, dtype=np.int64, count=len(transitions))
+    counts = [len(edges) for edges in transitions.values()]
+    byte, target = (
+        np.fromiter(chain.from_iterable(part), dtype=np.int64, count=sum(counts))
+        for part in (transitions.values(), (edges.values() for edges in transitions.values()))
+    )
+    # Sort the rows so that the start comes first.
+    order = np.argsort(np.where(ids == index.get_initial_state(), -1, ids))
+    row_of = np.argsort(order)
+    by_id = np.argsort(ids)
+    source = row_of[np.repeat(np.arange(len(ids)), counts)]
+    target = row_of[by_id[np.searchsorted(ids[by_id], target)]]
+    table: np.ndarray = np.full((len(ids), 257), DEAD, dtype=np.int32)
+    table[source, byte] = target  # column 256, the end token of outlines_core, is dropped
+    return np.ascontiguousarray(table[:, :256])
+
+
+def check_states(count: int, most: int) -> None:
+    """Refuse more states than a cap.
+
+    Raises:
+        ConstraintError: says how many there are.
+    """
+    if count > most:
+        raise ConstraintError(
+            f"the constraint is too large: {count} states over bytes, at most {most} are served"
+        )
+
+
+def kept_states(table: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """The rows of the states that are `kept`, bool ``[states]``, renumbered; others are dead."""
+    number: np.ndarray = np.where(kept, kept.cumsum() - 1, DEAD).astype(np.int32)
+    rows = table[kept]
+    return np.where(rows == DEAD, DEAD, number[rows])
+
+
+def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merge states with equal rows, again and again, because merging makes further rows equal.
+
+    This merges the common endings of alternatives. It is not a full minimization, which could also
+    merge states in cycles but takes as many rounds as the longest text has bytes.
+
+    Returns:
+        The smaller table, and the state of each old one, int64 ``[old states]``.
+    """
+    # Many bytes lead to the same state from every state; one of each kind is enough here.
+    columns, column_of_byte = equal_rows(np.ascontiguousarray(table.T))
+    small = np.ascontiguousarray(table[:, columns])
+    whole = np.arange(len(table))
+    for _ in range(MOST_ROUNDS):
+        first, number = equal_rows(small)
+        if len(first) == len(small):
+            break
+        rows = small[first]
+        small = np.where(rows == DEAD, DEAD, number[rows])
+        whole = number[whole]
+    return small[:, column_of_byte].astype(np.int32), whole

@@ -1,0 +1,81 @@
+"""A compiled constraint on its way from the process that compiled it to the worker."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+
+from vllm_dllm.constraints.automaton.configurations import Configurations
+from vllm_dllm.constraints.automaton.pushdown import PushdownTables
+from vllm_dllm.constraints.limits import ConstraintError
+
+HEAD_SIZE = struct.Struct("<I")
+TABLE = "table."
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a front end needs to know of a constraint.
+
+    Attributes:
+        minimum: tokens that are enough for an output, including the one that ends it.
+        depth: the most calls of rules inside each other.
+        ignored: keywords of a schema that have no effect because they are unknown, with their
+            places.
+    """
+
+    minimum: int
+    depth: int
+    ignored: tuple[str, ...] = ()
+
+
+class CompiledConstraint:
+    """A constraint compiled for one tokenizer, packed as plain arrays: reading it runs no code.
+
+    Attributes:
+        facts: what a front end needs to know of it.
+        packed: `facts`, the tables, and the states that have been found already.
+    """
+
+    def __init__(self, packed: bytes) -> None:
+        (size,) = HEAD_SIZE.unpack_from(packed)
+        self._begin = HEAD_SIZE.size + size
+        head = json.loads(packed[HEAD_SIZE.size : self._begin])
+        self.facts = Facts(head["minimum"], head["depth"], tuple(head["ignored"]))
+        self.packed = packed
+
+    @classmethod
+    def of(cls, facts: Facts, configurations: Configurations) -> CompiledConstraint:
+        """Pack a constraint, with the states that have been found already."""
+        tables = configurations.tables
+        arrays = {TABLE + f.name: getattr(tables, f.name) for f in fields(tables)}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays, **configurations.snapshot())
+        head = json.dumps(asdict(facts)).encode()
+        return cls(HEAD_SIZE.pack(len(head)) + head + buffer.getvalue())
+
+    def configurations(self) -> Configurations:
+        """The states of the constraint; a new object with every call."""
+        with np.load(io.BytesIO(self.packed[self._begin :]), allow_pickle=False) as stored:
+            arrays = dict(stored)
+        tables = PushdownTables(**{f.name: arrays.pop(TABLE + f.name)
+                                   for f in fields(PushdownTables)})  # fmt: skip
+        found = Configurations(tables, self.facts.depth)
+        found.restore(arrays)
+        return found
+
+    def require(self, budget: int) -> None:
+        """Refuse a token budget that is too small for any output.
+
+        Raises:
+            ConstraintError: says how many tokens the shortest output takes.
+        """
+        if budget < self.facts.minimum:
+            raise ConstraintError(
+                f"the constraint needs at least {self.facts.minimum} tokens with this model's "
+                f"tokenizer (the end-of-sequence token included), but only {budget} may be put out"
+            )

@@ -1,0 +1,251 @@
+"""The states of a constraint between tokens, found as far as they are needed.
+
+A configuration is a rule state and a stack of states to return to. A state is a set of
+configurations, because a text may be read in several ways; so every text leads to one state, and
+its probability is counted once. States and stacks get numbers when they are met first. What a state
+leads to depends on nothing but the constraint, whoever asks, so it is computed once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vllm_dllm.constraints.automaton.distance import NEVER
+from vllm_dllm.constraints.automaton.outcomes import LEFT, NO_WAY
+from vllm_dllm.constraints.automaton.pushdown import NO_CLASS, PushdownTables
+from vllm_dllm.constraints.limits import ConstraintError
+
+# Numbers of a stack, and of two states.
+EMPTY_STACK = 0
+START, END_OF_TEXT = 0, 1
+NO_STATE = -1
+
+Configuration = tuple[int, int]  # a stack, a rule state
+
+
+class Moves(NamedTuple):
+    """Where tokens lead from a state.
+
+    Attributes:
+        targets: int32 ``[moves]``, states, each once.
+        labels: int32 ``[moves]``, numbers of sets of classes.
+    """
+
+    targets: np.ndarray
+    labels: np.ndarray
+
+
+class Configurations:
+    """The states of one constraint that have been met. Not thread-safe.
+
+    Attributes:
+        tables: the constraint.
+        depth: the most states that a stack may hold.
+    """
+
+    def __init__(self, tables: PushdownTables, depth: int) -> None:
+        """Meet the start.
+
+        Raises:
+            ConstraintError: every text of the constraint nests deeper than `depth`.
+        """
+        self.tables, self.depth = tables, depth
+        self._alternatives = tables.alternatives
+        self._tokens, self._calls = tables.tokens.tolist(), tables.calls.tolist()
+        self._may_leave = tables.may_leave.tolist()
+        self._must_leave = tables.must_leave.tolist()
+        # Stacks: what is below the top, the top, the height, the tokens to the end, and whether a
+        # text may end there.
+        self._below, self._back, self._height, self._rest = [0], [0], [0], [0]
+        self._may_end = [True]
+        self._stack_number: dict[tuple[int, int], int] = {}
+        self.members: list[tuple[Configuration, ...]] = []
+        self.distance: list[int] = []
+        self._state_number: dict[tuple[Configuration, ...], int] = {}
+        self._moves: dict[int, Moves] = {}
+        self._groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        self.labels: list[np.ndarray] = []
+        self._label_number: dict[bytes, int] = {}
+        self._unions: dict[tuple[int, ...], int] = {}
+        self.end_label = self._label(np.array([tables.classes - 1], dtype=np.int32))
+        start = int(tables.start[0])
+        if self._calls[start] > depth:
+            raise ConstraintError(
+                f"every output of the constraint nests deeper than {depth} calls of its rules "
+                "(diffusion_constraint_depth)"
+            )
+        self._state(((EMPTY_STACK, start),))
+        self.members.append(())
+        self.distance.append(0)
+        self._moves[END_OF_TEXT] = Moves(
+            np.array([END_OF_TEXT], dtype=np.int32), np.array([self.end_label], dtype=np.int32)
+        )
+
+    @property
+    def minimum(self) -> int:
+        """Tokens of a short output, including the one that ends it; never too small."""
+        return self.distance[START]
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What has been met so far, for `restore`; int32 arrays by name."""
+        known = sorted(self._moves)
+        moves = [self._moves[state] for state in known]
+        flat = [pair for some in self.members for pair in some]
+        parts = {
+            "stacks": [self._below, self._back],
+            "member_count": [len(some) for some in self.members],
+            "member": flat,
+            "known": known,
+            "move_count": [len(some.targets) for some in moves],
+            "move": [np.concatenate(part) for part in zip(*moves, strict=True)],
+            "label_count": [len(classes) for classes in self.labels],
+            "label": np.concatenate(self.labels),
+        }
+        return {name: np.asarray(part, dtype=np.int32) for name, part in parts.items()}
+
+    def restore(self, stored: dict[str, np.ndarray]) -> None:
+        """Meet what another object for the same constraint had met when `stored` was taken."""
+        for below, back in stored["stacks"].T[1:].tolist():
+            self._push(below, back)
+        bounds = np.cumsum(stored["member_count"])[:-1]
+        for number, some in enumerate(np.split(stored["member"].reshape(-1, 2), bounds)):
+            if number > END_OF_TEXT:
+                self._state(tuple((stack, state) for stack, state in some.tolist()))
+        for classes in np.split(stored["label"], np.cumsum(stored["label_count"])[:-1]):
+            self._label(classes)
+        parts = np.split(stored["move"], np.cumsum(stored["move_count"])[:-1], axis=1)
+        for state, (targets, labels) in zip(stored["known"].tolist(), parts, strict=True):
+            self._moves[state] = Moves(targets, labels)
+
+    def after(self, state: int, token: int) -> int:
+        """The state after a token, or `NO_STATE`."""
+        kind = int(self.tables.class_of_token[token])
+        if kind == NO_CLASS or state == NO_STATE:
+            return NO_STATE
+        if kind == self.tables.classes - 1:
+            return END_OF_TEXT if state == END_OF_TEXT or self._may_end_in(state) else NO_STATE
+        found: set[Configuration] = set()
+        for stack, rule_state in self.members[state]:
+            self._follow(stack, int(self.tables.outcome[rule_state, kind]), found)
+        return self._state(tuple(sorted(found))) if found else NO_STATE
+
+    def stack_of(self, state: int) -> int:
+        """The highest stack of a state's configurations."""
+        return max((stack for stack, _ in self.members[state]), key=self._height.__getitem__,
+                   default=EMPTY_STACK)  # fmt: skip
+
+    def below(self, stack: int) -> int:
+        """The stack without its top."""
+        return self._below[stack]
+
+    def back(self, stack: int) -> int:
+        """The rule state to which the top of a stack returns."""
+        return self._back[stack]
+
+    def moves(self, state: int) -> Moves:
+        """Where tokens lead from a state."""
+        if state not in self._moves:
+            self._moves[state] = self._find_moves(state)
+        return self._moves[state]
+
+    def _find_moves(self, state: int) -> Moves:
+        configurations = self.members[state]
+        stacks = [stack for stack, _ in configurations]
+        labels: dict[int, list[int]] = {}
+        for outcomes, label in self._grouped(tuple(s for _, s in configurations)):
+            found: set[Configuration] = set()
+            for stack, outcome in zip(stacks, outcomes, strict=True):
+                self._follow(stack, outcome, found)
+            if found:
+                labels.setdefault(self._state(tuple(sorted(found))), []).append(label)
+        if self._may_end_in(state):
+            labels[END_OF_TEXT] = [self.end_label]
+        joined = [self._union(some) for some in labels.values()]
+        return Moves(np.array(list(labels), dtype=np.int32), np.array(joined, dtype=np.int32))
+
+    def _grouped(self, rule_states: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+        """The distinct outcomes in some rule states, with the label of the classes that have them.
+
+        An entry holds an outcome for each rule state.
+        """
+        groups = self._groups.get(rule_states)
+        if groups is None:
+            rows = self.tables.outcome[list(rule_states)]
+            kinds, inverse = np.unique(rows, axis=1, return_inverse=True)
+            inverse = inverse.reshape(-1)
+            order = np.argsort(inverse, kind="stable").astype(np.int32)
+            last = np.cumsum(np.bincount(inverse, minlength=kinds.shape[1])).tolist()
+            groups = self._groups[rule_states] = [
+                (tuple(outcomes), self._label(order[begin:end]))
+                for outcomes, begin, end in zip(kinds.T.tolist(), [0, *last], last, strict=False)
+                if any(outcomes)
+            ]
+        return groups
+
+    def _follow(self, stack: int, outcome: int, found: set[Configuration]) -> None:
+        """Add the configurations that an outcome leads to from a stack."""
+        if outcome == NO_WAY:
+            return
+        for pushed, state in self._alternatives[outcome]:
+            if state == LEFT:
+                if stack:
+                    suffix = int(self.tables.suffix_outcome[pushed[0], self._back[stack]])
+                    self._follow(self._below[stack], suffix, found)
+                continue
+            top = stack
+            for back in pushed:
+                if self._height[top] + self._calls[back] > self.depth:
+                    break
+                top = self._push(top, back)
+            else:
+                while top and self._must_leave[state]:
+                    top, state = self._below[top], self._back[top]
+                if (
+                    self._height[top] + self._calls[state] <= self.depth
+                    and self._tokens[state] + self._rest[top] < NEVER
+                ):
+                    found.add((top, state))
+
+    def _push(self, stack: int, back: int) -> int:
+        key = (stack, back)
+        number = self._stack_number.get(key)
+        if number is None:
+            number = self._stack_number[key] = len(self._below)
+            self._below.append(stack)
+            self._back.append(back)
+            self._height.append(self._height[stack] + 1)
+            self._rest.append(min(self._rest[stack] + self._tokens[back], NEVER))
+            self._may_end.append(self._may_end[stack] and bool(self._may_leave[back]))
+        return number
+
+    def _state(self, configurations: tuple[Configuration, ...]) -> int:
+        number = self._state_number.get(configurations)
+        if number is None:
+            number = self._state_number[configurations] = len(self.members)
+            self.members.append(configurations)
+            self.distance.append(
+                1 + min(self._tokens[s] + self._rest[stack] for stack, s in configurations)
+            )
+        return number
+
+    def _may_end_in(self, state: int) -> bool:
+        return any(self._may_leave[s] and self._may_end[stack] for stack, s in self.members[state])
+
+    def _label(self, classes: np.ndarray) -> int:
+        key = classes.tobytes()
+        number = self._label_number.get(key)
+        if number is None:
+            number = self._label_number[key] = len(self.labels)
+            self.labels.append(classes)
+        return number
+
+    def _union(self, labels: list[int]) -> int:
+        """The label of the classes of any of some labels."""
+        if len(labels) == 1:
+            return labels[0]
+        key = tuple(labels)
+        if key not in self._unions:
+            self._unions[key] = self._label(np.sort(np.concatenate([self.labels[n] for n in key])))
+        return self._unions[key]

@@ -1,0 +1,84 @@
+"""The fewest tokens to the end of a rule, and how many calls deep they lead."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_dllm.constraints.automaton.distance import NEVER
+from vllm_dllm.constraints.automaton.outcomes import LEFT, Outcomes
+
+
+def shortest_endings(
+    outcome: np.ndarray, outcomes: Outcomes, may_leave: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """How a rule ends soonest from each state, if every call in it ends at the edge of a token.
+
+    The number of tokens to the end of a whole text is then the sum over its rules. It is never too
+    small. It may be too large, because a token may also end several rules at once.
+
+    Args:
+        outcome: int ``[states, classes]``, the outcome of a token of each class.
+        outcomes: the numbers of outcomes.
+        may_leave: bool ``[states]``, whether a rule may end in a state.
+
+    Returns:
+        The tokens, int64 ``[states]``, `NEVER` where there is no such ending; and the calls inside
+        each other that this ending makes, int64 ``[states]``.
+    """
+    edge_state, parts = _edges(outcome, outcomes)
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    flat = np.array([state for part in parts for state in part], dtype=np.int64)
+    order = np.argsort(flat, kind="stable")
+    first = np.asarray(np.searchsorted(flat[order], np.arange(len(may_leave) + 1)))
+    missing = np.array([len(part) for part in parts])
+    total = np.ones(len(parts), dtype=np.int64)
+    depth = np.zeros(len(parts), dtype=np.int64)
+    # How many calls are open while a part of an edge is read: the first is the innermost.
+    level = np.concatenate([np.arange(len(part))[::-1] for part in parts]) if parts else flat
+    tokens: np.ndarray = np.where(may_leave, 0, NEVER).astype(np.int64)
+    calls = np.zeros(len(may_leave), dtype=np.int64)
+    waiting: dict[int, list[np.ndarray]] = {}
+    now, count = np.flatnonzero(may_leave), 0
+    while True:
+        sizes = first[now + 1] - first[now]
+        begin = np.repeat(first[now] - (sizes.cumsum() - sizes), sizes)
+        places = order[begin + np.arange(sizes.sum())]
+        edges = owner[places]
+        np.add.at(total, edges, tokens[flat[places]])
+        np.maximum.at(depth, edges, calls[flat[places]] + level[places])
+        np.subtract.at(missing, edges, 1)
+        done = np.unique(edges)
+        done = done[missing[done] == 0]
+        for value in np.unique(total[done]).tolist():
+            waiting.setdefault(value, []).append(done[total[done] == value])
+        now = np.zeros(0, dtype=np.int64)
+        while waiting and not len(now):
+            count = min(waiting)
+            ready = np.concatenate(waiting.pop(count))
+            ready = ready[tokens[edge_state[ready]] == NEVER]
+            # Of equally short endings, the one that makes the fewest calls.
+            ready = ready[np.lexsort((depth[ready], edge_state[ready]))]
+            now, chosen = np.unique(edge_state[ready], return_index=True)
+            tokens[now], calls[now] = count, depth[ready[chosen]]
+        if not len(now):
+            return tokens, calls
+
+
+def _edges(outcome: np.ndarray, outcomes: Outcomes) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """Ways to read one token: the state before it, and the states that must then end, each once.
+
+    The first of those states is the innermost.
+    """
+    ordered = np.sort(outcome, axis=1)
+    new = ordered != 0
+    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    source, column = np.nonzero(new)
+    numbers = ordered[source, column]
+    states: list[int] = []
+    parts: list[tuple[int, ...]] = []
+    for state, number in zip(source.tolist(), numbers.tolist(), strict=True):
+        for pushed, inner in outcomes.alternatives[number]:
+            if inner != LEFT:
+                states.append(state)
+                parts.append((inner, *pushed[::-1]))
+    return np.array(states, dtype=np.int64), parts
