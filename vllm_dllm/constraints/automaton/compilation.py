@@ -9,8 +9,8 @@ from typing import Any
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.grammar.json_layout import JsonLayout
-from vllm_dllm.constraints.grammar.json_schema import json_schema
+from vllm_dllm.constraints.grammar.json.layout import JsonLayout
+from vllm_dllm.constraints.grammar.json.reader import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
