@@ -12,8 +12,8 @@ from vllm_dllm.constraints.automaton.pushdown import pushdown_tables
 from vllm_dllm.constraints.automaton.rule_automata import rule_automata
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.automaton.windows import window
-from vllm_dllm.constraints.grammar.json_layout import JsonLayout
-from vllm_dllm.constraints.grammar.json_schema import json_schema
+from vllm_dllm.constraints.grammar.json.layout import JsonLayout
+from vllm_dllm.constraints.grammar.json.reader import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag

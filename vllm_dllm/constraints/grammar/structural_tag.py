@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_dllm.constraints.grammar.json_layout import short
-from vllm_dllm.constraints.grammar.json_schema import json_schema
+from vllm_dllm.constraints.grammar.json.layout import short
+from vllm_dllm.constraints.grammar.json.reader import json_schema
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
 from vllm_dllm.constraints.grammar.regex import regex
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError

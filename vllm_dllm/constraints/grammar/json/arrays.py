@@ -1,0 +1,192 @@
+"""The language of arrays.
+
+Not offered are
+
+* of items that ``contains`` demands, other places than next to each other, at the beginning or
+  behind the items that have conditions of their own,
+* with ``uniqueItems``, other orders of enumerated items than that of the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from math import comb
+
+from vllm_dllm.constraints.grammar.json.constants import json_text
+from vllm_dllm.constraints.grammar.json.expansion import Expansion
+from vllm_dllm.constraints.grammar.json.facts import Counted, Facts
+from vllm_dllm.constraints.grammar.json.layout import JsonLayout
+from vllm_dllm.constraints.grammar.json.parts import Literal, unique
+from vllm_dllm.constraints.grammar.language import (
+    EMPTY_TEXT,
+    NOTHING,
+    Node,
+    either,
+    literal,
+    optional,
+    repeat,
+    sequence,
+)
+from vllm_dllm.constraints.limits import ConstraintError
+
+MOST_SELECTIONS = 64
+MOST_PLACED = 64
+Value = Callable[[tuple[Literal, ...]], Node]
+
+
+class ArrayWriter:
+    """Writes arrays; `value` is the language of the values that meet some conditions."""
+
+    def __init__(self, expansion: Expansion, layout: JsonLayout, value: Value) -> None:
+        self.expansion, self.layout, self.value = expansion, layout, value
+
+    def language(self, facts: Facts) -> Node:
+        """The arrays that meet conditions.
+
+        Raises:
+            ConstraintError: a condition cannot be expressed.
+        """
+        if facts.values is not None:
+            left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
+            return either(literal(json_text(value)) for value in left)
+        if facts.distinct and (facts.most is None or facts.most > 1):
+            return self._distinct(facts)
+        if facts.counted:
+            return self._containing(facts)
+        return self._filled(facts, {}, facts.of_item(None), facts.most)
+
+    def _filled(
+        self,
+        facts: Facts,
+        placed: dict[int, tuple[Literal, ...]],
+        rest: tuple[Literal, ...],
+        most: int | None,
+    ) -> Node:
+        """Arrays whose items have conditions by their place; those in `placed` must be there."""
+        least = max(facts.least, max(placed, default=-1) + 1)
+        leading = max(facts.leading, max(placed, default=-1) + 1)
+        if most is not None:
+            leading = min(leading, most)
+        if most is not None and most < least:
+            return NOTHING
+        first = [
+            self.layout.item(self._item(placed.get(n) or facts.of_item(n)))
+            for n in range(leading)
+        ]
+        others = NOTHING
+        if most is None or most > leading:
+            others = self.layout.item(self._item(rest))
+        room = None if most is None else most - leading
+        inside = repeat(others, max(least - leading, 0), room)
+        # From the last item to the first: each that may be missing ends the array.
+        for n in range(leading - 1, -1, -1):
+            inside = sequence(first[n], inside)
+            if n >= least:
+                inside = either([EMPTY_TEXT, inside]) if not inside.empty else EMPTY_TEXT
+        if inside.empty:
+            return NOTHING
+        return self.layout.bracketed("[]", inside, least == 0)
+
+    def _item(self, literals: tuple[Literal, ...]) -> Node:
+        if any(literal.hopeless for literal in literals):
+            return NOTHING
+        return self.value(literals)
+
+    def _containing(self, facts: Facts) -> Node:
+        """Arrays with certain items: these come first, or behind the first ones."""
+        rest: list[Literal] = []
+        demanded: list[tuple[Counted, int]] = []
+        for counted in facts.counted:
+            if counted.most is not None:
+                rest.append(counted.item.opposite)
+            demanded += [(counted, n) for n in range(counted.least)]
+        if len(demanded) > MOST_PLACED:
+            raise ConstraintError(f"contains is served for up to {MOST_PLACED} items")
+        options = []
+        for start in {0, facts.leading}:
+            placed = {}
+            length = max(start + len(demanded), facts.leading if rest else 0)
+            for n in range(length):
+                inside = start <= n < start + len(demanded)
+                own = demanded[n - start][0] if inside else None
+                more = [own.item] if own else []
+                # An item that is counted elsewhere is counted there alone.
+                more += [c.item.opposite for c in facts.counted if c.most is not None and c != own]
+                if inside:
+                    placed[n] = unique((*facts.of_item(n), *more))
+            if rest and start > 0:
+                continue
+            others = unique((*facts.of_item(None), *rest))
+            options.append(self._bounded(facts, placed, others, rest))
+        return either(options)
+
+    def _bounded(
+        self,
+        facts: Facts,
+        placed: dict[int, tuple[Literal, ...]],
+        others: tuple[Literal, ...],
+        rest: list[Literal],
+    ) -> Node:
+        """With at most as many certain items as there may be: no other item is one."""
+        if not rest:
+            return self._filled(facts, placed, others, facts.most)
+        copy = facts.copy()
+        for n in range(facts.leading):
+            if n not in placed:
+                placed[n] = unique((*facts.of_item(n), *rest))
+        longest = max(placed, default=-1) + 1
+        if facts.leading == 0 or longest <= facts.least:
+            return self._filled(copy, placed, others, facts.most)
+        raise ConstraintError("contains with a largest number beside prefixItems is not supported")
+
+    def _distinct(self, facts: Facts) -> Node:
+        """Arrays without equal items: of enumerated values, and of at most one item."""
+        literals = facts.of_item(None)
+        values = self._enumerated(literals)
+        if values is None or facts.leading or facts.counted:
+            raise ConstraintError(
+                "uniqueItems is supported for items that are enumerated, and for at most one item: "
+                "nothing remembers which items were there"
+            )
+        items = [self.layout.item(literal(text)) for text in values]
+        most = len(items) if facts.most is None else min(facts.most, len(items))
+        if facts.least > most:
+            return NOTHING
+        return either(self._selections(items, facts.least, most))
+
+    def _selections(self, items: list[Node], least: int, most: int) -> Iterator[Node]:
+        if least <= 1 and most == len(items):
+            chain = sequence(*(optional(item) for item in items))
+            yield self.layout.bracketed("[]", chain, least == 0)
+            return
+        number = sum(comb(len(items), count) for count in range(least, most + 1))
+        if most == len(items):
+            number = comb(len(items), least)
+        if number > MOST_SELECTIONS:
+            raise ConstraintError(
+                f"uniqueItems: minItems and maxItems allow {number} selections of items, at most "
+                f"{MOST_SELECTIONS} are served"
+            )
+        for count in [least] if most == len(items) else range(least, most + 1):
+            for some in combinations(range(len(items)), count):
+                parts = [
+                    item if n in some else optional(item) if most == len(items) else EMPTY_TEXT
+                    for n, item in enumerate(items)
+                ]
+                yield self.layout.bracketed("[]", sequence(*parts), count == 0)
+
+    def _enumerated(self, literals: tuple[Literal, ...]) -> list[str] | None:
+        """The values that meet conditions, written out, or None if they are not enumerated."""
+        texts: dict[str, None] = {}
+        for kind in self.expansion.kinds(literals):
+            for facts in self.expansion.alternatives(kind, literals):
+                values = [None] if kind == "null" else [False, True] if kind == "boolean" else None
+                if facts.values is not None:
+                    values = list(facts.values.values())
+                if values is None:
+                    return None
+                texts |= dict.fromkeys(
+                    json_text(v) for v in values if self.expansion.fits(facts, v, False)
+                )
+        return list(texts)

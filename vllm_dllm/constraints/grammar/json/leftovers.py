@@ -1,0 +1,78 @@
+"""What is settled last: properties and items that nothing evaluates, and properties to be found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_dllm.constraints.grammar.json.choices import Choice
+from vllm_dllm.constraints.grammar.json.constants import found
+from vllm_dllm.constraints.grammar.json.facts import Facts, Layer, Row, SomeMember, Trace
+from vllm_dllm.constraints.grammar.json.negation import Option, changed, part_of_anything
+from vllm_dllm.constraints.grammar.json.parts import Literal
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar.json.expansion import Expansion
+
+
+def settle_leftovers(facts: Facts) -> None:
+    """Turn ``unevaluatedProperties`` and ``unevaluatedItems`` into layers and rows.
+
+    What alternatives that were not chosen would evaluate does not count as evaluated. That leaves
+    out some values.
+    """
+    for literal, where in facts.leftover:
+        anything = Literal(part_of_anything(where.part))
+        if facts.kind == "object":
+            layers = [layer for layer, trace in facts.layers if trace.begins_with(where)]
+            if any(layer.additional is not None for layer in layers):
+                continue
+            names = {name: anything for layer in layers for name in layer.properties}
+            patterns = {pattern: anything for layer in layers for pattern in layer.patterns}
+            facts.layers += ((Layer(names, patterns, literal), where),)
+        else:
+            rows = [row for row, trace in facts.rows if trace.begins_with(where)]
+            if any(row.rest is not None for row in rows):
+                continue
+            first = max((len(row.first) for row in rows), default=0)
+            facts.rows += ((Row((anything,) * first, literal), where),)
+    facts.leftover = ()
+
+
+def some_choice(expansion: Expansion, facts: Facts, over: bool) -> Choice:
+    """The choice of a property that there must be; `facts` lose the condition.
+
+    Only properties that a schema names are tried. A property with another name is not offered.
+    """
+    member, facts.some = facts.some[0], facts.some[1:]
+    part = (member.value or member.naming or facts.names[0]).part
+    trace = Trace(part, None, False)
+    options = []
+    for name in facts.known_names():
+        if name in facts.absent or not _is_meant(expansion, member, name):
+            continue
+        if member.value is None:
+            options.append(changed(lambda facts, name=name: facts.require(name)))
+        else:
+            layer = Layer({name: member.value})
+            options.append(Option((), _with(name, layer)))
+    closed = any(
+        layer.additional is not None and layer.additional.hopeless and not layer.patterns
+        for layer, _ in facts.layers
+    )
+    return Choice(options, trace, part, () if closed else ("a property that no schema names",))
+
+
+def _with(name: str, layer: Layer):  # type: ignore[no-untyped-def]
+    def change(facts: Facts, trace: Trace) -> None:
+        facts.require(name)
+        facts.layers += ((layer, trace),)
+
+    return change
+
+
+def _is_meant(expansion: Expansion, member: SomeMember, name: str) -> bool:
+    if member.naming is not None and not expansion.admits((member.naming,), name):
+        return False
+    if name in member.apart_from or any(found(p, name) is not False for p in member.unlike):
+        return False
+    return member.matching is None or found(member.matching, name) is True

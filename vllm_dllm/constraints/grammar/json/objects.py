@@ -1,0 +1,206 @@
+"""The language of objects: named properties in the order of the schema, then all others.
+
+Not offered are objects whose properties come in another order, and
+
+* where a property that no schema names must be there, any but the first of several ways to have it,
+* where there must be more properties than those that are required, unnamed ones beyond the first
+  (their names could be equal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+from vllm_dllm.constraints.grammar.json.constants import json_text
+from vllm_dllm.constraints.grammar.json.expansion import Expansion
+from vllm_dllm.constraints.grammar.json.facts import Facts, both_strings
+from vllm_dllm.constraints.grammar.json.layout import JsonLayout
+from vllm_dllm.constraints.grammar.json.parts import Literal
+from vllm_dllm.constraints.grammar.json.scalars import strings_without
+from vllm_dllm.constraints.grammar.json_facts import StringFacts
+from vllm_dllm.constraints.grammar.language import (
+    NOTHING,
+    Node,
+    either,
+    literal,
+    optional,
+    repeat,
+    sequence,
+)
+from vllm_dllm.constraints.limits import ConstraintError
+
+MOST_PATTERNS = 4  # of which every combination is told apart
+MOST_SELECTIONS = 64
+Value = Callable[[tuple[Literal, ...]], Node]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A property with a name.
+
+    Attributes:
+        pair: a comma, the name and the value.
+        required: whether it must be there.
+    """
+
+    pair: Node
+    required: bool
+
+
+class ObjectWriter:
+    """Writes objects; `value` is the language of the values that meet some conditions."""
+
+    def __init__(self, expansion: Expansion, layout: JsonLayout, value: Value) -> None:
+        self.expansion, self.layout, self.value = expansion, layout, value
+
+    def language(self, facts: Facts) -> Node:
+        """The objects that meet conditions.
+
+        Raises:
+            ConstraintError: a condition cannot be expressed.
+        """
+        if facts.values is not None:
+            left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
+            return either(literal(json_text(value)) for value in left)
+        naming = self.expansion.alternatives("string", facts.names) if facts.names else [
+            Facts("string")
+        ]  # fmt: skip
+        known = facts.known_names()
+        if all(name.values is not None for name in naming):
+            allowed = (v for name in naming for v in (name.values or {}).values())
+            known = list(dict.fromkeys([*known, *allowed]))
+            naming = []
+        members = []
+        for name in known:
+            required = name in facts.required
+            node = self._named(facts, name)
+            if node.empty and required:
+                return NOTHING
+            if not node.empty:
+                members.append(Member(self.layout.pair(literal(json_text(name)), node), required))
+        free = self._free(facts, naming, known)
+        return either(self._selected(facts, members, free))
+
+    def _named(self, facts: Facts, name: str) -> Node:
+        """The values of a property, if it may be there."""
+        literals = facts.of_property(name)
+        if name in facts.absent or any(literal.hopeless for literal in literals):
+            return NOTHING
+        if facts.names and not self.expansion.admits(facts.names, name):
+            return NOTHING
+        return self.value(literals)
+
+    def _selected(self, facts: Facts, members: list[Member], free: Node) -> Iterator[Node]:
+        """Objects with as many properties as there must and may be."""
+        required = sum(member.required for member in members)
+        optional_ones = [n for n, member in enumerate(members) if not member.required]
+        least, most = max(facts.least - required, 0), facts.most
+        room = len(optional_ones) if most is None else most - required
+        if room < 0:
+            return
+        if room < len(optional_ones):
+            yield from self._some_of(members, optional_ones, (least, room), free)
+            return
+        extra = repeat(free, 0, None if most is None else room - len(optional_ones))
+        if least == 0:
+            yield self._chain(members, extra, empty=required == 0)
+        elif least == 1 and required == 0:
+            yield self._chain(members, extra, empty=False)
+        else:
+            # Another property counts once, because its name may be repeated.
+            if not free.empty and (most is None or room > len(optional_ones)):
+                some = repeat(free, 1, None if most is None else room - len(optional_ones))
+                yield from self._at_least(members, optional_ones, least - 1, some)
+            yield from self._at_least(members, optional_ones, least, extra)
+
+    def _at_least(
+        self, members: list[Member], optional_ones: list[int], least: int, extra: Node
+    ) -> Iterator[Node]:
+        if least > len(optional_ones):
+            if not optional_ones or least > 1:
+                return
+        self._check(comb(len(optional_ones), least), "minProperties")
+        for some in combinations(optional_ones, least):
+            chosen = [Member(m.pair, m.required or n in some) for n, m in enumerate(members)]
+            yield self._chain(chosen, extra, empty=not any(m.required for m in chosen))
+
+    def _some_of(
+        self,
+        members: list[Member],
+        optional_ones: list[int],
+        counts: tuple[int, int],
+        free: Node,
+    ) -> Iterator[Node]:
+        """With fewer properties than there are names."""
+        least, room = counts
+        self._check(comb(len(optional_ones), room), "maxProperties")
+        for some in combinations(optional_ones, room):
+            chosen = [m for n, m in enumerate(members) if m.required or n in some]
+            inside = [n for n, m in enumerate(chosen) if not m.required]
+            empty = repeat(free, 0, 0)
+            if least == 0:
+                yield self._chain(chosen, empty, empty=not any(m.required for m in chosen))
+            else:
+                yield from self._at_least(chosen, inside, least, empty)
+        # Other properties in the place of all that may be left out.
+        if room > 0 and not free.empty and least <= 1:
+            chosen = [m for m in members if m.required]
+            yield self._chain(chosen, repeat(free, 1, room), empty=False)
+
+    def _check(self, selections: int, keyword: str) -> None:
+        if selections > MOST_SELECTIONS:
+            raise ConstraintError(
+                f"{keyword} allows {selections} selections of properties, at most "
+                f"{MOST_SELECTIONS} are served"
+            )
+
+    def _chain(self, members: list[Member], extra: Node, empty: bool) -> Node:
+        parts = [m.pair if m.required else optional(m.pair) for m in members]
+        return self.layout.bracketed("{}", sequence(*parts, extra), empty)
+
+    def _free(self, facts: Facts, naming: list[Facts], known: list[str]) -> Node:
+        """Properties that no schema names."""
+        options = []
+        for spelled, literals in self._classes(facts):
+            if any(literal.hopeless for literal in literals):
+                continue
+            names = [self._name(both_strings(n.string, spelled), n, known) for n in naming]
+            name = either(names)
+            value = NOTHING if name.empty else self.value(literals)
+            if not value.empty:
+                options.append(self.layout.pair(name, value))
+        return either(options)
+
+    def _name(self, spelled: StringFacts, naming: Facts, known: list[str]) -> Node:
+        if naming.values is not None:
+            others = [v for v in naming.values.values() if v not in known]
+            return either(literal(json_text(value)) for value in others)
+        return strings_without(spelled, [*known, *naming.barred.values()])
+
+    def _classes(self, facts: Facts) -> Iterator[tuple[StringFacts, tuple[Literal, ...]]]:
+        """Kinds of names by the patterns that they match, and conditions on the values of each."""
+        patterns: dict[str, None] = {}
+        for layer, _ in facts.layers:
+            gates = layer.additional is not None and not layer.additional.certain
+            for pattern, inside in layer.patterns.items():
+                if gates or not inside.certain:
+                    patterns[pattern] = None
+        names = list(patterns)
+        exhaustive = len(names) <= MOST_PATTERNS
+        sizes = range(len(names) + 1) if exhaustive else range(2)
+        for size in sizes:
+            for matched in combinations(names, size):
+                unmatched = tuple(
+                    StringFacts(patterns=(name,)) for name in names if name not in matched
+                )
+                literals: dict[Literal, None] = {}
+                for layer, _ in facts.layers:
+                    inside = [l for p, l in layer.patterns.items() if p in matched]
+                    if not any(p in matched for p in layer.patterns) and layer.additional:
+                        inside = [layer.additional]
+                    literals.update(dict.fromkeys(inside))
+                left = tuple(literal for literal in literals if not literal.certain)
+                yield StringFacts(patterns=matched, excluded=unmatched), left
