@@ -1,4 +1,4 @@
-"""What a schema says about single values: the conditions on one string, and on one number."""
+"""What the keywords of a schema say together about the strings, or the numbers, that it allows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class StringFacts:
-    """Conditions on a string; all of them hold.
+    """Strings with all of these properties.
 
     Attributes:
-        least: the fewest characters.
-        most: the most characters, or None.
-        patterns: regular expressions, each of which is found in the string.
-        formats: names of formats, each of which the string has.
-        excluded: texts that fit any of these are left out.
+        least: characters (code points) that a string has at least.
+        most: characters that it has at most; None means any number.
+        patterns: regular expressions of JSON Schema, each of which is found in it.
+        formats: names of formats that it has.
+        excluded: a string that has the properties of any of these is left out.
     """
 
     least: int = 0
@@ -27,16 +27,16 @@ class StringFacts:
 
 @dataclass(frozen=True)
 class NumberFacts:
-    """Conditions on a number; all of them hold.
+    """Numbers with all of these properties.
 
     Attributes:
-        integer: whether it is a whole number.
-        least: the lowest value, or None.
-        above: whether the lowest value itself is excluded.
-        most: the highest value, or None.
-        below: whether the highest value itself is excluded.
-        multiples: numbers, of each of which it is a multiple.
-        excluded: numbers that fit any of these are left out.
+        integer: whether only integers belong to it.
+        least: a number is not smaller.
+        above: whether it is also not equal to `least`.
+        most: a number is not larger.
+        below: whether it is also not equal to `most`.
+        multiples: a number is a multiple of each of them; they are above 0.
+        excluded: a number that has the properties of any of these is left out.
     """
 
     integer: bool = False

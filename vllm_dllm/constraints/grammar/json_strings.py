@@ -1,46 +1,164 @@
-"""The language of strings that meet some conditions, thin: over `json_values`."""
+"""The strings that have all properties that a schema names, as they are written in JSON."""
 
 from __future__ import annotations
 
-from vllm_dllm.constraints.grammar.json_facts import StringFacts
-from vllm_dllm.constraints.grammar.json_values import (
-    string,
-    string_of_format,
-    string_of_pattern,
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, reduce
+
+from vllm_dllm.constraints.grammar.ecma_language import (
+    Writing,
+    found_in,
+    matched_by,
+    whole_text,
 )
-from vllm_dllm.constraints.grammar.language import NOTHING, Node
+from vllm_dllm.constraints.grammar.ecma_parser import parse
+from vllm_dllm.constraints.grammar.ecma_tree import Repetition, Sequence, Tree
+from vllm_dllm.constraints.grammar.json_facts import StringFacts
+from vllm_dllm.constraints.grammar.json_formats import AUTOMATA
+from vllm_dllm.constraints.grammar.json_values import (
+    ANY_BUT_NULL,
+    ANY_CHARACTER,
+    QUOTE,
+    inside_string,
+)
+from vllm_dllm.constraints.grammar.language import (
+    ANY,
+    NOTHING,
+    Node,
+    Ranges,
+    repeat,
+    sequence,
+)
 from vllm_dllm.constraints.grammar.rules import Both, Without
+from vllm_dllm.constraints.grammar.shared import REMEMBERED, shared
 from vllm_dllm.constraints.limits import ConstraintError
 
 
-def string_tree(facts: StringFacts) -> Node:
-    """The strings that meet conditions, in quotes.
-
-    Raises:
-        ConstraintError: a condition cannot be expressed; the message names the keyword.
-    """
-    if facts.most is not None and facts.most < facts.least:
-        return NOTHING
-    parts = []
-    try:
-        parts += [string_of_pattern(pattern) for pattern in facts.patterns]
-    except ConstraintError as error:
-        raise ConstraintError(f"pattern: {error}") from error
-    parts += [string_of_format(name) for name in facts.formats]
-    if not parts or facts.least or facts.most is not None:
-        parts.append(string(facts.least, facts.most))
-    language = parts[0]
-    for part in parts[1:]:
-        language = Both(language, part)
-    for other in facts.excluded:
-        language = Without(language, string_tree(other))
-    return language
-
-
+@lru_cache(REMEMBERED)
 def string_language(facts: StringFacts) -> Node:
-    """As `string_tree`; the language may call rules.
+    """The strings with these properties; equal facts give the same node.
 
     Raises:
         ConstraintError: see `string_tree`.
     """
-    return string_tree(facts)
+    return shared("string", string_tree(facts))
+
+
+@lru_cache(REMEMBERED)
+def string_tree(facts: StringFacts) -> Node:
+    """As `string_language`, without a call of a rule, so that it may be part of `Both`.
+
+    Raises:
+        ConstraintError: a pattern is none, or no automaton can follow it; or what is excluded
+            cannot be told apart.
+    """
+    return sequence(QUOTE, _content(facts, generous=False), QUOTE)
+
+
+def _content(facts: StringFacts, generous: bool) -> Node:
+    """What stands between the quotes; see `ecma_language` for `generous`."""
+    facts = _without_lengths_excluded(facts)
+    if facts.most is not None and facts.most < facts.least:
+        return NOTHING
+    counts = facts.least, facts.most
+    conditions = _conditions(facts, generous)
+    without_null = bool(facts.excluded) or bool(conditions)
+    language = reduce(_both, _languages(conditions, counts, generous, without_null))
+    for excluded in facts.excluded:
+        if not excluded.patterns and not excluded.excluded and excluded.formats and not generous:
+            raise ConstraintError(
+                f"format {excluded.formats[0]!r} cannot be excluded: readers disagree on what has it"
+            )
+        if not language.empty:
+            outside = _content(excluded, not generous)
+            language = language if outside.empty else Without(language, outside)
+    return language
+
+
+def _without_lengths_excluded(facts: StringFacts) -> StringFacts:
+    """Facts in which an excluded range of lengths is no exclusion any more, if it has one end."""
+    least, most, others = facts.least, facts.most, []
+    for one in facts.excluded:
+        if one.patterns or one.formats or one.excluded or (one.least and one.most is not None):
+            others.append(one)
+        elif one.most is not None:
+            least = max(least, one.most + 1)
+        else:
+            most = one.least - 1 if most is None else min(most, one.least - 1)
+    return StringFacts(least, most, facts.patterns, facts.formats, tuple(others))
+
+
+def _conditions(facts: StringFacts, generous: bool) -> list[tuple[str, Tree]]:
+    """The patterns of facts, and their formats as patterns, each with what messages call it."""
+    found = []
+    for pattern in dict.fromkeys(facts.patterns):
+        with _named(name := f"pattern {pattern!r}"):
+            found.append((name, parse(pattern)))
+    # Any text may have a format, for a reader who takes formats for annotations.
+    names = () if generous else dict.fromkeys(facts.formats)
+    known = ((f"format {name!r}", AUTOMATA[name]) for name in names if name in AUTOMATA)
+    return [*found, *((name, parse(f"^(?:{text})$")) for name, text in known)]
+
+
+def _languages(
+    conditions: list[tuple[str, Tree]],
+    counts: tuple[int, int | None],
+    generous: bool,
+    without_null: bool,
+) -> Iterable[Node]:
+    """Languages of which the strings are the intersection."""
+    writing = Writing(_leaf, ANY_BUT_NULL)
+    counted = False
+    for name, tree in conditions:
+        content = whole_text(tree)
+        clipped = None if content is None or counted or generous else _clipped(content, *counts)
+        counted |= clipped is not None
+        with _named(name):
+            if clipped is not None:
+                yield matched_by(clipped, writing)
+            else:
+                yield found_in(tree, writing, generous)
+    if not counted and (not conditions or counts != (0, None)):
+        yield repeat(ANY_BUT_NULL if without_null else ANY_CHARACTER, *counts)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Refusals that say what they are about."""
+    try:
+        yield
+    except ConstraintError as error:
+        raise ConstraintError(f"{name}: {error}") from error
+
+
+def _clipped(tree: Tree, least: int, most: int | None) -> Tree | None:
+    """The tree of those matches that have `least` to `most` characters, where that is simple."""
+    narrowest, widest = tree.width
+    if least <= narrowest and (most is None or (widest is not None and widest <= most)):
+        return tree
+    items = tree.items if isinstance(tree, Sequence) else (tree,)
+    open_items = [n for n, item in enumerate(items) if item.width[0] != item.width[1]]
+    if len(open_items) != 1:
+        return None
+    (place,) = open_items
+    item = items[place]
+    fixed = sum(other.width[0] for n, other in enumerate(items) if n != place)
+    if not isinstance(item, Repetition) or item.item.width != (1, 1):
+        clipped = None
+        if isinstance(item, Sequence):
+            clipped = _clipped(item, max(0, least - fixed), None if most is None else most - fixed)
+    else:
+        ends = [
+            end for end in (item.most, None if most is None else most - fixed) if end is not None
+        ]
+        clipped = Repetition(item.item, max(item.least, least - fixed), min(ends, default=None))
+    return None if clipped is None else Sequence((*items[:place], clipped, *items[place + 1 :]))
+
+
+def _both(left: Node, right: Node) -> Node:
+    return NOTHING if left.empty or right.empty else Both(left, right)
+
+
+def _leaf(ranges: Ranges) -> Node:
+    return ANY_BUT_NULL if ranges == ANY else inside_string(ranges)
