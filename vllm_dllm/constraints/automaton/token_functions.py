@@ -44,7 +44,8 @@ class TokenFunctions:
         self.moves, self.outcomes, self.limits = moves, outcomes, limits
         states, width = moves.outcome.shape
         # In `read`, leaving with the whole text is leaving with the suffix of this number.
-        dead, stay = np.zeros(states, dtype=np.int32), np.arange(1, states + 1, dtype=np.int32)
+        dead: np.ndarray = np.zeros(states, dtype=np.int32)
+        stay: np.ndarray = np.arange(1, states + 1, dtype=np.int32)
         self.rows, self.read = [dead, stay], [dead, stay]
         self.number = {row.tobytes(): n for n, row in enumerate(self.rows)}
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
