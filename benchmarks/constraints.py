@@ -28,10 +28,10 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
 
 from benchmarks.common import quiet_engines, write  # noqa: E402
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
-from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language  # noqa: E402
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402

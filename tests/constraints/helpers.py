@@ -23,7 +23,8 @@ from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata, regular_automaton
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.automaton.windows import Window, window as window_of
+from vllm_dllm.constraints.automaton.windows import Window
+from vllm_dllm.constraints.automaton.windows import window as window_of
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
 from vllm_dllm.constraints.decoding.class_weights import TokenChunks
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError

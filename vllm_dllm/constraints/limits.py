@@ -54,5 +54,5 @@ class CompileLimits:
     expression_characters: int = 4 << 20
     positions: int = 200_000
     byte_states: int = 16_000
-    cells: int = 16 << 20
+    cells: int = 48 << 20
     window_states: int = 2048

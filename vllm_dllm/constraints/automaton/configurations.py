@@ -53,6 +53,11 @@ class Configurations:
         """
         self.tables, self.depth = tables, depth
         self._alternatives = tables.alternatives
+        # The suffix with which an outcome leaves a rule, for outcomes that only do that.
+        self._suffix_left = np.array(
+            [some[0][0][0] if len(some) == 1 and some[0][1] == LEFT else -1
+             for some in self._alternatives]
+        )  # fmt: skip
         self._tokens, self._calls = tables.tokens.tolist(), tables.calls.tolist()
         self._may_leave = tables.may_leave.tolist()
         self._must_leave = tables.must_leave.tolist()
@@ -65,10 +70,11 @@ class Configurations:
         self.distance: list[int] = []
         self._state_number: dict[tuple[Configuration, ...], int] = {}
         self._moves: dict[int, Moves] = {}
-        self._groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        self._groups: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._left: dict[int, np.ndarray] = {}
+        self._partitions: dict[bytes, np.ndarray] = {}
         self.labels: list[np.ndarray] = []
         self._label_number: dict[bytes, int] = {}
-        self._unions: dict[tuple[int, ...], int] = {}
         self.end_label = self._label(np.array([tables.classes - 1], dtype=np.int32))
         start = int(tables.start[0])
         if self._calls[start] > depth:
@@ -128,7 +134,7 @@ class Configurations:
             return END_OF_TEXT if state == END_OF_TEXT or self._may_end_in(state) else NO_STATE
         found: set[Configuration] = set()
         for stack, rule_state in self.members[state]:
-            self._follow(stack, int(self.tables.outcome[rule_state, kind]), found)
+            self._follow(stack, int(self.tables.outcomes(rule_state)[kind]), found)
         return self._state(tuple(sorted(found))) if found else NO_STATE
 
     def stack_of(self, state: int) -> int:
@@ -152,47 +158,91 @@ class Configurations:
 
     def _find_moves(self, state: int) -> Moves:
         configurations = self.members[state]
-        stacks = [stack for stack, _ in configurations]
-        labels: dict[int, list[int]] = {}
-        for outcomes, label in self._grouped(tuple(s for _, s in configurations)):
-            found: set[Configuration] = set()
-            for stack, outcome in zip(stacks, outcomes, strict=True):
-                self._follow(stack, outcome, found)
-            if found:
-                labels.setdefault(self._state(tuple(sorted(found))), []).append(label)
+        results = [self._results(stack, rule_state) for stack, rule_state in configurations]
+        if len(results) == 1:
+            (target_of_class,) = results
+        else:
+            target_of_class = self._joined(results)
+        targets, kind_of_class = np.unique(target_of_class, return_inverse=True)
+        key = kind_of_class.astype(np.int16).tobytes()
+        labels = self._partitions.get(key)
+        if labels is None:
+            order = np.argsort(kind_of_class, kind="stable").astype(np.int32)
+            last = np.cumsum(np.bincount(kind_of_class, minlength=len(targets))).tolist()
+            labels = self._partitions[key] = np.array(
+                [
+                    self._label(order[begin:end])
+                    for begin, end in zip([0, *last], last, strict=False)
+                ],
+                dtype=np.int32,
+            )
+        alive = targets != NO_STATE
+        targets, labels = targets[alive].astype(np.int32), labels[alive]
         if self._may_end_in(state):
-            labels[END_OF_TEXT] = [self.end_label]
-        joined = [self._union(some) for some in labels.values()]
-        return Moves(np.array(list(labels), dtype=np.int32), np.array(joined, dtype=np.int32))
+            targets = np.append(targets, np.int32(END_OF_TEXT))
+            labels = np.append(labels, np.int32(self.end_label))
+        return Moves(targets, labels)
 
-    def _grouped(self, rule_states: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
-        """The distinct outcomes in some rule states, with the label of the classes that have them.
+    def _results(self, stack: int, rule_state: int) -> np.ndarray:
+        """The state after a token of each class but the last, int64 ``[classes - 1]``."""
+        outcomes, kind_of_class = self._grouped(rule_state)
+        return self._resolved(stack, outcomes)[kind_of_class]
 
-        An entry holds an outcome for each rule state.
-        """
-        groups = self._groups.get(rule_states)
+    def _grouped(self, rule_state: int) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct outcomes in a rule state, and which of them each class has."""
+        groups = self._groups.get(rule_state)
         if groups is None:
-            rows = self.tables.outcome[list(rule_states)]
-            kinds, inverse = np.unique(rows, axis=1, return_inverse=True)
-            inverse = inverse.reshape(-1)
-            order = np.argsort(inverse, kind="stable").astype(np.int32)
-            last = np.cumsum(np.bincount(inverse, minlength=kinds.shape[1])).tolist()
-            groups = self._groups[rule_states] = [
-                (tuple(outcomes), self._label(order[begin:end]))
-                for outcomes, begin, end in zip(kinds.T.tolist(), [0, *last], last, strict=False)
-                if any(outcomes)
-            ]
+            found = np.unique(self.tables.outcomes(rule_state), return_inverse=True)
+            groups = self._groups[rule_state] = found[0], found[1].reshape(-1)
         return groups
+
+    def _resolved(self, stack: int, outcomes: np.ndarray) -> np.ndarray:
+        """The states that outcomes lead to from a stack, int64 ``[outcomes]``."""
+        suffix = self._suffix_left[outcomes]
+        found: np.ndarray = np.full(len(outcomes), NO_STATE, dtype=np.int64)
+        leaves = suffix >= 0
+        if stack != EMPTY_STACK and leaves.any():
+            found[leaves] = self._after_leaving(stack)[suffix[leaves]]
+        for place in np.flatnonzero(~leaves & (outcomes != NO_WAY)).tolist():
+            some: set[Configuration] = set()
+            self._follow(stack, int(outcomes[place]), some)
+            if some:
+                found[place] = self._state(tuple(sorted(some)))
+        return found
+
+    def _after_leaving(self, stack: int) -> np.ndarray:
+        """The state after each suffix is read below the top of a stack, int64 ``[suffixes]``."""
+        known = self._left.get(stack)
+        if known is None:
+            column = self.tables.suffix_outcomes(self._back[stack])
+            outcomes, kind = np.unique(column, return_inverse=True)
+            known = self._resolved(self._below[stack], outcomes)[kind.reshape(-1)]
+            self._left[stack] = known
+        return known
+
+    def _joined(self, results: list[np.ndarray]) -> np.ndarray:
+        """The states that hold the configurations of several states each; int64 ``[classes - 1]``.
+
+        `results` are states of each class, int64 ``[classes - 1]``.
+        """
+        key = results[0]
+        for more in results[1:]:
+            _, key = np.unique(key * len(self.members) + more, return_inverse=True)
+        _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+        joined = []
+        for place in first.tolist():
+            some = {pair for each in results if each[place] != NO_STATE
+                    for pair in self.members[each[place]]}  # fmt: skip
+            joined.append(self._state(tuple(sorted(some))) if some else NO_STATE)
+        return np.array(joined, dtype=np.int64)[kind.reshape(-1)]
 
     def _follow(self, stack: int, outcome: int, found: set[Configuration]) -> None:
         """Add the configurations that an outcome leads to from a stack."""
-        if outcome == NO_WAY:
-            return
         for pushed, state in self._alternatives[outcome]:
             if state == LEFT:
-                if stack:
-                    suffix = int(self.tables.suffix_outcome[pushed[0], self._back[stack]])
-                    self._follow(self._below[stack], suffix, found)
+                if stack != EMPTY_STACK:
+                    below = int(self._after_leaving(stack)[pushed[0]])
+                    found.update(self.members[below] if below != NO_STATE else ())
                 continue
             top = stack
             for back in pushed:
@@ -240,12 +290,3 @@ class Configurations:
             number = self._label_number[key] = len(self.labels)
             self.labels.append(classes)
         return number
-
-    def _union(self, labels: list[int]) -> int:
-        """The label of the classes of any of some labels."""
-        if len(labels) == 1:
-            return labels[0]
-        key = tuple(labels)
-        if key not in self._unions:
-            self._unions[key] = self._label(np.sort(np.concatenate([self.labels[n] for n in key])))
-        return self._unions[key]

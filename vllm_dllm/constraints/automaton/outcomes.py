@@ -5,9 +5,8 @@ ways. An alternative is a pair of a tuple and a state:
 
 - ``(pushed, state)``: the reader is in `state`, and returns to the states `pushed`, last one first,
   before it goes on in the rule in which it began;
-- ``((suffix,), LEFT)``: the rule in which it began has ended, and the suffix of the text is still
-  to be read by whoever called the rule;
-- ``((), LEFT)``: the same, and the suffix is the whole text.
+- ``((suffix,), LEFT)``: the rule in which it began has ended, and a suffix of the text is still to
+  be read by whoever called the rule. The suffix is given by the number of its function.
 
 Outcomes are numbered. 0 has no alternatives, and ``1 + state`` is staying in the rule in a state.
 """
@@ -20,7 +19,6 @@ Alternative = tuple[tuple[int, ...], int]
 
 NO_WAY = 0
 LEFT = -1
-UNREAD: Alternative = ((), LEFT)
 
 
 class Outcomes:
@@ -33,8 +31,6 @@ class Outcomes:
             *((((), state),) for state in range(states)),
         ]
         self._numbers: dict[frozenset[Alternative], int] = {frozenset(): NO_WAY}
-        self._with_unread: dict[int, int] = {}
-        self.unread = self.number([UNREAD])
 
     def number(self, alternatives: Iterable[Alternative]) -> int:
         """The number of a set of alternatives."""
@@ -48,15 +44,3 @@ class Outcomes:
             number = self._numbers[some] = len(self.alternatives)
             self.alternatives.append(tuple(sorted(some)))
         return number
-
-    def with_unread(self, number: int) -> int:
-        """The outcome, or leaving the rule before anything is read."""
-        found = self._with_unread.get(number)
-        if found is None:
-            found = self.number([*self.alternatives[number], UNREAD])
-            self._with_unread[number] = found
-        return found
-
-    def has_unread(self, number: int) -> bool:
-        """Whether the rule may be left before anything is read."""
-        return UNREAD in self.alternatives[number]

@@ -13,7 +13,7 @@ import numpy as np
 
 from vllm_dllm.constraints.automaton.byte_moves import byte_moves
 from vllm_dllm.constraints.automaton.distance import NEVER
-from vllm_dllm.constraints.automaton.outcomes import LEFT, Alternative, Outcomes
+from vllm_dllm.constraints.automaton.outcomes import LEFT, NO_WAY, Alternative, Outcomes
 from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata
 from vllm_dllm.constraints.automaton.shortest import shortest_endings
 from vllm_dllm.constraints.automaton.token_functions import NOTHING_READ, TokenFunctions
@@ -31,13 +31,15 @@ class PushdownTables:
 
     Outcomes are numbered as in `Outcomes`; those beyond the rule states are spelled out here, as
     alternatives one after the other, each with its pushed states (or its suffix) one after the
-    other.
+    other. Where a token leads nowhere, nothing is stored.
 
     Attributes:
         class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed. The last class
             holds the tokens that end a text.
-        outcome: ``[states, classes - 1]``, the outcome of a token of each class.
-        suffix_outcome: ``[suffixes, states]``, the outcome of reading a rest of a token.
+        token_first: ``[states + 1]``, where the tokens that each state can read begin in the next.
+        token_class, token_outcome: a class of tokens, and its outcome, ascending by class.
+        suffix_first: ``[states + 1]``, where the suffixes that each state can read begin.
+        suffix, suffix_outcome: a suffix of a token, and its outcome, ascending by suffix.
         first_alternative: ``[outcomes - states]``, where the alternatives of each outcome begin.
         alternative_state: ``[alternatives]``.
         first_pushed: ``[alternatives + 1]``, where the pushed states of each alternative begin.
@@ -47,10 +49,15 @@ class PushdownTables:
         tokens: ``[states]``, the fewest tokens to the end of the rule, see `shortest_endings`.
         calls: ``[states]``, the calls inside each other that this ending makes.
         start: ``[1]``, the state in which a text starts.
+        sizes: ``[2]``, the number of classes, and of suffixes.
     """
 
     class_of_token: np.ndarray
-    outcome: np.ndarray
+    token_first: np.ndarray
+    token_class: np.ndarray
+    token_outcome: np.ndarray
+    suffix_first: np.ndarray
+    suffix: np.ndarray
     suffix_outcome: np.ndarray
     first_alternative: np.ndarray
     alternative_state: np.ndarray
@@ -61,6 +68,7 @@ class PushdownTables:
     tokens: np.ndarray
     calls: np.ndarray
     start: np.ndarray
+    sizes: np.ndarray
 
     @property
     def states(self) -> int:
@@ -70,7 +78,21 @@ class PushdownTables:
     @property
     def classes(self) -> int:
         """Number of classes, including the one that ends a text."""
-        return self.outcome.shape[1] + 1
+        return int(self.sizes[0])
+
+    def outcomes(self, state: int) -> np.ndarray:
+        """The outcome of a token of each class but the last, int32 ``[classes - 1]``."""
+        row: np.ndarray = np.zeros(self.classes - 1, dtype=np.int32)
+        some = slice(*self.token_first[state : state + 2].tolist())
+        row[self.token_class[some]] = self.token_outcome[some]
+        return row
+
+    def suffix_outcomes(self, state: int) -> np.ndarray:
+        """The outcome of each suffix, int32 ``[suffixes]``."""
+        row: np.ndarray = np.zeros(int(self.sizes[1]), dtype=np.int32)
+        some = slice(*self.suffix_first[state : state + 2].tolist())
+        row[self.suffix[some]] = self.suffix_outcome[some]
+        return row
 
     @cached_property
     def alternatives(self) -> list[tuple[Alternative, ...]]:
@@ -100,10 +122,6 @@ def pushdown_tables(
     moves = byte_moves(automata, outcomes)
     functions = TokenFunctions(moves, outcomes, vocabulary, limits)
     used = np.unique(functions.of_token[functions.of_token != NOTHING_READ])
-    whole = _rows(functions, used)
-    tokens, calls = shortest_endings(whole.T, outcomes, moves.may_leave)
-    if tokens[automata.start] == NEVER:
-        raise ConstraintError("no output of the constraint can be written with this tokenizer")
     # Classes by their lowest token, so that ties go to it.
     class_of_token, order = _by_first_token(functions.of_token, used)
     if len(order) >= MOST_CLASSES:
@@ -112,35 +130,69 @@ def pushdown_tables(
             f"{MOST_CLASSES} are served"
         )
     class_of_token[list(vocabulary.ends)] = len(order)
-    whole, suffixes, alternatives = _renumbered(whole[order], functions, outcomes)
+    whole = _Sparse.of(functions.read, used[order])
+    tokens, calls = shortest_endings(whole.state, whole.outcome, outcomes, moves.may_leave)
+    if tokens[automata.start] == NEVER:
+        raise ConstraintError("no output of the constraint can be written with this tokenizer")
+    kept, suffixes, rest = _used(whole, functions, outcomes)
+    number: np.ndarray = np.arange(len(outcomes.alternatives))
+    number[kept] = automata.states + 1 + np.arange(len(kept))
+    place = {suffix: n for n, suffix in enumerate(suffixes)}
+    alternatives = [
+        [((place[p[0]],), s) if s == LEFT else (p, s) for p, s in outcomes.alternatives[n]]
+        for n in kept
+    ]
     flat = [alternative for some in alternatives for alternative in some]
-    sizes = [len(pushed) for pushed, _ in flat]
 
     def packed(values: object) -> np.ndarray:
         return np.asarray(values, dtype=np.int32)
 
     return PushdownTables(
         class_of_token=packed(class_of_token),
-        outcome=np.ascontiguousarray(whole.T, dtype=np.int32),
-        suffix_outcome=packed(suffixes).reshape(-1, automata.states),
+        token_first=packed(whole.first(automata.states)),
+        token_class=packed(whole.column),
+        token_outcome=packed(number[whole.outcome]),
+        suffix_first=packed(rest.first(automata.states)),
+        suffix=packed(rest.column),
+        suffix_outcome=packed(number[rest.outcome]),
         first_alternative=packed(np.cumsum([0, *map(len, alternatives)])[:-1]),
         alternative_state=packed([state for _, state in flat]),
-        first_pushed=packed(np.cumsum([0, *sizes])),
+        first_pushed=packed(np.cumsum([0, *(len(pushed) for pushed, _ in flat)])),
         pushed=packed([state for pushed, _ in flat for state in pushed]),
         may_leave=packed(moves.may_leave),
         must_leave=packed(moves.must_leave),
-        tokens=packed(np.minimum(tokens, NEVER)),
+        tokens=packed(tokens),
         calls=packed(calls),
         start=packed([automata.start]),
+        sizes=packed([len(order) + 1, len(suffixes)]),
     )
 
 
-def _rows(functions: TokenFunctions, numbers: np.ndarray) -> np.ndarray:
-    """Functions in which leaving with the whole token names it as a suffix."""
-    states = len(functions.rows[0])
-    if not len(numbers):
-        return np.zeros((0, states), dtype=np.int32)
-    return np.stack([functions.read[number] for number in numbers.tolist()])
+@dataclass(frozen=True)
+class _Sparse:
+    """Where functions read something, ascending by state and column.
+
+    Attributes:
+        state, column, outcome: int64 ``[n]``, a state, the place of a function, and its outcome.
+    """
+
+    state: np.ndarray
+    column: np.ndarray
+    outcome: np.ndarray
+
+    @classmethod
+    def of(cls, read: np.ndarray, functions: np.ndarray) -> _Sparse:
+        """Of some functions, int64 ``[columns]``; `read` is that of `TokenFunctions`."""
+        places = [np.flatnonzero(read[function] != NO_WAY) for function in functions.tolist()]
+        column: np.ndarray = np.repeat(np.arange(len(places)), [len(p) for p in places])
+        state = np.concatenate(places) if places else column
+        order = np.argsort(state, kind="stable")
+        state, column = state[order], column[order]
+        return cls(state, column, read[functions[column], state].astype(np.int64))
+
+    def first(self, states: int) -> np.ndarray:
+        """Where each state begins, int64 ``[states + 1]``."""
+        return np.asarray(np.searchsorted(self.state, np.arange(states + 1)))
 
 
 def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -157,43 +209,25 @@ def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray,
     return classes, order
 
 
-def _renumbered(
-    whole: np.ndarray, functions: TokenFunctions, outcomes: Outcomes
-) -> tuple[np.ndarray, np.ndarray, list[list[Alternative]]]:
-    """Keep only the outcomes and suffixes that occur, and number them anew.
+def _used(
+    whole: _Sparse, functions: TokenFunctions, outcomes: Outcomes
+) -> tuple[list[int], list[int], _Sparse]:
+    """What tokens lead to, also behind the rules that they leave.
 
     Returns:
-        The rows of `whole` with new numbers, those of the suffixes, and the alternatives of the
-        outcomes beyond the states.
+        The outcomes beyond the states, the functions of the suffixes, and what suffixes lead to.
     """
-    states = outcomes.states
     kept: list[int] = []
+    suffixes: dict[int, None] = {}
+    ahead = np.unique(whole.outcome)
     seen: set[int] = set()
-    rows = [whole]
-    ahead = np.unique(whole)
-    suffix_number: dict[int, int] = {}
     while len(ahead):
-        new = [n for n in ahead.tolist() if n > states and n not in seen]
+        new = [n for n in ahead.tolist() if n > outcomes.states and n not in seen]
         seen.update(new)
         kept += new
-        suffixes = {
-            pushed[0]
-            for n in new
-            for pushed, state in outcomes.alternatives[n]
-            if state == LEFT and pushed[0] not in suffix_number
-        }
-        for suffix in sorted(suffixes):
-            suffix_number[suffix] = len(suffix_number)
-            rows.append(functions.read[suffix][None])
-        ahead = np.unique(np.concatenate(rows[-len(suffixes) :])) if suffixes else np.zeros(0)
-    number = np.arange(len(outcomes.alternatives))
-    number[kept] = states + 1 + np.arange(len(kept))
-    alternatives = [
-        [
-            ((suffix_number[pushed[0]],), state) if state == LEFT else (pushed, state)
-            for pushed, state in outcomes.alternatives[n]
-        ]
-        for n in kept
-    ]
-    stacked = number[np.concatenate(rows)]
-    return stacked[: len(whole)], stacked[len(whole) :], alternatives
+        left = {p[0] for n in new for p, state in outcomes.alternatives[n] if state == LEFT}
+        more = sorted(left - set(suffixes))
+        suffixes.update(dict.fromkeys(more))
+        ahead = np.unique(functions.read[more])
+    names = list(suffixes)
+    return kept, names, _Sparse.of(functions.read, np.array(names, dtype=np.int64))

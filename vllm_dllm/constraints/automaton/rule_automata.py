@@ -130,8 +130,9 @@ class _Builder:
         if node.empty:
             return np.full((1, 256), DEAD, dtype=np.int32)
         expression = as_expression(node, self.limits, self._symbol)
-        ended = rf"(?:{expression})\x{SYMBOL:02x}\x{END:02x}"
-        return expression_table(ended, self.limits.byte_states)
+        return expression_table(
+            rf"(?:{expression})\x{SYMBOL:02x}\x{END:02x}", self.limits.byte_states
+        )
 
 
 def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:

@@ -9,7 +9,7 @@ from vllm_dllm.constraints.automaton.outcomes import LEFT, Outcomes
 
 
 def shortest_endings(
-    outcome: np.ndarray, outcomes: Outcomes, may_leave: np.ndarray
+    state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes, may_leave: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """How a rule ends soonest from each state, if every call in it ends at the edge of a token.
 
@@ -17,7 +17,8 @@ def shortest_endings(
     small. It may be too large, because a token may also end several rules at once.
 
     Args:
-        outcome: int ``[states, classes]``, the outcome of a token of each class.
+        state: int ``[n]``, states in which some token can be read.
+        outcome: int ``[n]``, an outcome of it.
         outcomes: the numbers of outcomes.
         may_leave: bool ``[states]``, whether a rule may end in a state.
 
@@ -25,23 +26,23 @@ def shortest_endings(
         The tokens, int64 ``[states]``, `NEVER` where there is no such ending; and the calls inside
         each other that this ending makes, int64 ``[states]``.
     """
-    edge_state, parts = _edges(outcome, outcomes)
-    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    edge_state, parts = _edges(state, outcome, outcomes)
+    owner: np.ndarray = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     flat = np.array([state for part in parts for state in part], dtype=np.int64)
     order = np.argsort(flat, kind="stable")
     first = np.asarray(np.searchsorted(flat[order], np.arange(len(may_leave) + 1)))
     missing = np.array([len(part) for part in parts])
-    total = np.ones(len(parts), dtype=np.int64)
-    depth = np.zeros(len(parts), dtype=np.int64)
+    total: np.ndarray = np.ones(len(parts), dtype=np.int64)
+    depth: np.ndarray = np.zeros(len(parts), dtype=np.int64)
     # How many calls are open while a part of an edge is read: the first is the innermost.
     level = np.concatenate([np.arange(len(part))[::-1] for part in parts]) if parts else flat
     tokens: np.ndarray = np.where(may_leave, 0, NEVER).astype(np.int64)
-    calls = np.zeros(len(may_leave), dtype=np.int64)
+    calls: np.ndarray = np.zeros(len(may_leave), dtype=np.int64)
     waiting: dict[int, list[np.ndarray]] = {}
     now, count = np.flatnonzero(may_leave), 0
     while True:
         sizes = first[now + 1] - first[now]
-        begin = np.repeat(first[now] - (sizes.cumsum() - sizes), sizes)
+        begin: np.ndarray = np.repeat(first[now] - (sizes.cumsum() - sizes), sizes)
         places = order[begin + np.arange(sizes.sum())]
         edges = owner[places]
         np.add.at(total, edges, tokens[flat[places]])
@@ -64,21 +65,20 @@ def shortest_endings(
             return tokens, calls
 
 
-def _edges(outcome: np.ndarray, outcomes: Outcomes) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+def _edges(
+    state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes
+) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Ways to read one token: the state before it, and the states that must then end, each once.
 
     The first of those states is the innermost.
     """
-    ordered = np.sort(outcome, axis=1)
-    new = ordered != 0
-    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    source, column = np.nonzero(new)
-    numbers = ordered[source, column]
+    count = len(outcomes.alternatives)
+    before, numbers = np.divmod(np.unique(state.astype(np.int64) * count + outcome), count)
     states: list[int] = []
     parts: list[tuple[int, ...]] = []
-    for state, number in zip(source.tolist(), numbers.tolist(), strict=True):
+    for source, number in zip(before.tolist(), numbers.tolist(), strict=True):
         for pushed, inner in outcomes.alternatives[number]:
             if inner != LEFT:
-                states.append(state)
+                states.append(source)
                 parts.append((inner, *pushed[::-1]))
     return np.array(states, dtype=np.int64), parts

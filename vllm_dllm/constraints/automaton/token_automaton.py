@@ -52,8 +52,7 @@ class TokenAutomaton:
         kind = int(self.class_of_token[token])
         if kind == NO_CLASS or state == DEAD:
             return DEAD
-        first, last = np.searchsorted(self.edge_source, [state, state + 1])
-        for edge in range(int(first), int(last)):
+        for edge in np.flatnonzero(self.edge_source == state).tolist():
             label = int(self.edge_label[edge])
             if kind in self.members[self.label_first[label] : self.label_first[label + 1]]:
                 return int(self.edge_target[edge])

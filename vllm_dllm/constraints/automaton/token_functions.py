@@ -11,6 +11,8 @@ different functions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from vllm_dllm.constraints.automaton.byte_moves import ByteMoves
@@ -21,8 +23,6 @@ from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 UNKNOWN = -1
 # No text can be read in any state, the empty text can in all.
 NOTHING_READ, EMPTY_TEXT = 0, 1
-# Table entries that are composed at once: functions times states.
-TILE = 1 << 22
 
 
 class TokenFunctions:
@@ -31,6 +31,8 @@ class TokenFunctions:
     Attributes:
         outcomes: the numbers of outcomes.
         of_token: int64 ``[ids]``, the function of each token; `NOTHING_READ` for one without bytes.
+        read: int32 ``[functions and more, states]``, the outcomes of each function. A rule that is
+            left before anything is read is left with this function's number.
     """
 
     def __init__(
@@ -43,15 +45,16 @@ class TokenFunctions:
         """
         self.moves, self.outcomes, self.limits = moves, outcomes, limits
         states, width = moves.outcome.shape
-        # In `read`, leaving with the whole text is leaving with the suffix of this number.
-        dead, stay = np.zeros(states, dtype=np.int32), np.arange(1, states + 1, dtype=np.int32)
-        self.rows, self.read = [dead, stay], [dead, stay]
-        self.number = {row.tobytes(): n for n, row in enumerate(self.rows)}
+        # Memory is taken from the system only where it is written.
+        self.most = limits.cells // states
+        self.read: np.ndarray = np.zeros((max(self.most, 2), states), dtype=np.int32)
+        self.read[EMPTY_TEXT] = np.arange(1, states + 1)
+        # From the states in which a function reads something, and its outcomes there, to its number.
+        self.number: dict[tuple[bytes, bytes], int] = {}
+        self.count = 2
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
         self.composed[NOTHING_READ] = NOTHING_READ
-        columns = moves.outcome.T
-        self.plain = np.where(columns <= states, columns, 0)
-        self.calling = [np.flatnonzero(column > states).tolist() for column in columns]
+        self.steps = [_Step.of(column, states) for column in moves.outcome.T]
         self.through: dict[tuple[int, int], int] = {}
         self.leaving = np.flatnonzero(moves.may_leave)
         self.of_token = self._of_tokens(vocabulary)
@@ -78,57 +81,54 @@ class TokenFunctions:
         numbers = self.composed[function, column]
         missing = numbers == UNKNOWN
         if missing.any():
-            width = self.composed.shape[1]
-            pairs = np.unique(function[missing].astype(np.int64) * width + column[missing])
-            step = max(1, TILE // len(self.rows[0]))
-            for first in range(0, len(pairs), step):
-                self._compose(*np.divmod(pairs[first : first + step], width))
+            # The pairs by column: the same states read something in all pairs of a column.
+            count = len(self.composed)
+            pairs = np.unique(column[missing] * count + function[missing])
+            first, behind = np.divmod(pairs, count)
+            for some in np.split(np.arange(len(pairs)), np.flatnonzero(np.diff(first)) + 1):
+                self._compose(int(first[some[0]]), behind[some])
             numbers = self.composed[function, column]
         return numbers
 
-    def _compose(self, function: np.ndarray, column: np.ndarray) -> None:
-        inner = np.stack([self.read[n] for n in function.tolist()])
-        inner = np.pad(inner, ((0, 0), (1, 0)))  # what follows a dead byte is dead
-        composed = np.take_along_axis(inner, self.plain[column], axis=1)  # [n, states]
-        for row, behind, first in zip(composed, function.tolist(), column.tolist(), strict=True):
-            for state in self.calling[first]:
-                row[state] = self._after_call(int(self.moves.outcome[state, first]), behind)
-            self.composed[behind, first] = self._number(row)
-        if len(self.rows) * len(self.rows[0]) > self.limits.cells:
-            raise ConstraintError(
-                f"the constraint is too large: more than {self.limits.cells} pairs of a state and "
-                "a kind of token"
-            )
+    def _compose(self, column: int, functions: np.ndarray) -> None:
+        """Put a byte in front of functions, int ``[n]``."""
+        step = self.steps[column]
+        found = self.read[np.ix_(functions, step.targets)]  # [n, states that read the byte]
+        for place, move in step.calls:
+            found[:, place] = [self._after_call(move, function) for function in functions.tolist()]
+        for function, outcomes in zip(functions.tolist(), found, strict=True):
+            number = self._number(step.states, outcomes)  # may make `composed` larger
+            self.composed[function, column] = number
 
-    def _number(self, row: np.ndarray) -> int:
-        """The number of a function, given without leaving before anything is read."""
-        if not row.any():
+    def _number(self, states: np.ndarray, outcomes: np.ndarray) -> int:
+        """The number of a function, given by its outcomes in the states in which it reads."""
+        reads = outcomes != NO_WAY
+        if not reads.any():
             return NOTHING_READ
-        left = row[self.leaving]
-        for outcome in np.unique(left).tolist():
-            left[left == outcome] = -self.outcomes.with_unread(outcome)
-        row[self.leaving] = -left
-        key = row.tobytes()
+        states, outcomes = states[reads], outcomes[reads]
+        key = (states.tobytes(), outcomes.tobytes())
         number = self.number.get(key)
         if number is None:
-            number = self.number[key] = len(self.rows)
-            self.rows.append(row.copy())
-            self.read.append(self._with_suffix(row, number))
-            if len(self.rows) > len(self.composed):
+            number = self.number[key] = self.count
+            self.count += 1
+            if self.count > self.most:
+                raise ConstraintError(
+                    f"the constraint is too large: more than {self.limits.cells} pairs of a state "
+                    "and a kind of token"
+                )
+            if self.count > len(self.composed):
                 more = ((0, len(self.composed)), (0, 0))
                 self.composed = np.pad(self.composed, more, constant_values=UNKNOWN)
+            row = self.read[number]
+            row[states] = outcomes
+            # Whoever may leave may also leave the whole text to others.
+            unread = self.outcomes.number([((number,), LEFT)])
+            row[self.leaving] = [
+                unread if outcome == NO_WAY
+                else self.outcomes.number([*self.outcomes.alternatives[outcome], ((number,), LEFT)])
+                for outcome in row[self.leaving].tolist()
+            ]  # fmt: skip
         return number
-
-    def _with_suffix(self, row: np.ndarray, number: int) -> np.ndarray:
-        """A function in which leaving with the whole text is leaving with suffix `number`."""
-        read, leaving = row.copy(), row[self.leaving]
-        for outcome in np.unique(leaving).tolist():
-            named = [
-                ((number,), LEFT) if (pushed, state) == ((), LEFT) else (pushed, state)
-                for pushed, state in self.outcomes.alternatives[outcome]
-            ]
-            read[self.leaving[leaving == outcome]] = self.outcomes.number(named)
-        return read
 
     def _after_call(self, move: int, function: int) -> int:
         """The outcome of a byte's outcome, followed by a function."""
@@ -136,7 +136,7 @@ class TokenFunctions:
         if key not in self.through:
             found: set[Alternative] = set()
             for pushed, state in self.outcomes.alternatives[move]:
-                self._return(pushed, int(self.read[function][state]), found)
+                self._return(pushed, int(self.read[function, state]), found)
             self.through[key] = self.outcomes.number(found)
         return self.through[key]
 
@@ -147,7 +147,7 @@ class TokenFunctions:
         for more, state in self.outcomes.alternatives[outcome]:
             if state == LEFT:
                 if pushed:
-                    self._return(pushed[:-1], int(self.read[more[0]][pushed[-1]]), found)
+                    self._return(pushed[:-1], int(self.read[more[0], pushed[-1]]), found)
                 else:
                     found.add((more, LEFT))
                 continue
@@ -156,3 +156,27 @@ class TokenFunctions:
                 *below, state = stack
                 stack = tuple(below)
             found.add((stack, state))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a byte does, by the states that read it.
+
+    Attributes:
+        states: int64 ``[n]``, those states, ascending.
+        targets: int64 ``[n]``, the states after the byte; any state where a rule is called.
+        calls: places in `states` where the byte does more than lead to a state, and its outcomes.
+    """
+
+    states: np.ndarray
+    targets: np.ndarray
+    calls: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, outcome: np.ndarray, states: int) -> _Step:
+        """From the outcome of the byte in every state, int ``[states]``."""
+        reads = np.flatnonzero(outcome != NO_WAY)
+        some = outcome[reads]
+        plain = some <= states
+        calls = [(place, int(some[place])) for place in np.flatnonzero(~plain).tolist()]
+        return cls(reads, np.where(plain, some - 1, 0), calls)

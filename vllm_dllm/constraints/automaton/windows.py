@@ -142,7 +142,7 @@ def _edges(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The edges between some states: sources and targets by `number`, and labels."""
     moves = [configurations.moves(state) for state in states.tolist()]
-    source = np.repeat(number[states], [len(m.targets) for m in moves])
+    source: np.ndarray = np.repeat(number[states], [len(m.targets) for m in moves])
     met = np.concatenate([m.targets for m in moves])
     # States that these moves met first have no number yet.
     target = np.where(met < len(number), number[np.minimum(met, len(number) - 1)], DEAD)
