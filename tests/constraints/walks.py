@@ -1,0 +1,186 @@
+"""Random walks through a compiled constraint, token by token: what a canvas could put out.
+
+Only the first part of this file knows what a compiled constraint is. All else asks `start`,
+`choices`, `distance` and `class_of_token`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+
+Compiled = TokenAutomaton
+State = Hashable
+
+# ---- what a compiled constraint is
+
+
+def start(compiled: Compiled) -> State:
+    """The state before the first token."""
+    return 0
+
+
+def choices(compiled: Compiled, state: State) -> list[tuple[np.ndarray, State]]:
+    """Where tokens lead: the classes, int ``[classes]``, that lead to each next state.
+
+    No class is in two of them. The token that ends a text counts as the others do.
+    """
+    assert isinstance(state, int)
+    first, last = np.searchsorted(compiled.edge_source, [state, state + 1])
+    found = []
+    for label, target in zip(
+        compiled.edge_label[first:last].tolist(),
+        compiled.edge_target[first:last].tolist(),
+        strict=True,
+    ):
+        begin, end = compiled.label_first[label : label + 2]
+        found.append((compiled.members[begin:end], target))
+    return found
+
+
+def distance(compiled: Compiled, state: State) -> int:
+    """The fewest tokens to the end, the one that ends the text included; 0 behind that one."""
+    assert isinstance(state, int)
+    return int(compiled.distance[state])
+
+
+def class_of_token(compiled: Compiled) -> np.ndarray:
+    """The class of each token, int ``[ids]``; negative for tokens that are never allowed."""
+    return compiled.class_of_token
+
+
+# ---- walks
+
+STRUCTURE = frozenset(b'{}[]",:')
+# What a walk prefers; one of these is drawn for a walk, and another one now and then on the way.
+HABITS = ("new", "edges", "classes", "tokens", "structure")
+CHANGES_HABIT = 0.1
+
+
+class StuckError(AssertionError):
+    """A walk found no token although `distance` says that the budget is enough."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A way out of a state.
+
+    Attributes:
+        classes: the classes that lead there.
+        target: the next state.
+        tokens: how many tokens these classes have.
+        structural: those of the classes that have a token with a bracket, quote, comma or colon.
+    """
+
+    classes: tuple[int, ...]
+    target: State
+    tokens: int
+    structural: tuple[int, ...]
+
+
+class Walker:
+    """Walks through one compiled constraint, and remembers which edges they took.
+
+    Raises:
+        StuckError: in each method, if a walk cannot go on.
+    """
+
+    def __init__(self, compiled: Compiled, vocabulary: Vocabulary, seed: int) -> None:
+        self.compiled, self.vocabulary, self.random = compiled, vocabulary, Random(seed)
+        self.class_of_token = class_of_token(compiled)
+        used = np.flatnonzero(self.class_of_token >= 0)
+        order = used[np.argsort(self.class_of_token[used], kind="stable")]
+        count = int(self.class_of_token.max(initial=-1)) + 1
+        first = np.searchsorted(self.class_of_token[order], np.arange(count + 1))
+        self.tokens_of_class = [order[a:b] for a, b in zip(first[:-1], first[1:], strict=True)]
+        lengths = np.diff(vocabulary.offsets)
+        structural = np.isin(vocabulary.data, list(STRUCTURE)).cumsum()
+        before = np.concatenate([[0], structural])[vocabulary.offsets]
+        has = (np.diff(before) > 0) & (lengths > 0)
+        self.structural = {int(kind) for kind in np.unique(self.class_of_token[has])}
+        self.edges: dict[State, list[Edge]] = {}
+        self.visits: Counter[tuple[State, int]] = Counter()
+
+    @property
+    def minimum(self) -> int:
+        """The fewest tokens of an output, including the one that ends it."""
+        return distance(self.compiled, start(self.compiled))
+
+    def tokens(self, budget: int) -> list[int]:
+        """The tokens of one random output of at most `budget` tokens, the end included."""
+        state, left, found = start(self.compiled), budget, []
+        habit = self.random.choice(HABITS)
+        while distance(self.compiled, state) > 0:
+            if self.random.random() < CHANGES_HABIT:
+                habit = self.random.choice(HABITS)
+            edges = self._edges_from(state)
+            left -= 1
+            open_to = [n for n, e in enumerate(edges) if distance(self.compiled, e.target) <= left]
+            if not open_to:
+                raise StuckError(f"no token of {left + 1} leads on from {self.text(found)!r}")
+            number, kind = self._chosen(state, edges, open_to, habit)
+            self.visits[state, number] += 1
+            found.append(int(self.random.choice(self.tokens_of_class[kind])))
+            state = edges[number].target
+        return found
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """What tokens write."""
+        offsets, data = self.vocabulary.offsets, self.vocabulary.data
+        return b"".join(data[offsets[t] : offsets[t + 1]].tobytes() for t in tokens)
+
+    def accepts(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens are allowed, one after the other."""
+        state = start(self.compiled)
+        for place, token in enumerate(tokens):
+            kind = int(self.class_of_token[token])
+            behind = [e.target for e in self._edges_from(state) if kind in e.classes]
+            if not behind:
+                return place
+            (state,) = behind
+        return len(tokens)
+
+    def _edges_from(self, state: State) -> list[Edge]:
+        if state not in self.edges:
+            self.edges[state] = [
+                Edge(
+                    tuple(classes.tolist()),
+                    target,
+                    sum(len(self.tokens_of_class[kind]) for kind in classes.tolist()),
+                    tuple(kind for kind in classes.tolist() if kind in self.structural),
+                )
+                for classes, target in choices(self.compiled, state)
+            ]
+        return self.edges[state]
+
+    def _chosen(
+        self, state: State, edges: list[Edge], open_to: list[int], habit: str
+    ) -> tuple[int, int]:
+        """The number of an edge, and one of its classes."""
+        random = self.random
+        if habit == "structure":
+            open_to = [n for n in open_to if edges[n].structural] or open_to
+            number = random.choice(open_to)
+            return number, random.choice(edges[number].structural or edges[number].classes)
+        if habit == "new":
+            least = min(self.visits[state, n] for n in open_to)
+            number = random.choice([n for n in open_to if self.visits[state, n] == least])
+        elif habit == "edges":
+            number = random.choice(open_to)
+        else:
+            sizes = [
+                edges[n].tokens if habit == "tokens" else len(edges[n].classes) for n in open_to
+            ]
+            (number,) = random.choices(open_to, sizes)
+        classes = edges[number].classes
+        if habit == "tokens":
+            weights = [len(self.tokens_of_class[kind]) for kind in classes]
+            return number, random.choices(classes, weights)[0]
+        return number, random.choice(classes)
