@@ -38,10 +38,10 @@ class Report:
         refused: the message of a refusal, else None; then the rest is empty.
         seconds: CPU time of the compilation, refused or not.
         minimum: the fewest tokens of an output.
-        walks: how many were made.
-        texts: how many different texts they wrote.
+        walks: how many random ones were made; up to twice as many follow, over untaken edges.
+        texts: how many different texts they all wrote.
         repeating: how many of these have an object with a name twice.
-        edges: ways out of the states that were visited, and how many of them were taken.
+        edges: the known ways out of states, and how many of them were taken.
         problems: texts that are not valid, with the reason, and walks that did not end.
         valid: valid instances, and how many of them are accepted in some spelling.
         lost: of the others: where in the text the reader stopped, and the text.
@@ -92,18 +92,21 @@ def _walk(walker: Walker, judge: Judge, walks: int, report: Report) -> None:
     texts: dict[bytes, None] = {}
     for _ in range(walks):
         try:
-            texts[walker.text(walker.tokens(walker.minimum + random.randint(0, EXTRA_TOKENS)))] = (
-                None
-            )
+            tokens = walker.tokens(walker.minimum + random.randint(0, EXTRA_TOKENS))
+            texts[walker.text(tokens)] = None
         except StuckError as error:
             report.problems.append(("", str(error)))
+    try:
+        texts |= dict.fromkeys(map(walker.text, walker.cover(2 * walks)))
+    except StuckError as error:
+        report.problems.append(("", str(error)))
     report.walks, report.texts = walks, len(texts)
     for text in texts:
         if complaint := judge.complaint(text):
             report.problems.append((text.decode(errors="backslashreplace"), complaint))
         elif repeats_a_name(text):
             report.repeating += 1
-    report.edges = (sum(map(len, walker.edges.values())), len(walker.visits))
+    report.edges = walker.coverage()
 
 
 def _read_instances(case: Case, walker: Walker, letters: Mapping[int, int], report: Report) -> None:
@@ -150,7 +153,9 @@ def refused_for(message: str) -> str:
         return f"keyword {quoted}"
     if re.search(r"too large|at most|more than|deeper|takes longer", message):
         return "size"
+    if "any JSON is allowed" in message:
+        return "any JSON"
     words = re.findall(r"\$?[A-Za-z]+", message.partition(": ")[2] or message)
     if named := [word for word in words if word in KEYWORDS]:
         return named[0]
-    return re.sub(r"\W+", " ", message.partition(": ")[2] or message)[:60].strip()
+    return re.sub(r"[\W\d]+", " ", message.partition(": ")[2] or message)[:40].strip()

@@ -51,7 +51,7 @@ class Judge:
 
     @classmethod
     def of(cls, schema: Any, draft: str, *, remotes: bool = False) -> Judge:
-        """For a schema read by a draft, a key of `DRAFTS`; `remotes`: with the suite's documents."""
+        """For a schema and a draft, a key of `DRAFTS`; `remotes`: with the suite's documents."""
         made: dict[str, Check] = {}
         unable = {}
         for name, make in (("jsonschema", _python), ("jsonschema-rs", _rust)):
@@ -87,7 +87,7 @@ def strict_readings(text: bytes) -> Iterator[Any]:
     """What JSON readers make of a text: one value, or two where an object has a name twice.
 
     Raises:
-        ValueError: the text is not JSON in UTF-8, has a number beyond a double, or a lone surrogate.
+        ValueError: not JSON in UTF-8, a number beyond a double, or a lone surrogate.
     """
     repeated = False
 

@@ -6,9 +6,10 @@ Only the first part of this file knows what a compiled constraint is. All else a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -62,10 +63,11 @@ STRUCTURE = frozenset(b'{}[]",:')
 # What a walk prefers; one of these is drawn for a walk, and another one now and then on the way.
 HABITS = ("new", "edges", "classes", "tokens", "structure")
 CHANGES_HABIT = 0.1
+MOST_STATES = 4000  # that are searched for edges that no walk took
 
 
 class StuckError(AssertionError):
-    """A walk found no token although `distance` says that the budget is enough."""
+    """A walk that did not end in time, although `distance` says that the budget is enough."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,12 @@ class Walker:
 
     def __init__(self, compiled: Compiled, vocabulary: Vocabulary, seed: int) -> None:
         self.compiled, self.vocabulary, self.random = compiled, vocabulary, Random(seed)
-        self.class_of_token = class_of_token(compiled)
+        self.class_of_token, self.ends = class_of_token(compiled), frozenset(vocabulary.ends)
         used = np.flatnonzero(self.class_of_token >= 0)
         order = used[np.argsort(self.class_of_token[used], kind="stable")]
         count = int(self.class_of_token.max(initial=-1)) + 1
         first = np.searchsorted(self.class_of_token[order], np.arange(count + 1))
-        self.tokens_of_class = [order[a:b] for a, b in zip(first[:-1], first[1:], strict=True)]
+        self.tokens_of_class = [order[a:b] for a, b in pairwise(first)]
         lengths = np.diff(vocabulary.offsets)
         structural = np.isin(vocabulary.data, list(STRUCTURE)).cumsum()
         before = np.concatenate([[0], structural])[vocabulary.offsets]
@@ -115,21 +117,45 @@ class Walker:
 
     def tokens(self, budget: int) -> list[int]:
         """The tokens of one random output of at most `budget` tokens, the end included."""
-        state, left, found = start(self.compiled), budget, []
+        state, left, found = start(self.compiled), budget, list[int]()
         habit = self.random.choice(HABITS)
         while distance(self.compiled, state) > 0:
             if self.random.random() < CHANGES_HABIT:
                 habit = self.random.choice(HABITS)
-            edges = self._edges_from(state)
             left -= 1
-            open_to = [n for n, e in enumerate(edges) if distance(self.compiled, e.target) <= left]
-            if not open_to:
-                raise StuckError(f"no token of {left + 1} leads on from {self.text(found)!r}")
-            number, kind = self._chosen(state, edges, open_to, habit)
-            self.visits[state, number] += 1
-            found.append(int(self.random.choice(self.tokens_of_class[kind])))
-            state = edges[number].target
-        return found
+            number, kind = self._chosen(state, self._open_to(state, left, found), habit)
+            state = self._take(state, number, kind, found)
+        return self._ended(found)
+
+    def cover(self, most: int) -> Iterator[list[int]]:
+        """Outputs over edges that no walk took, one such edge each, and at most `most` outputs."""
+        came_from = self._explored()
+        untaken = [
+            (state, number)
+            for state in came_from
+            for number in range(len(self._edges_from(state)))
+            if distance(self.compiled, state) > 0 and not self.visits[state, number]
+        ]
+        self.random.shuffle(untaken)
+        for state, number in untaken[:most]:
+            if self.visits[state, number]:  # on the way to another one
+                continue
+            way = [(state, number)]
+            while (step := came_from[way[-1][0]]) is not None:
+                way.append(step)
+            found: list[int] = []
+            for at, edge in reversed(way):
+                kind = self.random.choice(self._edges_from(at)[edge].classes)
+                state = self._take(at, edge, kind, found)
+            while left := distance(self.compiled, state):
+                number, kind = self._chosen(state, self._open_to(state, left - 1, found), "edges")
+                state = self._take(state, number, kind, found)
+            yield self._ended(found)
+
+    def coverage(self) -> tuple[int, int]:
+        """How many edges are known, and how many of them were taken."""
+        known = sum(len(e) for s, e in self.edges.items() if distance(self.compiled, s) > 0)
+        return known, len(self.visits)
 
     def text(self, tokens: Sequence[int]) -> bytes:
         """What tokens write."""
@@ -160,10 +186,39 @@ class Walker:
             ]
         return self.edges[state]
 
-    def _chosen(
-        self, state: State, edges: list[Edge], open_to: list[int], habit: str
-    ) -> tuple[int, int]:
+    def _explored(self) -> dict[State, tuple[State, int] | None]:
+        """The states nearest to the start, with the edge that each was found by."""
+        came_from: dict[State, tuple[State, int] | None] = {start(self.compiled): None}
+        todo = deque(came_from)
+        while todo and len(came_from) < MOST_STATES:
+            state = todo.popleft()
+            for number, edge in enumerate(self._edges_from(state)):
+                if edge.target not in came_from:
+                    came_from[edge.target] = (state, number)
+                    todo.append(edge.target)
+        return came_from
+
+    def _open_to(self, state: State, left: int, found: list[int]) -> list[int]:
+        """The edges behind which `left` tokens are enough."""
+        edges = self._edges_from(state)
+        open_to = [n for n, e in enumerate(edges) if distance(self.compiled, e.target) <= left]
+        if not open_to:
+            raise StuckError(f"no token of {left + 1} leads on from {self.text(found)!r}")
+        return open_to
+
+    def _take(self, state: State, number: int, kind: int, found: list[int]) -> State:
+        self.visits[state, number] += 1
+        found.append(int(self.random.choice(self.tokens_of_class[kind])))
+        return self._edges_from(state)[number].target
+
+    def _ended(self, found: list[int]) -> list[int]:
+        if not found or [token for token in found if token in self.ends] != found[-1:]:
+            raise StuckError(f"the end is not the last token of {found}")
+        return found
+
+    def _chosen(self, state: State, open_to: list[int], habit: str) -> tuple[int, int]:
         """The number of an edge, and one of its classes."""
+        edges = self._edges_from(state)
         random = self.random
         if habit == "structure":
             open_to = [n for n in open_to if edges[n].structural] or open_to
