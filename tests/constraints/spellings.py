@@ -113,32 +113,41 @@ def _of_item(schemas: list[Any], place: int) -> list[Any]:
 
 
 def place_in_text(text: str, stop: int) -> str:
-    """In which part of a JSON text a reader stopped before byte `stop`: a name for a statistic."""
+    """What a JSON text has behind its first `stop` bytes, for a statistic of where readers stop."""
     before = text.encode()[:stop].decode(errors="ignore")
     if len(before) == len(text):
         return "end"
     opened: list[str] = []
     quoted = is_key = escaped = False
-    expects_key = False
+    last = ""  # outside strings, without white space
     for letter in before:
         if quoted:
             if escaped or letter == "\\":
                 escaped = not escaped
             elif letter == '"':
                 quoted = False
-        elif letter == '"':
-            quoted, is_key = True, expects_key
+            continue
+        if letter == '"':
+            quoted, is_key = True, _key_follows(opened, last)
         elif letter in "{[":
             opened.append(letter)
         elif letter in "}]":
             opened.pop()
-        if not quoted and letter in "{},[]:":
-            expects_key = bool(opened) and opened[-1] == "{" and letter in "{,"
+        last = last if letter.isspace() else letter
     following = text[len(before)]
-    if quoted:
-        return "key" if is_key else "escape" if escaped or following == "\\" else "string"
-    if following == '"':
-        return "key" if expects_key else "string"
-    if following in "-0123456789" or (before[-1:].isdigit() and following in ".eE"):
-        return "number"
-    return "literal" if following.isalpha() else "structure"
+    if quoted and not is_key:
+        return "inside a string: escape" if escaped or following == "\\" else "inside a string"
+    if quoted or (following == '"' and _key_follows(opened, last)):
+        return "key"
+    if following in "]},:":
+        ends = {"]": "end of array", "}": "end of object", ":": "key"}
+        more = "further property" if opened[-1:] == ["{"] else "further item"
+        return ends.get(following, more)
+    if last in ("", "[", ",", ":"):
+        kinds = {'"': "string", "{": "object", "[": "array", "n": "null", "t": "true", "f": "false"}
+        return "space" if following.isspace() else f"{kinds.get(following, 'number')} here"
+    return "inside a number" if last.isdigit() or last in "-.+eE" else "inside a word"
+
+
+def _key_follows(opened: list[str], last: str) -> bool:
+    return opened[-1:] == ["{"] and last in ("{", ",")

@@ -108,7 +108,7 @@ def test_an_invalid_instance_that_is_accepted_is_found() -> None:
     instances = (Instance({"b": 1, "a": "é"}, False), Instance({"a": "é", "b": [2]}, True))
     report = check(Case("planted", LATEST, record(a=STRING, b=INTEGER), instances), tiny(), 5)
     assert [text for text, _ in report.wrong] == ['{"a":"é","b":1}', '{"a": "é", "b": 1}']
-    assert report.valid == (1, 0) and [place for place, _ in report.lost] == ["structure"]
+    assert report.valid == (1, 0) and [place for place, _ in report.lost] == ["array here"]
 
 
 # ---- validators
@@ -137,6 +137,16 @@ def test_the_validators_agree_with_the_suite() -> None:
         "jsonschema: draft2020-12/required/vocabulary": 1,
         "jsonschema: draft2019-09/required/unevaluatedProperties": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "divisor", "valid"),
+    [(0.07, 0.01, True), (123456789.1, 0.1, True), (0.075, 0.01, False), (4, 1.5, False),
+     (4.5, 1.5, True), (-0.3, 0.1, True), (1e300, 3, False)],
+)  # fmt: skip
+def test_multiples_are_exact_for_both(value: float, divisor: float, valid: bool) -> None:
+    judge = Judge.of({"multipleOf": divisor}, LATEST)
+    assert set(judge.verdicts(value).values()) == {valid}
 
 
 def test_the_rust_validator_asserts_formats_as_the_suite_does() -> None:
@@ -186,12 +196,17 @@ def test_keys_are_written_in_the_order_of_the_schema() -> None:
     [
         ('{"ab":1}', 2, "key"),
         ('{"ab":1}', 1, "key"),
-        ('{"ab":"é"}', 7, "string"),
-        ('{"ab":"é"}', 6, "string"),
-        ('["\\n"]', 2, "escape"),
-        ("[1.0]", 2, "number"),
-        ("[true]", 1, "literal"),
-        ("[[]]", 2, "structure"),
+        ('{"ab": "é"}', 8, "inside a string"),
+        ('{"ab":"é"}', 6, "string here"),
+        ('{"a":"b","c":1}', 8, "further property"),
+        ('{"a":"}"}', 8, "end of object"),
+        ('["\\n"]', 2, "inside a string: escape"),
+        ("[1.0]", 2, "inside a number"),
+        ("[-10]", 1, "number here"),
+        ("[true]", 2, "inside a word"),
+        ("[[], 1]", 3, "further item"),
+        ("[[]]", 2, "end of array"),
+        ("[1, 2]", 3, "space"),
         ("[1]", 3, "end"),
     ],
 )

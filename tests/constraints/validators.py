@@ -2,6 +2,11 @@
 
 A text is valid if both say so. Formats are asserted in every draft, because the strictest reading
 is the one that an output must satisfy. Documents that are not in the schema are never fetched.
+
+Two defects of `jsonschema` are kept out, because they refuse what is valid: it divides with
+rounding for `multipleOf` (0.07 is no multiple of 0.01), which is replaced by exact arithmetic here;
+and with draft 2019-09 it does not see what `additionalProperties` beside `unevaluatedProperties`
+has evaluated, so it has no say about such schemas.
 """
 
 from __future__ import annotations
@@ -11,10 +16,12 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jsonschema
 import jsonschema_rs
+from jsonschema import validators
 from referencing import Registry, Resource
 from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 
@@ -133,12 +140,39 @@ def _verdict(check: Check, value: Any) -> bool | None:
         return None
 
 
+class DefectError(Exception):
+    """A validator is known to read a schema in a wrong way."""
+
+
 def _python(schema: Any, draft: str, remotes: bool) -> Check:
-    kind = PYTHON[draft]
+    if draft == "draft2019-09" and _beside(schema, "additionalProperties", "unevaluatedProperties"):
+        raise DefectError("additionalProperties beside unevaluatedProperties")
+    kind = validators.extend(PYTHON[draft], {"multipleOf": _multiple_of})
     kind.check_schema(schema)
     registry = _python_remotes(draft) if remotes else EMPTY_REGISTRY
     made = kind(schema, format_checker=kind.FORMAT_CHECKER, registry=registry)
     return made.is_valid  # type: ignore[no-any-return]
+
+
+def _multiple_of(
+    validator: Any, divisor: Any, value: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    if validator.is_type(value, "number") and (_exact(value) / _exact(divisor)).denominator != 1:
+        yield jsonschema.ValidationError(f"{value!r} is not a multiple of {divisor}")
+
+
+def _exact(number: float) -> Fraction:
+    """The number that the shortest spelling of a double names."""
+    return Fraction(repr(number))
+
+
+def _beside(schema: Any, *names: str) -> bool:
+    """Whether some object in a schema has all these names."""
+    if isinstance(schema, list):
+        return any(_beside(part, *names) for part in schema)
+    if not isinstance(schema, Mapping):
+        return False
+    return set(names) <= set(schema) or any(_beside(part, *names) for part in schema.values())
 
 
 def _rust(schema: Any, draft: str, remotes: bool) -> Check:
