@@ -92,17 +92,21 @@ class Walker:
 
     Raises:
         StuckError: in each method, if a walk cannot go on.
+        ValueError: a token without bytes is allowed, or a class leads to two states at once.
     """
 
     def __init__(self, compiled: Compiled, vocabulary: Vocabulary, seed: int) -> None:
         self.compiled, self.vocabulary, self.random = compiled, vocabulary, Random(seed)
         self.class_of_token, self.ends = class_of_token(compiled), frozenset(vocabulary.ends)
+        lengths = np.diff(vocabulary.offsets)
+        silent = np.flatnonzero((lengths == 0) & (self.class_of_token >= 0)).tolist()
+        if set(silent) - self.ends:
+            raise ValueError(f"tokens without bytes are allowed: {silent}")
         used = np.flatnonzero(self.class_of_token >= 0)
         order = used[np.argsort(self.class_of_token[used], kind="stable")]
         count = int(self.class_of_token.max(initial=-1)) + 1
         first = np.searchsorted(self.class_of_token[order], np.arange(count + 1))
         self.tokens_of_class = [order[a:b] for a, b in pairwise(first)]
-        lengths = np.diff(vocabulary.offsets)
         structural = np.isin(vocabulary.data, list(STRUCTURE)).cumsum()
         before = np.concatenate([[0], structural])[vocabulary.offsets]
         has = (np.diff(before) > 0) & (lengths > 0)
@@ -184,6 +188,9 @@ class Walker:
                 )
                 for classes, target in choices(self.compiled, state)
             ]
+            classes = [kind for edge in self.edges[state] for kind in edge.classes]
+            if len(set(classes)) < len(classes):
+                raise ValueError(f"a class leads to two states from state {state}")
         return self.edges[state]
 
     def _explored(self) -> dict[State, tuple[State, int] | None]:
