@@ -72,7 +72,7 @@ def record_one(case: Case, size: str, vocabulary: Vocabulary, walks: int, to: Pa
 
 def append(to: Path, case: Case, size: str, found: Mapping[str, Any]) -> None:
     line = json.dumps({"name": case.name, "draft": case.draft, "vocabulary": size, **found})
-    file = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(file, f"{line}\n".encode())
     os.close(file)
 

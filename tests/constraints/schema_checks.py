@@ -149,8 +149,8 @@ def byte_tokens(vocabulary: Vocabulary) -> dict[int, int]:
 
 def refused_for(message: str) -> str:
     """The keyword that a refusal names, or what else it is about."""
-    for quoted in re.findall(r"keyword (\S+) is not supported", message):
-        return f"keyword {quoted}"
+    for name in re.findall(r"keyword (\S+) is not supported", message):
+        return name if name in KEYWORDS else "a keyword of no draft"
     if re.search(r"too large|at most|more than|deeper|takes longer", message):
         return "size"
     if "any JSON is allowed" in message:
