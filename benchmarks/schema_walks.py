@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import quiet_engines, write  # noqa: E402
-from tests.constraints.large_vocabulary import large  # noqa: E402
-from tests.constraints.schema_checks import check, refused_for  # noqa: E402
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
-from tests.support.schema_corpora import Case, real_cases, suite_cases  # noqa: E402
+from tests.support.schemas.checks import check, refused_for  # noqa: E402
+from tests.support.schemas.corpora import Case, real_cases, suite_cases  # noqa: E402
+from tests.support.schemas.large_vocabulary import large  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
 
 CPU_SECONDS = 120  # of a schema with one vocabulary, walks included

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.constraints.helpers import automaton, record, tiny
-from tests.constraints.large_vocabulary import IDS, large
-from tests.constraints.schema_checks import byte_tokens, check
-from tests.constraints.spellings import all_spellings, offered_spellings, place_in_text
-from tests.constraints.validators import Judge, repeats_a_name, strict_readings
-from tests.constraints.walks import StuckError, Walker
-from tests.support.schema_corpora import LATEST, Case, Instance, suite_cases
-from tests.support.schema_strategies import whole_schemas
+from tests.support.schemas.checks import byte_tokens, check
+from tests.support.schemas.corpora import LATEST, Case, Instance, suite_cases
+from tests.support.schemas.large_vocabulary import IDS, large
+from tests.support.schemas.spellings import all_spellings, offered_spellings, place_in_text
+from tests.support.schemas.strategies import whole_schemas
+from tests.support.schemas.validators import Judge, repeats_a_name, strict_readings
+from tests.support.schemas.walks import StuckError, Walker
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 # Long form: VLLM_DLLM_CASES=5000
@@ -108,7 +108,7 @@ def test_a_keyword_that_is_overlooked_is_found(
     instances = (Instance("no instance of either", False),)
     case = Case("planted", LATEST, asked, instances)
     monkeypatch.setattr(
-        "tests.constraints.schema_checks.compile_constraint",
+        "tests.support.schemas.checks.compile_constraint",
         lambda *_: automaton("json_schema", offered, tiny()),
     )
     report = check(case, tiny(), 100)

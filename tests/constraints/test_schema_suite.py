@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import pytest
 
 from tests.constraints.helpers import tiny
-from tests.constraints.large_vocabulary import large
-from tests.constraints.schema_checks import Report, check, refused_for
-from tests.support.schema_corpora import DRAFTS, REAL, Case, real_cases, suite_cases
+from tests.support.schemas.checks import Report, check, refused_for
+from tests.support.schemas.corpora import DRAFTS, REAL, Case, real_cases, suite_cases
+from tests.support.schemas.large_vocabulary import large
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 
 # One of so many schemas is checked with each vocabulary. Drafts repeat each other's schemas, so

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.support.schema_corpora import DRAFTS
+from tests.support.schemas.corpora import DRAFTS
 
 Schemas = st.SearchStrategy[Any]
 ORDER = tuple(DRAFTS)

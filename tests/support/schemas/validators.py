@@ -25,7 +25,7 @@ from jsonschema import validators
 from referencing import Registry, Resource
 from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 
-from tests.support.schema_corpora import DRAFTS, remote_documents
+from tests.support.schemas.corpora import DRAFTS, remote_documents
 
 PYTHON = {
     "draft4": jsonschema.Draft4Validator,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.constraints.spellings import all_spellings, offered_spellings, place_in_text
-from tests.constraints.validators import Judge, repeats_a_name
-from tests.constraints.walks import StuckError, Walker
-from tests.support.schema_corpora import Case, Instance
+from tests.support.schemas.corpora import Case, Instance
+from tests.support.schemas.spellings import all_spellings, offered_spellings, place_in_text
+from tests.support.schemas.validators import Judge, repeats_a_name
+from tests.support.schemas.walks import StuckError, Walker
 from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from tests.support.schema_corpora import suite_files
+from tests.support.schemas.corpora import suite_files
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 
 IDS = 151_936  # Qwen's and many others'

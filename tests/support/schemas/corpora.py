@@ -13,7 +13,6 @@ import lzma
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoints import ROOT
@@ -135,8 +134,3 @@ def with_draft(schema: Any, draft: str) -> Any:
 
 def _place(url: str) -> str:
     return url.removesuffix("#").partition("://")[2]
-
-
-def suite_path(case: Case) -> Path:
-    """The file of the suite that a case is in, without its number: ``draft7/required/anyOf``."""
-    return Path(case.name.partition(": ")[0]).parent.relative_to("suite")
