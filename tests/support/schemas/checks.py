@@ -119,7 +119,8 @@ def _read_instances(case: Case, walker: Walker, letters: Mapping[int, int], repo
     def taken(instance: Instance) -> bool:
         spelled = offered_spellings(instance.data, case.schema)
         if not spelled:
-            return True
+            report.lost.append(("lone surrogate", ascii(instance.data)))
+            return False
         stopped = [stops(text) for text in spelled]
         if None in stopped:
             return True

@@ -64,7 +64,7 @@ class Judge:
         for name, make in (("jsonschema", _python), ("jsonschema-rs", _rust)):
             try:
                 made[name] = make(schema, draft, remotes)
-            except Exception as error:  # of many kinds, some of them panics
+            except Exception as error:  # of many kinds
                 unable[name] = f"{type(error).__name__}: {error}"
         return cls(made, unable)
 
