@@ -1,0 +1,92 @@
+"""JSON Schema's own test suite and real schemas: nothing that is offered or accepted is invalid.
+
+A part of what `benchmarks/schema_walks.py` checks; `VLLM_DLLM_SCHEMAS=1` checks every schema here.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from tests.constraints.helpers import tiny
+from tests.support.schemas.checks import Report, check, refused_for
+from tests.support.schemas.corpora import DRAFTS, REAL, Case, real_cases, suite_cases
+from tests.support.schemas.large_vocabulary import large
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+
+# One of so many schemas is checked with each vocabulary. Drafts repeat each other's schemas, so
+# what one draft's part leaves out another's often has.
+PART = int(os.environ.get("VLLM_DLLM_SCHEMAS", "0"))
+OF_SUITE, OF_SUITE_LARGE, OF_REAL, OF_REAL_LARGE = (PART,) * 4 if PART else (3, 12, 30, 120)
+WALKS = 40
+
+
+def part(cases: Sequence[Case], divisor: int) -> list[Case]:
+    """One of so many, the same in every run."""
+    return [case for case in cases if zlib.crc32(case.name.encode()) % divisor == 0]
+
+
+def email(case: Case) -> bool:
+    """Whether a case is about the format that is known to be offered too widely."""
+    return "/optional/format/email/" in case.name or "email format" in case.name
+
+
+def violations(cases: Sequence[Case], vocabulary: Vocabulary) -> tuple[list[str], list[Report]]:
+    """What is wrong, a line for each schema, and the reports of those that were compiled."""
+    found, compiled = [], []
+    refused: Counter[str] = Counter()
+    for case in cases:
+        report = check(case, vocabulary, WALKS)
+        if report.refused is not None:
+            assert report.refused, case.name
+            refused[refused_for(report.refused)] += 1
+            continue
+        compiled.append(report)
+        if wrong := [*report.problems, *report.wrong]:
+            text, why = wrong[0]
+            found.append(f"{case.name}: {len(wrong)} texts, such as {text[:300]} ({why})")
+    print(f"{len(compiled)} compiled; refused: {refused.most_common()}")
+    return found, compiled
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_suite(draft: str) -> None:
+    cases = [case for case in suite_cases() if case.draft == draft and not email(case)]
+    found, compiled = violations(part(cases, OF_SUITE), tiny())
+    assert not found, "\n".join(found)
+    assert sum(report.invalid for report in compiled) > 50
+    accepted, valid = (sum(report.valid[n] for report in compiled) for n in (1, 0))
+    assert accepted > 0.4 * valid > 20, (accepted, valid)
+
+
+def test_the_suite_with_a_large_vocabulary() -> None:
+    cases = [case for case in suite_cases() if not email(case)]
+    found, compiled = violations(part(cases, OF_SUITE_LARGE), large())
+    assert not found, "\n".join(found)
+    assert len(compiled) > 20
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="offers names of more than 64 characters, and domains such as ab--c.example, whose two "
+    "hyphens are reserved",
+)
+def test_email_addresses() -> None:
+    found, compiled = violations([case for case in suite_cases() if email(case)], tiny())
+    assert not found, "\n".join(found)
+    assert compiled
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="../shared/json_schemas is not beside the project")
+@pytest.mark.parametrize(
+    ("vocabulary", "divisor"), [(tiny, OF_REAL), (large, OF_REAL_LARGE)], ids=["tiny", "large"]
+)
+def test_real_schemas(vocabulary, divisor: int) -> None:
+    found, compiled = violations(part(real_cases(), divisor), vocabulary())
+    assert not found, "\n".join(found)
+    assert compiled

@@ -1,0 +1,1 @@
+"""Checks of what JSON schemas become: corpora, independent validators, walks through automata."""
