@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.constraints.every_path import best_path, every_path
 from tests.constraints.helpers import automaton, letters, text_of, together, window
 from tests.constraints.joined import best, drawn, joined, with_no_class
+from tests.ops.chi_square import chi_square, limit
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.decoding.best_path import FLOOR, CanvasWindow, ClassPaths
 from vllm_dllm.ops.noise.keyed import row_keys
@@ -134,10 +135,10 @@ def test_company_changes_no_bit(batch: list[Case]) -> None:
 
 @pytest.mark.parametrize("forced", [(), (-1, 2)])
 def test_drawn_paths_follow_the_conditional_distribution(forced: tuple[int, ...]) -> None:
-    """40,000 draws for each of two automata, drawn together.
+    """20,000 draws for each of two automata, drawn together.
 
-    Pearson's statistic stays below the mean plus five standard deviations of its distribution. A
-    right implementation fails each of the four checks with a probability below 1e-4.
+    The seeds are fixed. With other ones, a right implementation fails each of the four checks with
+    a probability of 0.001.
     """
     count, length = 20_000, 4
     automata = [automaton("regex", "(a|b)*abc?"), automaton("regex", "[a-c]{2,3}")]
@@ -155,13 +156,10 @@ def test_drawn_paths_follow_the_conditional_distribution(forced: tuple[int, ...]
         probability /= probability.sum()
         seen = Counter(map(tuple, paths.classes[n::2].tolist()))
         assert set(seen) <= set(every)
-        expected = probability * count
-        often = expected >= 5
-        assert often.sum() > 3
-        got = np.array([seen[path] for path in every])
-        chi = ((got[often] - expected[often]) ** 2 / expected[often]).sum()
-        freedom = often.sum() - 1
-        assert chi < freedom + 5 * math.sqrt(2 * freedom)
+        assert len(every) > 2 and probability.min() * count > 5
+        order = {path: n for n, path in enumerate(every)}
+        number = torch.tensor([order[path] for path in seen.elements()])
+        assert chi_square(number, torch.from_numpy(probability)) < limit(len(every))
 
 
 def tokens_of(found: TokenAutomaton, kinds: list[int]) -> bytes:
