@@ -269,3 +269,13 @@ def test_a_forced_token_of_no_class_leaves_no_path() -> None:
     windows = together([window(3, 3, forced=[token]), window(3, 9)])
     weights = torch.zeros(2, 3, max(found.classes, other.classes) + 1)
     assert best(joined(found, other), weights, windows).feasible.tolist() == [False, True]
+
+
+def test_a_dead_state_leaves_no_path() -> None:
+    """A request whose output has left its constraint stays dead, and touches no other."""
+    found, other = automaton("choice", ["a"]), automaton("regex", "(ab|ba)*c?")
+    dead = [window(3, 9, state=each.states) for each in (found, other)]
+    weights = torch.zeros(3, 3, max(found.classes, other.classes) + 1)
+    paths = best(joined(found, other, other), weights, together([*dead, window(3, 9)]))
+    assert paths.feasible.tolist() == [False, False, True]
+    assert paths.states[:2].tolist() == [[found.states] * 4, [other.states] * 4]

@@ -71,8 +71,8 @@ class AutomatonBatch:
         canvas: ``[S]``, whose state it is.
         distance: ``[S]``, see `OwnEdges`.
         first_edge, edge_count: ``[S]``, the edges that leave a state.
-        edge: ``[edges + most_edges, 3]``, the source, the target and the label of each edge. The
-            last ones are padding, and leave no state.
+        edge: ``[edges + most_edges, 3]``, the target of each edge, S plus its label, and its
+            source. The last ones are padding, and leave no state.
         edge_source, edge_target, edge_label: ``[edges]``, the same without padding.
         first_member, member_count: ``[labels]``, the classes of a label.
         member: ``[members + most_members]``, classes; the last ones are padding.
@@ -120,27 +120,32 @@ class AutomatonBatch:
         distance = np.concatenate([part.distance for part in parts])
         edge_count = np.bincount(source, minlength=len(distance))
         most_edges, most_members = int(edge_count.max()), int(size.max())
-        edge = np.stack([source, target, label], 1)
-        padding: np.ndarray = np.zeros((most_edges, 3), dtype=np.int64)
-        padding[:, 0] = -1
-        return cls(
-            first_state=copy(states),
-            canvas=copy(canvas.repeat([len(part.distance) for part in parts])),
-            distance=copy(distance),
-            first_edge=copy(_firsts(edge_count)),
-            edge_count=copy(edge_count),
-            edge=copy(np.concatenate([edge, padding])),
-            edge_source=copy(source),
-            edge_target=copy(target),
-            edge_label=copy(label),
-            first_member=copy(_firsts(size)),
-            member_count=copy(size),
-            member=copy(np.pad(members, (0, most_members))),
-            member_label=copy(np.arange(len(size)).repeat(size)),
-            member_canvas=copy(canvas.repeat([len(part.members) for part in parts])),
-            most_edges=most_edges,
-            most_members=most_members,
-        )
+        edge = np.stack([target, label + len(distance), source], 1)
+        padding = np.broadcast_to(np.array([0, len(distance), -1]), (most_edges, 3))
+        arrays = {
+            "first_state": states,
+            "canvas": canvas.repeat([len(part.distance) for part in parts]),
+            "distance": distance,
+            "first_edge": _firsts(edge_count),
+            "edge_count": edge_count,
+            "edge": np.concatenate([edge, padding]),
+            "edge_source": source,
+            "edge_target": target,
+            "edge_label": label,
+            "first_member": _firsts(size),
+            "member_count": size,
+            "member": np.pad(members, (0, most_members)),
+            "member_label": np.arange(len(size)).repeat(size),
+            "member_canvas": canvas.repeat([len(part.members) for part in parts]),
+        }
+        # One copy to the device, and views of it.
+        whole = copy(np.concatenate([array.ravel() for array in arrays.values()]))
+        tensors = whole.split([array.size for array in arrays.values()])
+        shaped = {
+            name: tensor.view(arrays[name].shape)
+            for name, tensor in zip(arrays, tensors, strict=True)
+        }
+        return cls(**shaped, most_edges=most_edges, most_members=most_members)
 
 
 def _firsts(sizes: Sequence[int] | np.ndarray) -> np.ndarray:

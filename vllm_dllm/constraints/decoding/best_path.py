@@ -118,8 +118,8 @@ def best_paths(
     """
     allowed = _allowed_weights(weights, window, kind)
     labels = _label_weights(batch, allowed, _segment_max)
-    messages = _backward_messages(batch, labels, window, _segment_max)
-    return _forward_walk(batch, labels, messages, allowed, window)
+    table = _backward_messages(batch, labels, window, _segment_max)
+    return _forward_walk(batch, table, allowed, window)
 
 
 def drawn_paths(
@@ -142,8 +142,8 @@ def drawn_paths(
     """
     allowed = _allowed_weights(weights, window, kind).mul_(LOG2_E)
     labels = _label_weights(batch, allowed, _segment_log2_sum)
-    messages = _backward_messages(batch, labels, window, _segment_log2_sum)
-    paths = _forward_walk(batch, labels, messages, allowed, window, keys)
+    table = _backward_messages(batch, labels, window, _segment_log2_sum)
+    paths = _forward_walk(batch, table, allowed, window, keys)
     return ClassPaths(paths.classes, paths.states, paths.feasible, paths.weight / LOG2_E)
 
 
@@ -184,28 +184,32 @@ def _label_weights(
 def _backward_messages(
     batch: AutomatonBatch, labels: torch.Tensor, window: CanvasWindow, reduce: SegmentReduce
 ) -> torch.Tensor:
-    """The message of each state before each position, float64 ``[L + 1, S]``."""
-    length = len(labels)
+    """The message of each state before each position, and the labels of the position before.
+
+    Returns:
+        float64 ``[L + 1, S + labels]``. So what an edge adds up is in one row.
+    """
+    length, states = len(labels), len(batch.canvas)
     budget_left = window.budget - (window.end - window.first)
     possible = batch.distance <= budget_left.index_select(0, batch.canvas)
     inside = window.inside().t().index_select(1, batch.canvas)  # [L, S]
-    messages = labels.new_full((length + 1, len(batch.canvas)), -torch.inf)
-    messages[length].masked_fill_(possible, 0)
+    table = labels.new_full((length + 1, states + labels.shape[1]), -torch.inf)
+    table[1:, states:].copy_(labels)
+    table[length, :states].masked_fill_(possible, 0)
     # Tensors are unbound once before the loop, because most of the loop's time is call overhead.
-    rows = messages.unbind(0)
+    rows = table[:, :states].unbind(0)
     steps = list(zip(rows, rows[1:], labels.unbind(0), inside.unbind(0), strict=False))
     for message, next_message, label, active in reversed(steps):
         edges = next_message.index_select(0, batch.edge_target)
         edges += label.index_select(0, batch.edge_label)
         through = reduce(edges, batch.edge_count, batch.edge_source)
         torch.where(active, through, next_message, out=message)
-    return messages
+    return table
 
 
 def _forward_walk(
     batch: AutomatonBatch,
-    labels: torch.Tensor,
-    messages: torch.Tensor,
+    table: torch.Tensor,
     allowed: torch.Tensor,
     window: CanvasWindow,
     keys: torch.Tensor | None = None,
@@ -217,25 +221,26 @@ def _forward_walk(
     inside = window.inside()
     rank = torch.arange(batch.most_edges, device=inside.device)
     state = window.state + batch.first_state
-    weight = messages[0].index_select(0, state)
+    weight = table[0].index_select(0, state)
     feasible = weight > -torch.inf
     # Where there is no path, the walk stays where it is: it must not stray to another canvas.
     moves = (inside & feasible[:, None]).t()
-    noise = [None] * len(labels) if keys is None else _noise(keys, FIRST_EDGE_INDEX + rank)
+    noise = [None] * len(moves) if keys is None else _noise(keys, FIRST_EDGE_INDEX + rank)
     chosen, states = [], [state]
-    steps = zip(messages[1:], labels, moves, noise, strict=True)
-    for message, label, active, luck in steps:
+    for row, active, luck in zip(table[1:], moves, noise, strict=True):
         index = batch.first_edge.index_select(0, state)[:, None] + rank  # [n, edges]
-        source, target, kind = batch.edge[index].unbind(-1)
-        score = message[target].add_(label[kind])
+        edge = batch.edge[index]
+        score = row[edge[..., :2]].sum(-1)
         if luck is not None:
             score += luck
-        score.masked_fill_(source != state[:, None], -torch.inf)
-        pick = score.argmax(1, keepdim=True)
-        state = torch.where(active, target.gather(1, pick)[:, 0], state)
-        chosen.append(kind.gather(1, pick))
+        score.masked_fill_(edge[..., 2] != state[:, None], -torch.inf)
+        pick = score.argmax(1)[:, None, None]
+        target, kind, _ = edge.gather(1, pick.expand(-1, 1, 3))[:, 0].unbind(1)
+        state = torch.where(active, target, state)
+        chosen.append(kind)
         states.append(state)
-    classes = _classes_of_labels(batch, torch.cat(chosen, 1), allowed, keys)
+    label = torch.stack(chosen, 1) - len(batch.canvas)
+    classes = _classes_of_labels(batch, label, allowed, keys)
     none = allowed.shape[2] - 1
     return ClassPaths(
         classes.masked_fill_(~inside, none),
