@@ -202,10 +202,15 @@ class _Part:
         return best
 
 
+def may_read(wanted: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read without waiting for a device."""
+    return wanted.device.type == "cpu"
+
+
 def _parts(classes: BatchClasses, wanted: torch.Tensor) -> Iterator[_Part]:
     """All rows that are wanted, in parts that fit into the caches, or into a GPU's memory."""
     count, length = wanted.shape
-    if wanted.device.type != "cpu":
+    if not may_read(wanted):
         chunks = max(classes.chunks)
         at_once = max(1, GATHERED_BYTES_GPU // (4 * length * CHUNK * max(1, chunks)))
         for first in range(0, count, at_once):
