@@ -8,6 +8,7 @@ tiny LLaDA2 checkpoint, and the 150,000 tokens of a tokenizer that vLLM's depend
 canvas length, the benchmark gives the milliseconds of the parts of a greedy step (from logits to
 weights of classes; the best path) and of a sampled step (the same, and a token of each class). It
 also gives those of the row statistics that a step without a constraint computes from these logits.
+`constraint_batches` measures whole steps of several requests.
 """
 
 from __future__ import annotations
@@ -35,18 +36,20 @@ from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language  # noqa: E402
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
+from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges  # noqa: E402
 from vllm_dllm.constraints.decoding.best_path import (  # noqa: E402
     CanvasWindow,
-    DeviceAutomaton,
     best_paths,
     drawn_paths,
 )
+from vllm_dllm.constraints.decoding.class_tokens import draw_in_class  # noqa: E402
 from vllm_dllm.constraints.decoding.class_weights import (  # noqa: E402
-    TokenChunks,
+    CanvasLogits,
     class_logsumexp,
     class_maxima,
-    draw_in_class,
 )
+from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint  # noqa: E402
+from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses  # noqa: E402
 from vllm_dllm.constraints.limits import CompileLimits  # noqa: E402
 from vllm_dllm.ops.noise.keyed import row_keys  # noqa: E402
 from vllm_dllm.ops.statistics.rows import row_statistics  # noqa: E402
@@ -152,30 +155,47 @@ def compile_timed(
     }
 
 
+def joined(automata: list[TokenAutomaton]) -> BatchConstraint:
+    """What canvases with these automata follow; equal objects share their classes."""
+    edges = {id(one): OwnEdges.of(one) for one in automata}
+    classes = {id(one): TokenClasses.of(one.class_of_token, one.classes) for one in automata}
+    return BatchConstraint(
+        AutomatonBatch.of([edges[id(one)] for one in automata], torch.from_numpy),
+        BatchClasses.of([classes[id(one)] for one in automata]),
+    )
+
+
+def far_to_go(automata: list[TokenAutomaton], length: int, forced: torch.Tensor) -> CanvasWindow:
+    """Windows of canvases whose budget is no limit."""
+    zero = torch.zeros(len(automata), dtype=torch.int64)
+    budget = torch.tensor([10 * length + one.minimum for one in automata])
+    return CanvasWindow(zero, zero, budget, zero + length, forced)
+
+
 def step(compiled: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
     """Milliseconds of each part of a step of one canvas that has far to go."""
-    automaton = DeviceAutomaton.of(compiled, torch.device("cpu"))
-    chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
-    logits = torch.randn(length, ids, generator=torch.Generator().manual_seed(0)) * 3
-    free = torch.full((1, length), -1)
-    fields = [torch.tensor([n]) for n in (0, 0, 10 * length + compiled.minimum, length)]
-    window = CanvasWindow(*fields, free)
-    keys = row_keys(torch.arange(length))
-    best, _ = class_maxima(logits, chunks)
-    total, by_chunk = class_logsumexp(logits, chunks)
-    drawn = drawn_paths(automaton, total[None], window, keys[None])
+    constraint = joined([compiled])
+    automata, classes = constraint.automata, constraint.classes
+    rows = torch.randn(length, ids, generator=torch.Generator().manual_seed(0)) * 3
+    logits = CanvasLogits.every(rows[None])
+    window = far_to_go([compiled], length, torch.full((1, length), -1))
+    wanted, kind = window.wanted(), constraint.kind_of_forced(window)
+    keys = row_keys(torch.arange(length))[None]
+    best = class_maxima(logits, classes, wanted).by_class
+    total = class_logsumexp(logits, classes, wanted)
+    drawn = drawn_paths(automata, total.by_class, window, kind, keys)
     if not drawn.feasible.all():
         raise RuntimeError("a canvas with a large budget has a path")
     return {
-        "without_ms": milliseconds(lambda: row_statistics(logits, 0), repeats),
-        "best_weights_ms": milliseconds(lambda: class_maxima(logits, chunks), repeats),
-        "best_path_ms": milliseconds(lambda: best_paths(automaton, best[None], window), repeats),
-        "sums_ms": milliseconds(lambda: class_logsumexp(logits, chunks), repeats),
+        "without_ms": milliseconds(lambda: row_statistics(rows, 0), repeats),
+        "best_weights_ms": milliseconds(lambda: class_maxima(logits, classes, wanted), repeats),
+        "best_path_ms": milliseconds(lambda: best_paths(automata, best, window, kind), repeats),
+        "sums_ms": milliseconds(lambda: class_logsumexp(logits, classes, wanted), repeats),
         "drawn_path_ms": milliseconds(
-            lambda: drawn_paths(automaton, total[None], window, keys[None]), repeats
+            lambda: drawn_paths(automata, total.by_class, window, kind, keys), repeats
         ),
         "drawn_token_ms": milliseconds(
-            lambda: draw_in_class(logits, chunks, by_chunk, drawn.classes[0], keys), repeats
+            lambda: draw_in_class(logits, classes, total.by_chunk, drawn.classes, keys), repeats
         ),
     }
 
@@ -200,13 +220,13 @@ def main() -> None:
                 for length in args.lengths
             }
             results.setdefault(size, {})[name] = {**figures, "steps": steps}
-            print(f"{size}, {name}: {_rounded(figures)}", flush=True)
+            print(f"{size}, {name}: {rounded(figures)}", flush=True)
             for length, parts in steps.items():
-                print(f"    L = {length}: {_rounded(parts)}", flush=True)
+                print(f"    L = {length}: {rounded(parts)}", flush=True)
     write(args.json, "constraints", results)
 
 
-def _rounded(figures: dict[str, float]) -> str:
+def rounded(figures: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
 
 

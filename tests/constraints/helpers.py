@@ -25,13 +25,11 @@ from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.automaton.windows import Window
 from vllm_dllm.constraints.automaton.windows import window as window_of
-from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
-from vllm_dllm.constraints.decoding.class_weights import TokenChunks
+from vllm_dllm.constraints.decoding.best_path import CanvasWindow
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 LIMITS = CompileLimits()
 STRING: dict[str, Any] = {"type": "string"}
-CPU = torch.device("cpu")
 END = 0  # of the vocabularies below
 
 
@@ -123,11 +121,6 @@ def text_of(vocabulary: Vocabulary, tokens: Iterable[int]) -> bytes:
             break
         pieces.append(token_bytes(vocabulary, token))
     return b"".join(pieces)
-
-
-def on_device(found: TokenAutomaton) -> tuple[DeviceAutomaton, TokenChunks]:
-    device = DeviceAutomaton.of(found, CPU)
-    return device, TokenChunks.of(device.class_of_token, device.classes)
 
 
 def window(

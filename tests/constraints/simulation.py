@@ -7,16 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.constraints.helpers import on_device
+from tests.constraints.joined import best_tokens, drawn_tokens, joined
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.constrained_step import (
-    ConstrainedPath,
-    best_tokens,
-    drawn_tokens,
-    tokens_kept_to_path,
-)
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath, tokens_kept_to_path
 from vllm_dllm.ops.noise.keyed import row_keys
 
 
@@ -48,7 +43,7 @@ class Masked:
 
     def __init__(self, found: TokenAutomaton, ids: int, run: Run) -> None:
         self.found = found
-        self.automaton, self.chunks = on_device(found)
+        self.constraint = joined(found)
         self.ids, self.run = ids, run
         self.generator = torch.Generator().manual_seed(run.seed)
 
@@ -72,7 +67,7 @@ class Masked:
             tail = 0
 
     def is_end(self, token: int) -> bool:
-        return int(self.automaton.class_of_token[token]) == self.automaton.classes - 1
+        return int(self.found.class_of_token[token]) == self.found.classes - 1
 
     def canvas(self, state: torch.Tensor, left: torch.Tensor, tail: int) -> torch.Tensor:
         """One canvas, denoised."""
@@ -100,6 +95,6 @@ class Masked:
     def chosen(self, some: CanvasWindow, step: int) -> ConstrainedPath:
         logits = torch.randn(1, self.run.length, self.ids, generator=self.generator) * 3
         if not self.run.sampled:
-            return best_tokens(self.automaton, self.chunks, logits, some)
+            return best_tokens(self.constraint, logits, some)
         keys = row_keys(torch.tensor([[self.run.seed]]), step, torch.arange(self.run.length))
-        return drawn_tokens(self.automaton, self.chunks, logits, some, keys)
+        return drawn_tokens(self.constraint, logits, some, keys)

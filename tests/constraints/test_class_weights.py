@@ -1,4 +1,4 @@
-"""From logits to weights of classes, against one class after the other."""
+"""From logits to weights and tokens of classes, against one class after the other."""
 
 from __future__ import annotations
 
@@ -8,97 +8,213 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_dllm.constraints.automaton.token_automaton import NO_CLASS
 from vllm_dllm.constraints.decoding import class_weights as reduction
+from vllm_dllm.constraints.decoding.class_tokens import best_in_class, draw_in_class
 from vllm_dllm.constraints.decoding.class_weights import (
-    TokenChunks,
+    CanvasLogits,
     class_logsumexp,
     class_maxima,
-    draw_in_class,
+    class_maxima_and_logsumexp,
 )
+from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
 from vllm_dllm.ops.noise.keyed import row_keys
 
-IDS, CLASSES, ROWS = 1000, 9, 7
+IDS, LENGTH = 6000, 7
 
 
-def classes_of(seed: int) -> torch.Tensor:
+def classes_of(seed: int, classes: int = 9) -> np.ndarray:
     """Some large, some of one token, one without any, and tokens of no class."""
     rng = np.random.default_rng(seed)
-    kinds = rng.choice(
-        CLASSES + 1, size=IDS, p=[0.4, 0.3, 0.1, 0.05, 0.01, 0.01, 0, 0.01, 0.02, 0.1]
-    )
-    kinds[kinds == 7] = CLASSES
-    kinds[500] = 7
-    return torch.from_numpy(kinds)
+    share = np.array([0.75, 0.1, 0.03, 0.05, 0.001, 0.001, 0, 0.01, 0.01])[:classes]
+    kinds = rng.choice([*range(classes), NO_CLASS], size=IDS, p=[*share, 1 - share.sum()])
+    kinds[kinds == 7] = NO_CLASS
+    kinds[500] = classes - 2
+    return kinds
 
 
-def logits_of(seed: int, *, ties: bool = False) -> torch.Tensor:
-    logits = torch.randn(ROWS, IDS, generator=torch.Generator().manual_seed(seed)) * 4
+def logits_of(seed: int, canvases: int = 2, *, ties: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(canvases, LENGTH, IDS, generator=generator) * 4
     return logits.round() if ties else logits
 
 
-@pytest.fixture(params=[False, True], ids=["rows together", "row by row"])
-def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param:
-        monkeypatch.setattr(reduction, "GATHERED_BYTES", 1)
+KINDS = [classes_of(0), classes_of(1, 5)]
 
 
-@pytest.mark.usefixtures("small_pieces")
+def batch() -> BatchClasses:
+    """Two canvases with different classes."""
+    return BatchClasses.of([TokenClasses.of(KINDS[0], 9), TokenClasses.of(KINDS[1], 5)])
+
+
+EVERYWHERE = torch.ones(2, LENGTH, dtype=torch.bool)
+
+
+@pytest.fixture(params=["positions", "canvases"])
+def as_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the way of a GPU, where all positions of some canvases are reduced together."""
+    if request.param == "canvases":
+        monkeypatch.setattr(reduction, "may_read", lambda wanted: False)
+
+
+@pytest.mark.usefixtures("as_on")
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_largest_and_the_sum_of_each_class(ties: bool, dtype: torch.dtype) -> None:
-    kinds, logits = classes_of(0), logits_of(1, ties=ties).to(dtype)
-    chunks = TokenChunks.of(kinds, CLASSES)
-    weight, token = class_maxima(logits, chunks)
-    total, _ = class_logsumexp(logits, chunks)
-    for kind in range(CLASSES):
-        ids = (kinds == kind).nonzero()[:, 0]
-        if not len(ids):
-            assert (weight[:, kind] == -math.inf).all() and (token[:, kind] == 0).all()
-            assert (total[:, kind] == -math.inf).all()
-            continue
-        some = logits[:, ids].float()
-        assert torch.equal(weight[:, kind], some.amax(1))
-        assert torch.equal(token[:, kind], ids[some.argmax(1)]), "ties go to the lowest id"
-        torch.testing.assert_close(total[:, kind], some.logsumexp(1), atol=1e-5, rtol=1e-6)
+    classes, whole = batch(), logits_of(1, ties=ties).to(dtype)
+    logits = CanvasLogits.every(whole)
+    largest = class_maxima(logits, classes, EVERYWHERE)
+    total = class_logsumexp(logits, classes, EVERYWHERE)
+    for canvas, kinds in enumerate(KINDS):
+        for kind in range(classes.classes + 1):
+            ids = torch.from_numpy(np.flatnonzero(kinds == kind))
+            weight = largest.by_class[canvas, :, kind], total.by_class[canvas, :, kind]
+            if not len(ids):
+                assert (torch.cat(weight) == -math.inf).all()
+                continue
+            some = whole[canvas][:, ids].float()
+            assert torch.equal(weight[0], some.amax(1))
+            torch.testing.assert_close(weight[1], some.logsumexp(1), atol=1e-5, rtol=1e-6)
+            asked = torch.full((2, LENGTH), kind)
+            token = best_in_class(logits, classes, largest.by_chunk, asked)[canvas]
+            assert torch.equal(token, ids[some.argmax(1)]), "ties go to the lowest id"
+
+
+def test_canvases_of_a_larger_batch_in_any_order() -> None:
+    classes, whole = batch(), logits_of(4, 5)
+    some = CanvasLogits(whole, torch.tensor([3, 0]), (3, 0))
+    plain = CanvasLogits.every(whole[[3, 0]])
+    for reduce in (class_maxima, class_logsumexp):
+        one, two = (reduce(each, classes, EVERYWHERE) for each in (some, plain))
+        assert torch.equal(one.by_class, two.by_class)
+        assert torch.equal(one.by_chunk, two.by_chunk)
+    token = torch.randint(IDS, (2, LENGTH, 3))
+    assert torch.equal(some.pick(token), plain.pick(token))
+
+
+def test_only_wanted_positions_are_reduced() -> None:
+    """And company, of rows or of canvases, changes no bit."""
+    classes, logits = batch(), CanvasLogits.every(logits_of(2))
+    wanted = torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert wanted.any() and not wanted.all()
+    for reduce in (class_maxima, class_logsumexp):
+        every, some = (reduce(logits, classes, each) for each in (EVERYWHERE, wanted))
+        assert torch.equal(every.by_class[wanted], some.by_class[wanted])
+        assert (some.by_class[~wanted] == -math.inf).all()
+        own = BatchClasses.of([TokenClasses.of(KINDS[1], 5)])
+        alone = reduce(CanvasLogits(logits.logits, torch.tensor([1]), (1,)), own, wanted[1:])
+        assert torch.equal(alone.by_class[0, :, :5], some.by_class[1, :, :5])
+
+
+def test_both_reductions_at_once() -> None:
+    classes, whole = batch(), logits_of(3)
+    temperature = torch.rand(2, LENGTH) + 0.2
+    logits = CanvasLogits.every(whole)
+    largest, total = class_maxima_and_logsumexp(logits, temperature, classes, EVERYWHERE)
+    scaled = CanvasLogits.every(whole / temperature[..., None])
+    for one, two in (
+        (largest, class_maxima(logits, classes, EVERYWHERE)),
+        (total, class_logsumexp(scaled, classes, EVERYWHERE)),
+    ):
+        assert torch.equal(one.by_class, two.by_class)
+        assert torch.equal(one.by_chunk, two.by_chunk)
+    keys = row_keys(torch.arange(2)[:, None], torch.arange(LENGTH))
+    kind = torch.zeros(2, LENGTH, dtype=torch.int64)
+    drawn = draw_in_class(logits, classes, total.by_chunk, kind, keys, temperature)
+    assert torch.equal(drawn, draw_in_class(scaled, classes, total.by_chunk, kind, keys))
+
+
+def test_extreme_logits() -> None:
+    """A class keeps its weight however far it is below the rest of its row."""
+    classes, whole = batch(), logits_of(5)
+    whole[:, 0] -= 1e4
+    whole[:, 1] = whole[:, 1] * 1e-3 + 300
+    for canvas, kinds in enumerate(KINDS):
+        whole[canvas, 2, torch.from_numpy(kinds == 0)] += 500
+        whole[canvas, 3, torch.from_numpy(kinds == 0)] = 1e30
+        whole[canvas, 4, torch.from_numpy(kinds == 1)] = -math.inf
+        whole[canvas, 5, torch.from_numpy(kinds == 0)] = -1e30
+    found = class_logsumexp(CanvasLogits.every(whole), classes, EVERYWHERE)
+    for canvas, kinds in enumerate(KINDS):
+        for kind in range(4):
+            ids = torch.from_numpy(np.flatnonzero(kinds == kind))
+            expected = whole[canvas][:, ids].double().logsumexp(1).float()
+            torch.testing.assert_close(
+                found.by_class[canvas, :, kind], expected, atol=2e-5, rtol=1e-6
+            )
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_numbers_that_are_none(wrong: float) -> None:
+    """Such a request fails, but until then every token must be an id of its class."""
+    classes, whole = batch(), logits_of(6)
+    whole[:, :, ::7] = wrong
+    whole[:, 0] = wrong
+    logits = CanvasLogits.every(whole)
+    keys = row_keys(torch.arange(2)[:, None], torch.arange(LENGTH))
+    largest = class_maxima(logits, classes, EVERYWHERE)
+    total = class_logsumexp(logits, classes, EVERYWHERE)
+    assert not largest.by_class.isnan().any() and not total.by_class.isnan().any()
+    for kind in range(4):
+        asked = torch.full((2, LENGTH), kind)
+        for token in (
+            best_in_class(logits, classes, largest.by_chunk, asked),
+            draw_in_class(logits, classes, total.by_chunk, asked, keys),
+        ):
+            for canvas, kinds in enumerate(KINDS):
+                assert (kinds[token[canvas].numpy()] == kind).all()
 
 
 def test_excluded_tokens() -> None:
     """A class of -inf alone is no error: it weighs nothing, and its lowest token stands for it."""
-    kinds = torch.tensor([0, 0, 1, 1, 2])
-    logits = torch.tensor([[1.0, -math.inf, -math.inf, -math.inf, 5.0]])
-    chunks = TokenChunks.of(kinds, 2)
-    weight, token = class_maxima(logits, chunks)
-    assert weight.tolist() == [[1.0, -math.inf]]
-    assert token.tolist() == [[0, 2]]
-    assert class_logsumexp(logits, chunks)[0].tolist() == [[1.0, -math.inf]]
-    keys = row_keys(torch.arange(64))
-    many = logits.expand(64, -1)
-    _, by_chunk = class_logsumexp(many, chunks)
-    drawn = draw_in_class(many, chunks, by_chunk, torch.ones(64, dtype=torch.int64), keys)
-    assert set(drawn.tolist()) == {2, 3}
+    classes = BatchClasses.of([TokenClasses.of(np.array([0, 0, 1, 1, NO_CLASS]), 2)])
+    row = torch.tensor([1.0, -math.inf, -math.inf, -math.inf, 5.0])
+    logits = CanvasLogits.every(row.expand(1, 64, -1))
+    wanted = torch.ones(1, 64, dtype=torch.bool)
+    largest = class_maxima(logits, classes, wanted)
+    assert largest.by_class[0, 0].tolist() == [1.0, -math.inf, -math.inf]
+    tokens = [
+        best_in_class(logits, classes, largest.by_chunk, torch.full((1, 64), kind))[0, 0].item()
+        for kind in (0, 1)
+    ]
+    assert tokens == [0, 2]
+    total = class_logsumexp(logits, classes, wanted)
+    assert total.by_class[0, 0].tolist() == [1.0, -math.inf, -math.inf]
+    keys = row_keys(torch.arange(64))[None]
+    drawn = draw_in_class(logits, classes, total.by_chunk, torch.full((1, 64), 1), keys)
+    assert set(drawn[0].tolist()) == {2, 3}
 
 
 def test_drawn_tokens_follow_the_softmax_of_their_class() -> None:
-    """Of a class of several chunks, and of one that no chunk is full of."""
-    count = 40_000
-    kinds = torch.arange(200) % 3 % 2
-    logits = torch.randn(200, generator=torch.Generator().manual_seed(5))
-    chunks = TokenChunks.of(kinds, 2)
-    many = logits.expand(count, -1)
-    keys = row_keys(torch.arange(count))
-    _, by_chunk = class_logsumexp(logits[None], chunks)
+    """Of a class of several ranges of chunks, and of one that no chunk is full of.
+
+    Tokens are counted in bins. A right implementation fails each of the few hundred comparisons
+    with a probability below 1e-6.
+    """
+    count, ids = 20_000, 9000
+    kinds = np.where(np.arange(ids) % 100 == 0, 1, 0)
+    logits = torch.randn(ids, generator=torch.Generator().manual_seed(5))
+    classes = BatchClasses.of([TokenClasses.of(kinds, 2)])
+    assert classes.most_chunks > 2 * reduction.CHUNK
+    many = CanvasLogits.every(logits.expand(1, count, -1))
+    one = class_logsumexp(CanvasLogits.every(logits[None, None]), classes, torch.tensor([[True]]))
+    keys = row_keys(torch.arange(count))[None]
+    bins = torch.arange(ids) // 100
     for kind in (0, 1):
-        asked = torch.full((count,), kind)
-        drawn = draw_in_class(many, chunks, by_chunk.expand(count, -1), asked, keys)
-        seen = torch.bincount(drawn, minlength=200) / count
-        truth = torch.where(kinds == kind, logits, -math.inf).softmax(0)
+        asked = torch.full((1, count), kind)
+        by_chunk = one.by_chunk.expand(1, count, -1)
+        drawn = draw_in_class(many, classes, by_chunk, asked, keys)[0]
+        assert (kinds[drawn.numpy()] == kind).all()
+        member = torch.from_numpy(kinds == kind)
+        truth = torch.where(member, logits, -math.inf).double().softmax(0)
+        truth = torch.zeros(90, dtype=torch.float64).index_add_(0, bins, truth)
+        seen = torch.bincount(bins[drawn], minlength=90) / count
         deviation = (truth * (1 - truth) / count).sqrt()
         assert ((seen - truth).abs() <= 5 * deviation).all()
 
 
 def test_nothing_in_any_class() -> None:
-    chunks = TokenChunks.of(torch.full((5,), 3), 3)
-    weight, token = class_maxima(torch.randn(2, 5), chunks)
-    assert weight.tolist() == [[-math.inf] * 3] * 2
-    assert token.tolist() == [[0] * 3] * 2
-    assert class_logsumexp(torch.randn(2, 5), chunks)[0].tolist() == [[-math.inf] * 3] * 2
+    classes = BatchClasses.of([TokenClasses.of(np.full(5, NO_CLASS), 3)])
+    logits, wanted = CanvasLogits.every(torch.randn(1, 2, 5)), torch.ones(1, 2, dtype=torch.bool)
+    for reduce in (class_maxima, class_logsumexp):
+        assert (reduce(logits, classes, wanted).by_class == -math.inf).all()

@@ -14,20 +14,17 @@ from tests.constraints.helpers import (
     END,
     automaton,
     letters,
-    on_device,
     pieces,
     record,
     text_of,
     window,
 )
+from tests.constraints.joined import best, best_tokens, drawn_tokens, joined
 from tests.constraints.simulation import Masked, Run
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.decoding.best_path import best_paths
 from vllm_dllm.constraints.decoding.constrained_step import (
     ConstrainedPath,
-    best_tokens,
-    drawn_tokens,
     path_probability,
     tokens_kept_to_path,
 )
@@ -86,10 +83,10 @@ def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -
 
 def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
     known, found = letters(), automaton("regex", "[abc]{2}(1|2)")
-    device, chunks = on_device(found)
+    constraint = joined(found)
     logits = torch.zeros(1, 5, len(known))
     logits[0, 0, 3], logits[0, 1, 2], logits[0, 2, 11] = 2, 1, 1  # c, b, 2
-    chosen = best_tokens(device, chunks, logits, window(5, 9))
+    chosen = best_tokens(constraint, logits, window(5, 9))
     assert text_of(known, chosen.token[0].tolist()) == b"cb2"
     assert chosen.token[0].tolist() == [3, 2, 11, END, END]
     assert chosen.logit[0].tolist() == [2, 1, 1, 0, 0]
@@ -97,47 +94,49 @@ def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
 
 
 def test_sureness_is_the_models_probability() -> None:
-    device, chunks = on_device(automaton("regex", "[abc]{3}"))
+    constraint = joined(automaton("regex", "[abc]{3}"))
     logits = torch.randn(1, 6, len(letters()), generator=torch.Generator().manual_seed(1))
-    chosen = best_tokens(device, chunks, logits, window(6, 4, first=1))
+    chosen = best_tokens(constraint, logits, window(6, 4, first=1))
     expected = logits.softmax(-1).gather(2, chosen.token[..., None])[..., 0]
     expected[0, [0, 5]] = 1
-    torch.testing.assert_close(path_probability(chosen, logits.logsumexp(-1)), expected)
+    top, token = logits.max(-1)
+    probability = logits.softmax(-1).gather(2, token[..., None])[..., 0]
+    torch.testing.assert_close(path_probability(chosen, top, probability), expected)
 
 
 def test_outside_of_the_window() -> None:
     """Before it stands what stood there, behind it the end."""
     found = automaton("choice", ["ab"])
-    device, chunks = on_device(found)
+    constraint = joined(found)
     logits = torch.randn(1, 6, len(letters()))
-    chosen = best_tokens(device, chunks, logits, window(6, 2, first=2, forced=[9, 13, 4]))
+    chosen = best_tokens(constraint, logits, window(6, 2, first=2, forced=[9, 13, 4]))
     assert chosen.token[0].tolist() == [9, 13, 4, END, END, END]
     assert chosen.inside[0].tolist() == [False, False, True, True, False, False]
     assert chosen.logit[0, [0, 1, 4, 5]].tolist() == [0, 0, 0, 0]
-    assert not best_tokens(device, chunks, logits, window(6, 9, first=2, forced=[0, 0, 9])).feasible
+    assert not best_tokens(constraint, logits, window(6, 9, first=2, forced=[0, 0, 9])).feasible
 
 
 def test_forced_tokens_are_themselves() -> None:
     """Not the best of their class."""
     found = automaton("regex", "[abc]{3}")
-    device, chunks = on_device(found)
+    constraint = joined(found)
     logits = torch.zeros(1, 4, len(letters()))
     logits[..., 1] = 9
     some = window(4, 4, forced=[-1, 3])
-    chosen = best_tokens(device, chunks, logits, some)
+    chosen = best_tokens(constraint, logits, some)
     assert chosen.token[0].tolist() == [1, 3, 1, END]
-    drawn = drawn_tokens(device, chunks, logits, some, torch.arange(4)[None])
+    drawn = drawn_tokens(constraint, logits, some, torch.arange(4)[None])
     assert drawn.token[0, 1] == 3
     assert text_of(letters(), drawn.token[0].tolist())[1:2] == b"c"
 
 
 def test_the_likelier_of_several_ends() -> None:
     known = Vocabulary.of([b"", b"a", b""], [0, 2])
-    device, chunks = on_device(automaton("regex", "a", known))
+    constraint = joined(automaton("regex", "a", known))
     logits = torch.tensor([[[0.0, 9, 0], [1, 9, 2], [2, 9, 1]]])
-    chosen = best_tokens(device, chunks, logits, window(3, 3))
+    chosen = best_tokens(constraint, logits, window(3, 3))
     assert chosen.token.tolist() == [[1, 2, 0]]
-    drawn = drawn_tokens(device, chunks, logits, window(3, 3), torch.arange(3)[None])
+    drawn = drawn_tokens(constraint, logits, window(3, 3), torch.arange(3)[None])
     assert drawn.token[0, 0] == 1
     assert set(drawn.token[0, 1:].tolist()) <= {0, 2}
 
@@ -178,8 +177,8 @@ def test_a_mask_from_left_to_right_would_not_be_enough() -> None:
     """Why paths are planned: following the automaton alone runs out of budget."""
     found = automaton("json_schema", PERSON, pieces())
     assert sum(naive_run(found, seed) for seed in range(20)) > 10
-    device, _ = on_device(found)
     budget = found.minimum + 2
-    paths = best_paths(device, torch.randn(1, budget, found.classes), window(budget, budget))
+    weights = torch.randn(1, budget, found.classes + 1)
+    paths = best(joined(found), weights, window(budget, budget))
     assert paths.feasible[0]
     assert int(paths.states[0, -1]) == found.states - 1

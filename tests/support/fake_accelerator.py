@@ -32,8 +32,7 @@ from torch.utils._pytree import tree_leaves
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as filters
 
 import vllm_dllm
-from vllm_dllm.constraints.decoding.best_path import DeviceAutomaton
-from vllm_dllm.constraints.decoding.class_weights import TokenChunks
+from vllm_dllm.constraints.decoding.token_classes import TokenClasses
 from vllm_dllm.worker import logit_biases
 from vllm_dllm.worker.to_device import to_device
 
@@ -259,7 +258,6 @@ def fake_accelerator() -> Iterator[torch.device]:
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
         # The plain form that runs on a GPU without Triton; the CPU's would wait.
         stack.enter_context(mock.patch.object(logit_biases, "apply_top_k_top_p", filters))
-        for maker in (DeviceAutomaton, TokenChunks):
-            stack.enter_context(mock.patch.object(maker, "of", _with_values(maker.of)))
+        stack.enter_context(mock.patch.object(TokenClasses, "of", _with_values(TokenClasses.of)))
         stack.enter_context(FakeDevice())
         yield torch.device(NAME)

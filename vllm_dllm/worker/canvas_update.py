@@ -74,6 +74,7 @@ class CanvasUpdate:
         )
         plan = StepPlan(before, now, batches, request)
         if state.constraints.followers and state.constraints.asked(on_host):
+            state.constraints.begin_canvases(slots, on_host, now.step)
             plan = replace(plan, request=replace(request, window=self._window(plan)))
         return plan
 

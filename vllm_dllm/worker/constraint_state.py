@@ -1,132 +1,229 @@
 """The constraints of running requests: each slot's automaton, and the state that it has reached.
 
-A batch without a constrained request only costs a look-up on the host. Otherwise the canvases that
-share an automaton are one group, and a step runs tensor operations on each group; see
-`vllm_dllm.constraints` for what they compute.
+A batch without a constrained request only costs a look-up on the host. Otherwise one step serves
+all constrained canvases, whatever their automata are; see `vllm_dllm.constraints` for what it
+computes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.automaton.distance import DEAD
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
-from vllm_dllm.constraints.decoding.best_path import CanvasWindow, DeviceAutomaton
-from vllm_dllm.constraints.decoding.class_weights import TokenChunks
-from vllm_dllm.constraints.decoding.constrained_step import (
-    ConstrainedPath,
-    best_tokens,
-    drawn_tokens,
-)
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
+from vllm_dllm.constraints.automaton.configurations import NO_STATE, START, Configurations
+from vllm_dllm.constraints.automaton.windows import window
+from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges
+from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, ConstrainedPath
+from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
+from vllm_dllm.constraints.limits import CompileLimits
 from vllm_dllm.worker.to_device import to_device
 
 FREE = -1
+# For how many sets of canvases the union of their automata is kept. A steady batch is one set for
+# each part that the readout makes of it, or two where some of its requests draw.
+MOST_KEPT = 8
+# About how many states a canvas follows, and the parts of a constraint that are kept.
+MOST_STATES = CompileLimits().window_states
+MOST_VIEWS = 64
 
-Parts = TypeVar("Parts", DeviceAutomaton, TokenChunks)
+Part = TypeVar("Part", OwnEdges, TokenClasses)
+Whole = TypeVar("Whole", AutomatonBatch, BatchClasses)
 
 
 @dataclass(frozen=True)
-class Follower:
-    """An automaton that requests follow, on the host and on the device.
+class View:
+    """The part of a constraint that a canvas follows.
 
     Attributes:
-        key: digest of the packed automaton.
-        on_host: the automaton on the host.
-        automaton: the automaton on the device.
-        chunks: the vocabulary by the automaton's classes of tokens.
+        edges: its automaton, to be joined with others; on the host.
+        states: int64 ``[states]``, the number of each of its states in the constraint.
+        whole: whether nothing is left out, so that every canvas may follow it.
     """
 
-    key: str
-    on_host: TokenAutomaton
-    automaton: DeviceAutomaton
-    chunks: TokenChunks
+    edges: OwnEdges
+    states: np.ndarray
+    whole: bool
 
-    @classmethod
-    def of(cls, key: str, packed: bytes, device: torch.device) -> Follower:
-        """Unpack the automaton that comes with a request, and copy it to the device.
+    def place(self, state: int) -> int:
+        """The number of a constraint's state in this part; the dead one if it is not in it."""
+        found = np.flatnonzero(self.states == state)
+        return int(found[0]) if len(found) else self.edges.dead
+
+
+class Follower:
+    """A constraint that requests follow.
+
+    Attributes:
+        key: digest of the packed constraint.
+        configurations: its states, found as far as canvases reach.
+        classes: its classes of tokens, on the device.
+    """
+
+    def __init__(self, key: str, packed: bytes, length: int, device: torch.device) -> None:
+        """Unpack the constraint that comes with a request, and copy its classes to the device.
 
         All that depends on its values is computed on the host, so that nothing waits for the
-        device.
+        device. `length` is L.
         """
-        on_host = TokenAutomaton.from_bytes(packed)
-        automaton = DeviceAutomaton.of(on_host, torch.device("cpu"))
-        chunks = TokenChunks.of(automaton.class_of_token, automaton.classes)
-        return cls(key, on_host, _on_device(automaton, device), _on_device(chunks, device))
+        self.key = key
+        self.length = length
+        self.configurations: Configurations = CompiledConstraint(packed).configurations()
+        tables = self.configurations.tables
+        classes = TokenClasses.of(tables.class_of_token, tables.classes)
+        self.classes = _on_device(classes, device)
+        self._views: OrderedDict[int, View] = OrderedDict()
+        self.view(START)
 
-    def choose(
-        self, logits: torch.Tensor, window: CanvasWindow, keys: torch.Tensor | None = None
-    ) -> ConstrainedPath:
-        """A path through each canvas: the most probable one, or with `keys` a drawn one.
+    def view(self, state: int) -> View:
+        """The part that a canvas follows which begins in a state."""
+        first = self._views.get(START)
+        if first is not None and first.whole:
+            return first
+        if state not in self._views:
+            found = window(self.configurations, state, self.length, MOST_STATES)
+            self._views[state] = View(OwnEdges.of(found.automaton), found.states, found.whole)
+            while len(self._views) > MOST_VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(state)
+        return self._views[state]
 
-        Args:
-            logits: ``[m, L, ids]``, divided by the temperature where a path is drawn.
-            window: the ``m`` canvases as constraints see them.
-            keys: int64 ``[m, L]``, the keys of the random numbers, or None.
-        """
-        if keys is None:
-            return best_tokens(self.automaton, self.chunks, logits, window)
-        return drawn_tokens(self.automaton, self.chunks, logits, window, keys)
+    def after(self, tokens: Iterable[int], state: int = START) -> int:
+        """The state after some tokens, or `NO_STATE`."""
+        for token in tokens:
+            state = self.configurations.after(state, token)
+        return state
 
 
-def _on_device(parts: Parts, device: torch.device) -> Parts:
-    """A copy of a dataclass with its tensors on the device."""
-    named = {f.name: getattr(parts, f.name) for f in fields(parts)}
+def _on_device(classes: TokenClasses, device: torch.device) -> TokenClasses:
+    """A copy with its tensors on the device."""
+    named = {f.name: getattr(classes, f.name) for f in fields(classes)}
     tensors = {name: part for name, part in named.items() if isinstance(part, torch.Tensor)}
-    return replace(parts, **{name: to_device(part, device) for name, part in tensors.items()})
+    return replace(classes, **{name: to_device(part, device) for name, part in tensors.items()})
+
+
+class Unions(Generic[Part, Whole]):
+    """What has been made of some parts, for the next step with the very same parts."""
+
+    def __init__(self, make: Callable[[Sequence[Part]], Whole]) -> None:
+        self.make: Callable[[Sequence[Part]], Whole] = make
+        # The parts are kept too, so that their ids are those of no other objects.
+        self.kept: dict[tuple[int, ...], tuple[Sequence[Part], Whole]] = {}
+
+    def of(self, parts: Sequence[Part]) -> Whole:
+        """The union of these parts, in this order."""
+        key = tuple(map(id, parts))
+        if key not in self.kept:
+            if len(self.kept) >= MOST_KEPT:
+                self.kept.clear()
+            self.kept[key] = parts, self.make(parts)
+        return self.kept[key][1]
 
 
 class Constraints:
-    """The automaton of each slot (kept on the host) and its state (kept on the device).
+    """The constraint of each slot (kept on the host) and its state (kept on the device).
+
+    A canvas follows a part of its constraint that begins in the state before the canvas; see
+    `vllm_dllm.constraints.automaton.windows`.
 
     Attributes:
-        state: int64 ``[slots]``, the automaton's state after the tokens output so far.
-        followers: the automata of running requests, by number.
+        state: int64 ``[slots]``, the state in the slot's view after the tokens output so far.
+        followers: the constraints of running requests, by number.
+        views: by slot, the part of its constraint that its canvas follows.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self, slots: int, length: int, device: torch.device) -> None:
         self.state = torch.zeros(slots, dtype=torch.int64, device=device)
         self.device = device
+        self.length = length
         self.followers: dict[int, Follower] = {}
+        self.views: dict[int, View] = {}
         self._which: np.ndarray = np.full(slots, FREE, dtype=np.int64)
+        # Slots whose next canvas may need another view.
+        self._moves: np.ndarray = np.zeros(slots, dtype=bool)
         self._next = 0
+        self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
+        self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.of)
 
     def enter(self, slot: int, packed: bytes | None, output: np.ndarray) -> None:
-        """Set up ``slot`` for a request.
+        """Set up ``slot`` for a request whose next canvas is a new one.
 
         Args:
             slot: the request's slot.
-            packed: the request's packed automaton, or None.
+            packed: the request's packed constraint, or None.
             output: int ``[tokens]``, the tokens it had output before it was preempted.
         """
         self.leave(slot)
         if packed is None:
             return
-        number = self._number(packed)
-        self._which[slot] = number
-        automaton = self.followers[number].on_host
-        state = automaton.advance(0, output)
-        self.state[slot].fill_(automaton.states if state == DEAD else state)
+        self._which[slot] = self._number(packed)
+        self.resume(slot, output, len(output))
+
+    def resume(self, slot: int, output: np.ndarray, before: int) -> None:
+        """Give ``slot`` the view of a canvas that has begun.
+
+        Args:
+            slot: the slot; nothing happens if its request has no constraint.
+            output: int ``[tokens]``, all tokens that the request has output.
+            before: how many of them were output before the canvas began.
+        """
+        number = int(self._which[slot])
+        if number == FREE:
+            return
+        follower, tokens = self.followers[number], output.tolist()
+        first = follower.after(tokens[:before])
+        view = self.views[slot] = follower.view(START if first == NO_STATE else first)
+        self._moves[slot] = not view.whole
+        reached = NO_STATE if first == NO_STATE else follower.after(tokens[before:], first)
+        self.state[slot].fill_(view.place(reached))
+
+    def begin_canvases(self, slots: torch.Tensor, on_host: np.ndarray, step: torch.Tensor) -> None:
+        """Give canvases that begin now the part of their constraints that is near.
+
+        This waits for the device, but only if a constraint of the batch is larger than a view.
+
+        Args:
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same on the host.
+            step: int64 ``[n]``, how many steps the canvas of each has had.
+        """
+        if not self._moves[on_host].any():
+            return
+        begins, states = torch.stack([step, self.state.index_select(0, slots)]).tolist()
+        for slot, steps, state in zip(on_host.tolist(), begins, states, strict=True):
+            view = self.views.get(slot)
+            if view is None or steps > 0 or not self._moves[slot] or state >= view.edges.dead:
+                continue
+            follower = self.followers[int(self._which[slot])]
+            self.views[slot] = new = follower.view(int(view.states[state]))
+            self.state[slot].fill_(new.place(int(view.states[state])))
 
     def leave(self, slot: int) -> None:
-        """Free ``slot``, and its automaton (up to about 100 MB) unless other slots follow it."""
+        """Free ``slot``, and its constraint unless other slots follow it."""
         number, self._which[slot] = int(self._which[slot]), FREE
-        if number != FREE and not (self._which == number).any():
+        self._moves[slot] = False
+        if number == FREE:
+            return
+        self.views.pop(slot, None)
+        if not (self._which == number).any():
             del self.followers[number]
+            self._automata.kept.clear()
+            self._classes.kept.clear()
 
     def _number(self, packed: bytes) -> int:
-        """The number of an automaton; requests with equal automata share one."""
+        """The number of a constraint; requests with equal constraints share one."""
         key = hashlib.sha256(packed).hexdigest()
         for number, follower in self.followers.items():
             if follower.key == key:
                 return number
         self._next += 1
-        self.followers[self._next] = Follower.of(key, packed, self.device)
+        self.followers[self._next] = Follower(key, packed, self.length, self.device)
         return self._next
 
     def asked(self, on_host: np.ndarray) -> bool:
@@ -138,24 +235,18 @@ class Constraints:
         constrained: np.ndarray = self._which[on_host] != FREE
         return constrained
 
-    def groups(
-        self, on_host: np.ndarray, samples: np.ndarray
-    ) -> Iterator[tuple[Follower, bool, torch.Tensor]]:
-        """Group the constrained canvases of a batch by automaton, and by whether they draw.
+    def of(self, on_host: np.ndarray) -> BatchConstraint:
+        """What constrained canvases must follow; kept for the next step with the same canvases.
 
         Args:
-            on_host: the slots of the batch, int ``[n]``.
-            samples: bool ``[n]``, whether a request draws.
-
-        Yields:
-            The automaton, whether paths are drawn, and the canvases' positions in the batch (int64
-            on the device).
+            on_host: their slots, int ``[n]``.
         """
-        which = self._which[on_host]
-        kinds = np.where(which == FREE, FREE, 2 * which + samples)
-        for kind in np.unique(kinds[kinds != FREE]).tolist():
-            index = to_device(np.flatnonzero(kinds == kind), self.device)
-            yield self.followers[kind // 2], bool(kind % 2), index
+        edges = [self.views[slot].edges for slot in on_host.tolist()]
+        classes = [self.followers[number].classes for number in self._which[on_host].tolist()]
+        return BatchConstraint(self._automata.of(edges), self._classes.of(classes))
+
+    def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
+        return AutomatonBatch.of(parts, lambda array: to_device(array, self.device))
 
     def advance(self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor) -> None:
         """Advance the states of ``slots`` (int64 ``[n]``) by the tokens that were output.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
@@ -67,7 +68,7 @@ class InterruptedCanvas:
         )
 
     def resume(
-        self, slots: SlotState, slot: int, reports: LogprobReports, known: int, asked: int
+        self, slots: SlotState, slot: int, reports: LogprobReports, known: np.ndarray, asked: int
     ) -> None:
         """Put the canvas into the ``slot`` that its request has just entered.
 
@@ -75,12 +76,12 @@ class InterruptedCanvas:
             slots: the slots.
             slot: the request's new slot.
             reports: gets the logprobs of the canvas back.
-            known: number of tokens that the request has come back with.
+            known: int ``[tokens]``, the tokens that the request has come back with.
             asked: how many of them are its original prompt.
         """
         # This waits for the device, but only for requests that stream and have been preempted.
         start, output_end = torch.stack([self.rows["start"], self.output_end]).tolist()
-        if start > known:
+        if start > len(known):
             # vLLM has dropped the result of the step in which the block before this canvas left, so
             # that block has to leave again.
             self._resume_commit(slots, slot, start - slots.length, output_end, asked)
@@ -91,7 +92,8 @@ class InterruptedCanvas:
                 slots.algorithms.for_slot(slot).state[name][slot].copy_(row)
             # This is less than before if vLLM has dropped what the last step streamed; those tokens
             # are then output again.
-            slots.tail[slot].fill_(known - start)
+            slots.tail[slot].fill_(len(known) - start)
+            slots.constraints.resume(slot, known[asked:], max(start - asked, 0))
         if self.logprobs is not None:
             reports.restore(slot, self.logprobs)
 

@@ -16,7 +16,8 @@ from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import ReadRequest
 from vllm_dllm.worker.row_options import RowWork
 from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.token_choice import RowChoice, TokenChoice
+from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.worker.token_choice import Followed, RowChoice, TokenChoice
 
 
 class LogitsPipeline:
@@ -113,5 +114,10 @@ class LogitsPipeline:
         """Replace the chosen tokens of constrained canvases by those of the paths."""
         constraints, on_host, window = self.slots.constraints, request.on_host, request.window
         assert window is not None
-        for follower, draws, index in constraints.groups(on_host, self.slots.samples[on_host]):
-            path.put(index, chosen.follow(follower, window.take(index), draws, index))
+        constrained, samples = constraints.constrained(on_host), self.slots.samples[on_host]
+        for draws in (False, True):
+            where = np.flatnonzero(constrained & (samples == draws))
+            if len(where):
+                index = to_device(where, self.slots.device)
+                own = Followed(constraints.of(on_host[where]), window.take(index), index, where)
+                path.put(index, chosen.follow(own, draws))

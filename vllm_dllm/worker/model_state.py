@@ -156,7 +156,8 @@ class DiffusionModelState(ModelState):
         self.reports.forget(req_index)
         interrupted = self.interrupted.pop(new_req_data.req_id, None)
         if interrupted is not None:
-            interrupted.resume(self.slots, req_index, self.reports, len(prompt), asked)
+            known = np.asarray(prompt)
+            interrupted.resume(self.slots, req_index, self.reports, known, asked)
 
     def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
         """Keep the canvases of preempted requests that `add_request` could not restore otherwise.

@@ -172,7 +172,7 @@ class SlotState:
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.position = torch.arange(length, device=device)
         self.algorithms = AlgorithmStates(slots, length, device)
-        self.constraints = Constraints(slots, device)
+        self.constraints = Constraints(slots, kind.length, device)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
         self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)

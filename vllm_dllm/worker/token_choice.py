@@ -6,18 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath, path_probability
+from vllm_dllm.constraints.decoding.class_weights import CanvasLogits
+from vllm_dllm.constraints.decoding.constrained_step import (
+    BatchConstraint,
+    ConstrainedPath,
+    best_and_drawn_tokens,
+    best_tokens,
+    drawn_tokens,
+    path_probability,
+)
 from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
     RowStatistics,
     SampledStatistics,
+    with_drawn,
     with_samples,
 )
 from vllm_dllm.ops.statistics.sampled import sampled_statistics
-from vllm_dllm.worker.constraint_state import Follower
 from vllm_dllm.worker.logit_biases import filtered
 from vllm_dllm.worker.readout.contract import ReadRequest
 from vllm_dllm.worker.slots import SlotState
@@ -29,6 +38,28 @@ StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Followed:
+    """Some canvases of a part of a batch, and what they must follow.
+
+    Attributes:
+        constraint: of these ``m`` canvases.
+        window: these canvases as the constraint sees them.
+        index: int64 ``[m]``, the canvases' positions in this part of the batch.
+        on_host: the same positions on the host.
+    """
+
+    constraint: BatchConstraint
+    window: CanvasWindow
+    index: torch.Tensor
+    on_host: np.ndarray
+
+    def logits(self, rows: torch.Tensor) -> CanvasLogits:
+        """Their rows of those of the part, ``[n * L, ids]``."""
+        length = self.window.forced.shape[1]
+        return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
+
+
 class RowChoice(Protocol):
     """The tokens that were chosen from the rows of a part of the batch."""
 
@@ -37,16 +68,12 @@ class RowChoice(Protocol):
         """Statistics ``[rows]``; those of constrained canvases have the tokens of their paths."""
         ...
 
-    def follow(
-        self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
-    ) -> ConstrainedPath:
+    def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
         """Replace the chosen tokens and their confidences by those of paths.
 
         Args:
-            follower: the automaton of these canvases.
-            window: these canvases as the constraint sees them.
+            followed: some constrained canvases of this part of the batch.
             draws: whether their requests draw.
-            index: int64 ``[m]``, the canvases' positions in this part of the batch.
 
         Returns:
             The paths, whose tokens may be committed.
@@ -103,36 +130,35 @@ class MaskedRows:
     samples: list[bool]
     length: int
 
-    def follow(
-        self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
-    ) -> ConstrainedPath:
+    def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
         """See `RowChoice`.
 
         The confidence of a most probable path's token is its probability; that of a drawn path's
-        token comes from `with_samples`. Positions behind the end of the text have confidence 1.
+        token comes from `with_drawn`. Positions behind the end of the text have confidence 1.
         """
-        statistics, shape = self.statistics, (-1, self.length)
-
-        def rows(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.view(*shape, *tensor.shape[1:]).index_select(0, index)
-
+        statistics, shape, index = self.statistics, (-1, self.length), followed.index
+        greedy = self.greedy.view(*shape).take(index)
+        top = greedy.token[..., None]
         if draws and self.tempered is not None and self.filtered is not None:
             assert self.keys is not None
-            drawn_keys = self.keys.index_select(0, index)
-            chosen = follower.choose(rows(self.filtered), window, drawn_keys)
-            greedy = self.greedy.view(*shape).take(index).view(-1)
-            warm, token = torch.ones_like(greedy.probability), chosen.token.flatten()
-            sampled = with_samples(greedy, rows(self.tempered).flatten(0, 1), warm, token)
-            sure = torch.where(chosen.inside, sampled.probability.view_as(chosen.logit), 1.0)
+            keys = self.keys.index_select(0, index)
+            chosen = drawn_tokens(
+                followed.constraint, followed.logits(self.filtered), followed.window, keys
+            )
+            tempered = followed.logits(self.tempered)
+            weight = tempered.pick(chosen.token[..., None]) - tempered.pick(top)
+            sampled = with_drawn(greedy, weight[..., 0].exp(), chosen.inside, chosen.token)
+            sure = torch.where(chosen.inside, sampled.probability, 1.0)
         else:
-            logits = rows(self.logits)
-            chosen = follower.choose(logits, window)
-            sure = path_probability(chosen, logits.float().logsumexp(-1))
+            logits = followed.logits(self.logits)
+            chosen = best_tokens(followed.constraint, logits, followed.window)
+            sure = path_probability(chosen, logits.pick(top)[..., 0], greedy.probability)
         statistics.token.view(shape).index_copy_(0, index, chosen.token)
         statistics.probability.view(shape).index_copy_(0, index, sure)
         if isinstance(statistics, EntropyStatistics):
-            entropy = torch.where(chosen.inside, rows(statistics.entropy), 0.0)
-            statistics.entropy.view(shape).index_copy_(0, index, entropy)
+            own = statistics.entropy.view(shape)
+            entropy = torch.where(chosen.inside, own.index_select(0, index), 0.0)
+            own.index_copy_(0, index, entropy)
         return chosen
 
     def reported(self, index: int, positions: slice) -> torch.Tensor:
@@ -167,9 +193,12 @@ class MaskedChoice:
         tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         tempered[:, self.mask_token] = -torch.inf
         kept = filtered(tempered, self.slots, request)
-        drawn = self.draw(kept, keys.flatten())
-        sampled = with_samples(greedy, tempered, temperature, drawn)
-        return MaskedRows(sampled, greedy, logits, tempered, kept, keys, samples.tolist(), length)
+        chosen = greedy
+        # Constrained canvases draw when they follow their paths.
+        if (samples & ~self.slots.constraints.constrained(request.on_host)).any():
+            drawn = self.draw(kept, keys.flatten())
+            chosen = with_samples(greedy, tempered, temperature, drawn)
+        return MaskedRows(chosen, greedy, logits, tempered, kept, keys, samples.tolist(), length)
 
 
 @dataclass
@@ -192,18 +221,19 @@ class NoiseRows:
     keys: torch.Tensor
     divisor: torch.Tensor
 
-    def follow(
-        self, follower: Follower, window: CanvasWindow, draws: bool, index: torch.Tensor
-    ) -> ConstrainedPath:
+    def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
         """See `RowChoice`: tokens come from the most probable path, samples from a drawn one.
 
         Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
         behind the end of the text.
         """
-        best = drawn = follower.choose(self.logits[None], window)
+        constraint, window = followed.constraint, followed.window
+        logits = followed.logits(self.logits)
         if draws:
-            tempered = (self.logits / self.temperature[:, None])[None]
-            drawn = follower.choose(tempered, window, self.keys[None])
+            warmth, keys = self.temperature[None], self.keys[None]
+            best, drawn = best_and_drawn_tokens(constraint, logits, warmth, window, keys)
+        else:
+            best = drawn = best_tokens(constraint, logits, window)
         paths = (best, drawn)
         pick = [self.distribution.gather(1, path.token[0, :, None])[:, 0] for path in paths]
         entropy = torch.where(best.inside[0], self.statistics.entropy, 0.0)

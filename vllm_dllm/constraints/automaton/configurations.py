@@ -163,7 +163,12 @@ class Configurations:
             (target_of_class,) = results
         else:
             target_of_class = self._joined(results)
-        targets, kind_of_class = np.unique(target_of_class, return_inverse=True)
+        targets, first, kind = np.unique(target_of_class, return_index=True, return_inverse=True)
+        # By the lowest class, because numbers of states depend on what has been met before.
+        order = np.argsort(first)
+        place: np.ndarray = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        targets, kind_of_class = targets[order], place[kind.reshape(-1)]
         key = kind_of_class.astype(np.int16).tobytes()
         labels = self._partitions.get(key)
         if labels is None:

@@ -88,20 +88,18 @@ def _nearest(
     """The nearest states, with those of `always`; and whether no other one can be reached."""
     remote = _Remoteness(configurations, first)
     seen = set(always)
-    chosen = list(dict.fromkeys(always))
-    ahead: list[tuple[int, int]] = []
-    for state in chosen:
-        for target in configurations.moves(state).targets.tolist():
-            if target not in seen:
-                seen.add(target)
-                heapq.heappush(ahead, (remote.of(target), target))
-    while ahead and len(chosen) < most:
-        _, state = heapq.heappop(ahead)
-        chosen.append(state)
-        for target in configurations.moves(state).targets.tolist():
-            if target not in seen:
-                seen.add(target)
-                heapq.heappush(ahead, (remote.of(target), target))
+    chosen: list[int] = []
+    # States that are equally far come in the order in which they are met.
+    ahead: list[tuple[int, int, int]] = []
+    next_ones = list(dict.fromkeys(always))
+    while next_ones:
+        for state in next_ones:
+            chosen.append(state)
+            for target in configurations.moves(state).targets.tolist():
+                if target not in seen:
+                    seen.add(target)
+                    heapq.heappush(ahead, (remote.of(target), len(seen), target))
+        next_ones = [heapq.heappop(ahead)[2]] if ahead and len(chosen) < most else []
     return chosen, not ahead
 
 

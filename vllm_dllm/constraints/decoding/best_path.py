@@ -1,19 +1,19 @@
-"""The best path of a canvas through an automaton, or a sampled one, by dynamic programming.
+"""The best path of each canvas through its automaton, or a sampled one, by dynamic programming.
 
 A canvas of L positions gives each class of tokens a weight at each position. A path is one class
 for each position of the canvas' *window*. It starts in a given state and ends in a state from which
 the rest of the token budget is enough to finish the text. Its weight is the sum of the weights of
-its classes.
+its classes, but forced positions, where all paths have the same class, weigh nothing.
 
 First, messages are passed from the last position to the first. The message of a state is the
 largest weight of any path from that state on (Viterbi), or the logarithm of the sum over all paths.
-Then one walk from the first position to the last chooses a class at each position, greedily or at
-random, among those that the automaton allows there. The result is exact, and the walk never runs
+Then one walk from the first position to the last chooses an edge of the automaton at each position,
+greedily or at random, and a class of the edge's label. The result is exact, and the walk never runs
 into a dead end.
 
 Weights are added in float64: over a canvas of 256 positions they add up to thousands, and in
-float32 close paths would become ties. The loop is over positions only; states, classes and canvases
-are tensor dimensions.
+float32 close paths would become ties. The loop is over positions only; edges, classes and canvases
+are tensor dimensions. Sums of exponentials are computed to base 2, as in `class_weights`.
 """
 
 from __future__ import annotations
@@ -23,84 +23,20 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from vllm_dllm.constraints.automaton.distance import DEAD
-from vllm_dllm.constraints.automaton.token_automaton import NO_CLASS, TokenAutomaton
+from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch
+from vllm_dllm.constraints.decoding.class_tokens import FIRST_RANGE_INDEX
+from vllm_dllm.constraints.decoding.class_weights import LOG2_E, LOWEST
 from vllm_dllm.ops.noise.keyed import gumbel
 
 # The smallest weight. Clamping keeps every class possible that the automaton allows: a model may
 # rule out all tokens that the constraint allows, and the output must still be valid.
 FLOOR = -1e6
-# Classes draw their noise from the keys of a position at indices beyond those that token ids and
-# groups of ids use.
-FIRST_CLASS_INDEX = 3 << 29
-# From rows [rows, n], the size of each group and the group of each row to [groups, n].
+# Edges and classes draw their noise from the keys of a position at indices beyond those that token
+# ids, groups of ids and ranges of groups use.
+FIRST_EDGE_INDEX = FIRST_RANGE_INDEX + (1 << 28)
+FIRST_CLASS_INDEX = FIRST_EDGE_INDEX + (1 << 28)
+# From rows [rows, ...], the size of each group and the group of each row to [groups, ...].
 SegmentReduce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class DeviceAutomaton:
-    """A `TokenAutomaton` on a device. Below, ``S`` and ``C`` are its states and classes.
-
-    Attributes:
-        next: int64 ``[S + 1, C]``, the state after a class. S is the dead state, which
-            leads only to itself.
-        class_of_token: int64 ``[ids]``; C for tokens of no class.
-        distance: int64 ``[S]``, the fewest tokens to the end of the text.
-        edge_source, edge_target, edge_label: int64 ``[edges]``, by ascending source.
-        edge_count: int64 ``[S]``, the number of edges that leave each state.
-        members: int64, the classes of all labels, one label after the other.
-        member_label: int64, the label of each member.
-        member_count: int64 ``[labels]``, the number of classes of each label.
-        end_token: the lowest id that ends a text.
-    """
-
-    next: torch.Tensor
-    class_of_token: torch.Tensor
-    distance: torch.Tensor
-    edge_source: torch.Tensor
-    edge_target: torch.Tensor
-    edge_label: torch.Tensor
-    edge_count: torch.Tensor
-    members: torch.Tensor
-    member_label: torch.Tensor
-    member_count: torch.Tensor
-    end_token: int
-
-    @classmethod
-    def of(cls, automaton: TokenAutomaton, device: torch.device) -> DeviceAutomaton:
-        """A copy on a device."""
-
-        def copied(array: object) -> torch.Tensor:
-            return torch.as_tensor(array, dtype=torch.int64, device=device)
-
-        states, classes = automaton.states, automaton.classes
-        table = torch.nn.functional.pad(copied(automaton.next), (0, 0, 0, 1), value=DEAD)
-        kinds = copied(automaton.class_of_token)
-        source = copied(automaton.edge_source)
-        sizes = copied(automaton.label_first).diff()
-        return cls(
-            next=torch.where(table == DEAD, states, table),
-            class_of_token=torch.where(kinds == NO_CLASS, classes, kinds),
-            distance=copied(automaton.distance),
-            edge_source=source,
-            edge_target=copied(automaton.edge_target),
-            edge_label=copied(automaton.edge_label),
-            edge_count=torch.bincount(source, minlength=states),
-            members=copied(automaton.members),
-            member_label=torch.arange(len(sizes), device=device).repeat_interleave(sizes),
-            member_count=sizes,
-            end_token=int((kinds == classes - 1).nonzero()[0, 0]),
-        )
-
-    @property
-    def states(self) -> int:
-        """S."""
-        return len(self.distance)
-
-    @property
-    def classes(self) -> int:
-        """C."""
-        return self.next.shape[1]
 
 
 @dataclass(frozen=True)
@@ -108,7 +44,7 @@ class CanvasWindow:
     """The positions of each canvas that must follow the automaton, and the state to start from.
 
     Attributes:
-        state: int64 ``[n]``, the automaton's state before the window.
+        state: int64 ``[n]``, the state of the canvas' automaton before the window.
         first: int64 ``[n]``, the window's first position: after the part of the prompt that is in
             the canvas, and after the tokens of the canvas that have been emitted.
         budget: int64 ``[n]``, how many tokens may be emitted from `first` on, including the one
@@ -133,6 +69,10 @@ class CanvasWindow:
         """Bool ``[n, L]``, which positions are in the window."""
         position = torch.arange(self.forced.shape[1], device=self.forced.device)
         return (position >= self.first[:, None]) & (position < self.end[:, None])
+
+    def wanted(self) -> torch.Tensor:
+        """Bool ``[n, L]``, the positions of the window whose token is not forced."""
+        return self.inside() & (self.forced < 0)
 
     def part(self, canvases: slice) -> CanvasWindow:
         """The windows of a slice of the canvases."""
@@ -163,113 +103,170 @@ class ClassPaths:
 
 
 def best_paths(
-    automaton: DeviceAutomaton, weights: torch.Tensor, window: CanvasWindow
+    batch: AutomatonBatch, weights: torch.Tensor, window: CanvasWindow, kind: torch.Tensor
 ) -> ClassPaths:
-    """The path of the largest weight in each canvas (Viterbi). Ties go to the lowest class.
+    """The path of the largest weight in each canvas (Viterbi).
+
+    Where edges tie, the path takes the one whose label has the lowest class; where classes of a
+    label tie, the lowest.
 
     Args:
-        automaton: the constraint of all these canvases.
-        weights: ``[n, L, C]``, any floating dtype.
-        window: of ``n`` canvases.
+        batch: the automata of the ``n`` canvases.
+        weights: ``[n, L, C + 1]``, any floating dtype; where a token is forced they are not read.
+        window: of the canvases.
+        kind: int64 ``[n, L]``, the class of each forced token, C if it has none.
     """
-    allowed = _allowed_weights(automaton, weights, window)
-    messages = _backward_messages(automaton, allowed, window, _segment_max)
-    return _forward_walk(automaton, allowed, messages, window)
+    allowed = _allowed_weights(weights, window, kind)
+    labels = _label_weights(batch, allowed, _segment_max)
+    table = _backward_messages(batch, labels, window, _segment_max)
+    return _forward_walk(batch, table, allowed, window)
 
 
 def drawn_paths(
-    automaton: DeviceAutomaton, weights: torch.Tensor, window: CanvasWindow, keys: torch.Tensor
+    batch: AutomatonBatch,
+    weights: torch.Tensor,
+    window: CanvasWindow,
+    kind: torch.Tensor,
+    keys: torch.Tensor,
 ) -> ClassPaths:
     """A path through each canvas, drawn with a probability proportional to exp(its weight).
 
     This is forward filtering, backward sampling with the two directions exchanged.
 
     Args:
-        automaton: the constraint of all these canvases.
-        weights: ``[n, L, C]``, the log-sum-exp of the weights of the tokens of each class.
-        window: of ``n`` canvases.
+        batch: the automata of the ``n`` canvases.
+        weights: ``[n, L, C + 1]``, the log-sum-exp of the weights of the tokens of each class.
+        window: of the canvases.
+        kind: int64 ``[n, L]``, the class of each forced token, C if it has none.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
-    allowed = _allowed_weights(automaton, weights, window)
-    messages = _backward_messages(automaton, allowed, window, _segment_logsumexp)
-    index = FIRST_CLASS_INDEX + torch.arange(automaton.classes, device=keys.device)
-    noise = gumbel(keys.t().flatten(), index).view(*keys.t().shape, -1)  # [L, n, C]
-    return _forward_walk(automaton, allowed, messages, window, noise.transpose(1, 2))
+    allowed = _allowed_weights(weights, window, kind).mul_(LOG2_E)
+    labels = _label_weights(batch, allowed, _segment_log2_sum)
+    table = _backward_messages(batch, labels, window, _segment_log2_sum)
+    paths = _forward_walk(batch, table, allowed, window, keys)
+    return ClassPaths(paths.classes, paths.states, paths.feasible, paths.weight / LOG2_E)
 
 
 def _allowed_weights(
-    automaton: DeviceAutomaton, weights: torch.Tensor, window: CanvasWindow
+    weights: torch.Tensor, window: CanvasWindow, kind: torch.Tensor
 ) -> torch.Tensor:
-    """The weights, float64 ``[L, C, n]``; where a token is forced, -inf for all other classes."""
-    allowed = weights.permute(1, 2, 0).double().contiguous()
-    allowed = allowed.nan_to_num(FLOOR, -FLOOR, FLOOR).clamp_min(FLOOR)
-    forced = window.forced.t()[:, None]  # [L, 1, n]
-    kind = automaton.class_of_token[forced.clamp_min(0)]
-    every = torch.arange(automaton.classes, device=allowed.device)[:, None]
-    return allowed.masked_fill((forced >= 0) & (kind != every), -torch.inf)
+    """The weights, float64 ``[n, L, C + 1]``; where a token is forced, 0 for its class alone."""
+    allowed = weights.double().nan_to_num_(FLOOR, -FLOOR, FLOOR).clamp_(FLOOR, -FLOOR)
+    is_forced, kind = window.forced >= 0, kind[..., None]
+    own = torch.where(is_forced, 0.0, allowed.gather(2, kind)[..., 0])
+    allowed.masked_fill_(is_forced[..., None], -torch.inf)
+    return allowed.scatter_(2, kind, own[..., None])
 
 
 def _segment_max(data: torch.Tensor, count: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """The maximum of each group of adjacent rows, ``[rows, n]`` to ``[groups, n]``."""
+    """The maximum of each group of adjacent rows, ``[rows, ...]`` to ``[groups, ...]``."""
     return torch.segment_reduce(data, "max", lengths=count, axis=0, unsafe=True)
 
 
-def _segment_logsumexp(
-    data: torch.Tensor, count: torch.Tensor, group: torch.Tensor
+def _segment_log2_sum(data: torch.Tensor, count: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """The base-2 logarithm of the sum of powers of 2 of each group of adjacent rows."""
+    top = _segment_max(data, count, group).clamp_min_(LOWEST)
+    share = (data - top.index_select(0, group)).exp2_()
+    return torch.segment_reduce(share, "sum", lengths=count, axis=0, unsafe=True).log2_().add_(top)
+
+
+def _label_weights(
+    batch: AutomatonBatch, allowed: torch.Tensor, reduce: SegmentReduce
 ) -> torch.Tensor:
-    """The log-sum-exp of each group of adjacent rows, ``[rows, n]`` to ``[groups, n]``."""
-    top = _segment_max(data, count, group)
-    top = torch.where(top == -torch.inf, 0.0, top)
-    share = (data - top[group]).exp_()
-    return torch.segment_reduce(share, "sum", lengths=count, axis=0, unsafe=True).log_() + top
+    """The weight of each label at each position, float64 ``[L, labels]``."""
+    count, length, classes = allowed.shape
+    by_class = allowed.transpose(1, 2).reshape(count * classes, length)
+    index = batch.member_canvas * classes + batch.member[: len(batch.member_canvas)]
+    members = by_class.index_select(0, index)  # [members, L]
+    return reduce(members, batch.member_count, batch.member_label).t().contiguous()
 
 
 def _backward_messages(
-    automaton: DeviceAutomaton, allowed: torch.Tensor, window: CanvasWindow, reduce: SegmentReduce
+    batch: AutomatonBatch, labels: torch.Tensor, window: CanvasWindow, reduce: SegmentReduce
 ) -> torch.Tensor:
-    """The message of each state before each position, float64 ``[L + 1, S + 1, n]``."""
-    length, _, count = allowed.shape
-    by_class = allowed.transpose(0, 1).flatten(1)  # [C, L * n]
-    members = by_class.index_select(0, automaton.members)
-    labels = reduce(members, automaton.member_count, automaton.member_label)
-    labels = labels.view(-1, length, count)
+    """The message of each state before each position, and the labels of the position before.
+
+    Returns:
+        float64 ``[L + 1, S + labels]``. So what an edge adds up is in one row.
+    """
+    length, states = len(labels), len(batch.canvas)
     budget_left = window.budget - (window.end - window.first)
-    possible = automaton.distance[:, None] <= budget_left
-    messages = allowed.new_full((length + 1, automaton.states + 1, count), -torch.inf)
-    messages[length, :-1].masked_fill_(possible, 0)
+    possible = batch.distance <= budget_left.index_select(0, batch.canvas)
+    inside = window.inside().t().index_select(1, batch.canvas)  # [L, S]
+    table = labels.new_full((length + 1, states + labels.shape[1]), -torch.inf)
+    table[1:, states:].copy_(labels)
+    table[length, :states].masked_fill_(possible, 0)
     # Tensors are unbound once before the loop, because most of the loop's time is call overhead.
-    rows = messages[:, :-1].unbind(0)
-    steps = list(zip(rows, rows[1:], labels.unbind(1), window.inside().t().unbind(0), strict=False))
-    for message, next_message, label, inside in reversed(steps):
-        edges = next_message.index_select(0, automaton.edge_target)
-        edges += label.index_select(0, automaton.edge_label)
-        through = reduce(edges, automaton.edge_count, automaton.edge_source)
-        torch.where(inside, through, next_message, out=message)
-    return messages
+    rows = table[:, :states].unbind(0)
+    steps = list(zip(rows, rows[1:], labels.unbind(0), inside.unbind(0), strict=False))
+    for message, next_message, label, active in reversed(steps):
+        edges = next_message.index_select(0, batch.edge_target)
+        edges += label.index_select(0, batch.edge_label)
+        through = reduce(edges, batch.edge_count, batch.edge_source)
+        torch.where(active, through, next_message, out=message)
+    return table
 
 
 def _forward_walk(
-    automaton: DeviceAutomaton,
+    batch: AutomatonBatch,
+    table: torch.Tensor,
     allowed: torch.Tensor,
-    messages: torch.Tensor,
     window: CanvasWindow,
-    noise: torch.Tensor | None = None,
+    keys: torch.Tensor | None = None,
 ) -> ClassPaths:
-    """Walk forward, each time to the class whose weight and message add up to the most.
+    """Walk forward, each time over the edge whose label and message add up to the most.
 
-    `noise`, ``[L, C, n]``, is added to the weights; Gumbel noise turns the maximum into a sample.
+    With keys, Gumbel noise of their base is added to both, which turns the maximum into a sample.
     """
-    if noise is not None:
-        allowed = allowed + noise
-    state = window.state
-    weight = messages[0].gather(0, state[None])[0]
-    inside = window.inside().t()
+    inside = window.inside()
+    rank = torch.arange(batch.most_edges, device=inside.device)
+    state = window.state + batch.first_state
+    weight = table[0].index_select(0, state)
+    feasible = weight > -torch.inf
+    # Where there is no path, the walk stays where it is: it must not stray to another canvas.
+    moves = (inside & feasible[:, None]).t()
+    noise = [None] * len(moves) if keys is None else _noise(keys, FIRST_EDGE_INDEX + rank)
     chosen, states = [], [state]
-    for message, weights, active in zip(messages[1:], allowed, inside, strict=True):
-        target = automaton.next.index_select(0, state).t()  # [C, n]
-        kind = message.gather(0, target).add_(weights).argmax(0, keepdim=True)
-        state = torch.where(active, target.gather(0, kind)[0], state)
+    for row, active, luck in zip(table[1:], moves, noise, strict=True):
+        index = batch.first_edge.index_select(0, state)[:, None] + rank  # [n, edges]
+        edge = batch.edge[index]
+        score = row[edge[..., :2]].sum(-1)
+        if luck is not None:
+            score += luck
+        score.masked_fill_(edge[..., 2] != state[:, None], -torch.inf)
+        pick = score.argmax(1)[:, None, None]
+        target, kind, _ = edge.gather(1, pick.expand(-1, 1, 3))[:, 0].unbind(1)
+        state = torch.where(active, target, state)
         chosen.append(kind)
         states.append(state)
-    classes = torch.where(inside, torch.cat(chosen), automaton.classes).t()
-    return ClassPaths(classes, torch.stack(states, 1), weight > -torch.inf, weight)
+    label = torch.stack(chosen, 1) - len(batch.canvas)
+    classes = _classes_of_labels(batch, label, allowed, keys)
+    none = allowed.shape[2] - 1
+    return ClassPaths(
+        classes.masked_fill_(~inside, none),
+        torch.stack(states, 1) - batch.first_state[:, None],
+        feasible,
+        weight,
+    )
+
+
+def _classes_of_labels(
+    batch: AutomatonBatch, label: torch.Tensor, allowed: torch.Tensor, keys: torch.Tensor | None
+) -> torch.Tensor:
+    """The best class of a label (``[n, L]``) at each position, or a drawn one; int64 ``[n, L]``."""
+    place = torch.arange(batch.most_members, device=label.device)
+    index = batch.first_member[label][..., None] + place
+    kind = batch.member[index]  # [n, L, members]
+    score = allowed.gather(2, kind)
+    if keys is not None:
+        flat = kind.flatten(0, 1)
+        noise = gumbel(keys.flatten(), FIRST_CLASS_INDEX + flat).view(score.shape)
+        score.add_(noise, alpha=LOG2_E)
+    score.masked_fill_(place >= batch.member_count[label][..., None], -torch.inf)
+    return kind.gather(2, score.argmax(-1, keepdim=True))[..., 0]
+
+
+def _noise(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise to base 2 for keys ``[n, L]`` and indices ``[k]``: ``[L, n, k]``."""
+    noise = gumbel(keys.t().flatten(), index) * LOG2_E
+    return noise.view(*keys.t().shape, -1)

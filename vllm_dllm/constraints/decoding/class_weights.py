@@ -1,172 +1,233 @@
 """From logits over a vocabulary to one weight for each token class, as dynamic programming needs.
 
-A class may hold almost the whole vocabulary, but most hold a few tokens. So the tokens of each
-class are laid out in chunks of equal size. A reduction over each chunk does most of the work, and a
-small one then combines the chunks of each class. Tokens of no class are never read.
+Only positions that are *wanted* are reduced: those inside a window whose token is not forced. On a
+CPU the others cost nothing. On a GPU to know which they are would mean to wait for it, so all
+positions are reduced there.
+
+Logarithms of sums are computed to base 2, because on a CPU `exp2` is several times as fast as
+`exp`. Each sum has the largest of its terms as its origin, so that no class underflows however far
+it is below the rest of its row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from vllm_dllm.ops.noise.keyed import gumbel
-from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
+from vllm_dllm.constraints.decoding.token_classes import CHUNK, BatchClasses
 
-CHUNK = 64
-# How many bytes of logits are gathered at once.
-GATHERED_BYTES = 32 << 20
-# Larger than the number of any chunk.
-NOT_A_CHUNK = 1 << 40
+LOG2_E = 1.4426950408889634
+# In place of -inf as the origin of a sum, which would give NaN.
+LOWEST = -1e38
+# A CPU reduces this many rows at a time, which stay in its caches.
+ROWS_AT_ONCE_CPU = 4
+# How many bytes of logits a GPU gathers at a time.
+GATHERED_BYTES_GPU = 1 << 30
 
 
 @dataclass(frozen=True)
-class TokenChunks:
-    """The tokens of each of ``C`` classes, laid out in ``T`` chunks of ``CHUNK`` tokens.
+class CanvasLogits:
+    """The rows of logits of ``n`` canvases, which are some of a larger batch; no copy.
 
     Attributes:
-        token: int64 ``[T * CHUNK]``, ids, ascending within a class. The last chunk of a class is
-            padded with copies of the class' last token.
-        real: bool ``[T * CHUNK]``, false for padding.
-        padding: float32 ``[T]``, number of padding entries in each chunk.
-        chunk_class: int64 ``[T]``, the class of each chunk, ascending.
-        classes: C.
+        logits: ``[batch, L, ids]``, any floating dtype.
+        index: int64 ``[n]``, where the canvases are in the batch.
+        on_host: the same numbers.
     """
 
-    token: torch.Tensor
-    real: torch.Tensor
-    padding: torch.Tensor
-    chunk_class: torch.Tensor
-    classes: int
+    logits: torch.Tensor
+    index: torch.Tensor
+    on_host: Sequence[int] | np.ndarray
 
     @classmethod
-    def of(cls, class_of_token: torch.Tensor, classes: int) -> TokenChunks:
-        """From the class of each token, int64 ``[ids]``; no class is any number >= `classes`."""
-        order = class_of_token.argsort(stable=True)
-        order = order[: int((class_of_token < classes).sum())]
-        kinds = class_of_token[order]
-        size = torch.bincount(kinds, minlength=classes)
-        chunks = (size + CHUNK - 1).div(CHUNK, rounding_mode="floor")
-        chunk_class = torch.arange(classes, device=order.device).repeat_interleave(chunks)
-        first_chunk = chunks.cumsum(0) - chunks
-        within = torch.arange(len(chunk_class), device=order.device) - first_chunk[chunk_class]
-        index = within[:, None] * CHUNK + torch.arange(CHUNK, device=order.device)
-        class_size = size[chunk_class][:, None]
-        first = (size.cumsum(0) - size)[chunk_class][:, None]
-        token = order[(first + torch.minimum(index, class_size - 1)).flatten()]
-        real = index < class_size
-        padding = (~real).sum(1).float()
-        return cls(token, real.flatten(), padding, chunk_class, classes)
+    def every(cls, logits: torch.Tensor) -> CanvasLogits:
+        """Of all canvases of a batch, ``[n, L, ids]``."""
+        return cls(logits, torch.arange(len(logits), device=logits.device), range(len(logits)))
 
-    @property
-    def rows_at_once(self) -> int:
-        """How many rows of logits may be gathered at once."""
-        return max(1, GATHERED_BYTES // (4 * max(1, len(self.token))))
+    def pick(self, token: torch.Tensor) -> torch.Tensor:
+        """The logits of tokens int64 ``[n, L, k]``, float32 of this shape.
+
+        A prompt may hold ids of the tokenizer that the model's head does not have. What they get
+        is meaningless.
+        """
+        position = torch.arange(token.shape[1], device=token.device)[:, None]
+        token = token.clamp_max(self.logits.shape[2] - 1)
+        return self.logits[self.index[:, None, None], position, token].float()
 
 
-def class_maxima(logits: torch.Tensor, chunks: TokenChunks) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logit of each class, and its token.
+@dataclass(frozen=True)
+class ClassWeights:
+    """What tokens weigh together.
+
+    Attributes:
+        by_class: float32 ``[n, L, C + 1]``, -inf for a class without tokens and for no class.
+        by_chunk: float32 ``[n, L, T + 1]``, -inf for the last one.
+    """
+
+    by_class: torch.Tensor
+    by_chunk: torch.Tensor
+
+    @classmethod
+    def none(cls, wanted: torch.Tensor, classes: BatchClasses) -> ClassWeights:
+        """Of positions that are not reduced, for `wanted` bool ``[n, L]``."""
+
+        def full(size: int) -> torch.Tensor:
+            return torch.full((*wanted.shape, size + 1), -torch.inf, device=wanted.device)
+
+        return cls(full(classes.classes), full(classes.chunk_class.shape[1]))
+
+
+def class_maxima(logits: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor) -> ClassWeights:
+    """The largest logit of each class and chunk.
 
     Args:
-        logits: ``[rows, ids]``, any floating dtype.
-        chunks: the classes of these ids.
-
-    Returns:
-        The logit, float32 ``[rows, C]``, and the id, int64 ``[rows, C]``; ties go to the lowest id.
-        A class without tokens has the logit -inf and the id 0.
+        logits: those of ``n`` canvases.
+        classes: those of the canvases.
+        wanted: bool ``[n, L]``, the positions that are needed.
     """
-    if not len(chunks.token):
-        nothing = torch.full((len(logits), chunks.classes), -torch.inf, device=logits.device)
-        return nothing, torch.zeros_like(nothing, dtype=torch.int64)
-    parts = [_class_maxima(rows, chunks) for rows in logits.split(chunks.rows_at_once)]
-    weight, token = zip(*parts, strict=True)
-    return torch.cat(weight), torch.cat(token)
+    found = ClassWeights.none(wanted, classes)
+    for part in _parts(classes, wanted):
+        top, best = part.maxima(part.gathered(logits).amax(-1))
+        part.write(found, best, top)
+    return found
 
 
-def _class_maxima(logits: torch.Tensor, chunks: TokenChunks) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, kinds = len(logits), chunks.chunk_class.expand(len(logits), -1)
-    top = logits.index_select(1, chunks.token).view(rows, -1, CHUNK).amax(-1).float()  # [rows, T]
-    top = top.nan_to_num(-torch.inf, torch.inf, -torch.inf)
-    best = top.new_full((rows, chunks.classes), -torch.inf)
-    best.scatter_reduce_(1, kinds, top, "amax")
-    # The first chunk that attains the maximum of its class holds the lowest such token.
-    number = torch.arange(len(chunks.chunk_class), device=logits.device)
-    wins = torch.where(top == best.gather(1, kinds), number, NOT_A_CHUNK)
-    first = wins.new_full((rows, chunks.classes), NOT_A_CHUNK)
-    first.scatter_reduce_(1, kinds, wins, "amin")
-    attained = first < NOT_A_CHUNK
-    tokens = chunks.token.view(-1, CHUNK)[torch.where(attained, first, 0)]  # [rows, C, CHUNK]
-    place = logits.gather(1, tokens.flatten(1)).view(tokens.shape).argmax(-1, keepdim=True)
-    return best, torch.where(attained, tokens.gather(2, place)[..., 0], 0)
+def class_logsumexp(
+    scaled: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor
+) -> ClassWeights:
+    """The log-sum-exp of the logits of each class and chunk; arguments as for `class_maxima`."""
+    found = ClassWeights.none(wanted, classes)
+    for part in _parts(classes, wanted):
+        gathered = part.gathered(scaled)
+        part.write(found, *part.sums(gathered, gathered.amax(-1)))
+    return found
 
 
-def class_logsumexp(logits: torch.Tensor, chunks: TokenChunks) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-sum-exp of the logits of each class, and of each chunk.
-
-    The arguments are those of `class_maxima`.
-
-    Returns:
-        Float32 ``[rows, C]``, -inf for a class without tokens, and ``[rows, T]`` for
-        `draw_in_class`.
-    """
-    parts = [_class_logsumexp(rows, chunks) for rows in logits.split(chunks.rows_at_once)]
-    whole, by_chunk = zip(*parts, strict=True)
-    return torch.cat(whole), torch.cat(by_chunk)
-
-
-def _class_logsumexp(
-    logits: torch.Tensor, chunks: TokenChunks
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, kinds = len(logits), chunks.chunk_class.expand(len(logits), -1)
-    gathered = logits.index_select(1, chunks.token).float().view(rows, -1, CHUNK)
-    top = gathered.amax(-1)  # [rows, T]
-    # Subtracting -inf from a chunk that is all -inf would give NaN.
-    origin = torch.where(top == -torch.inf, 0.0, top)
-    share = gathered.sub_(origin[..., None]).exp_()
-    # The sum counts the padding, which is at most 63 copies of the chunk's last token.
-    mass = share.sum(-1) - share[..., -1] * chunks.padding
-    by_chunk = mass.log() + origin
-    best = top.new_full((rows, chunks.classes), -torch.inf)
-    best.scatter_reduce_(1, kinds, top, "amax")
-    best = torch.where(best == -torch.inf, 0.0, best)
-    total = torch.zeros_like(best).scatter_add_(1, kinds, (by_chunk - best.gather(1, kinds)).exp())
-    return total.log() + best, by_chunk
-
-
-def draw_in_class(
-    scaled: torch.Tensor,
-    chunks: TokenChunks,
-    by_chunk: torch.Tensor,
-    kind: torch.Tensor,
-    keys: torch.Tensor,
-) -> torch.Tensor:
-    """A token of a given class in each row, drawn from the softmax over the class.
-
-    It is drawn in two stages, as in `vllm_dllm.ops.statistics.sampled`: first a chunk of the class,
-    then a token of the chunk.
+def class_maxima_and_logsumexp(
+    logits: CanvasLogits,
+    temperature: torch.Tensor,
+    classes: BatchClasses,
+    wanted: torch.Tensor,
+) -> tuple[ClassWeights, ClassWeights]:
+    """`class_maxima` of logits, and `class_logsumexp` of logits divided by a temperature.
 
     Args:
-        scaled: ``[rows, ids]``, logits divided by the temperature.
-        chunks: the classes of these ids.
-        by_chunk: float32 ``[rows, T]``, from `class_logsumexp` of the same logits.
-        kind: int64 ``[rows]``, a class. For C (no class) the result is meaningless.
-        keys: int64 ``[rows]``, the noise key of each row, see `row_keys`.
-
-    Returns:
-        int64 ``[rows]``, ids. Where all logits of the class are -inf, any of its tokens.
+        logits: those of ``n`` canvases.
+        temperature: float32 ``[n, L]``, above 0.
+        classes: those of the canvases.
+        wanted: bool ``[n, L]``, the positions that are needed.
     """
-    number = torch.arange(len(chunks.chunk_class), device=keys.device)
-    chunk_scores = _possible(by_chunk, chunks.chunk_class == kind[:, None])
-    chunk = (chunk_scores + gumbel(keys, FIRST_GROUP_INDEX + number)).argmax(-1)  # [rows]
-    token = chunks.token.view(-1, CHUNK)[chunk]  # [rows, CHUNK]
-    token_scores = _possible(scaled.gather(1, token).float(), chunks.real.view(-1, CHUNK)[chunk])
-    place = (token_scores + gumbel(keys, token)).argmax(-1, keepdim=True)
-    return token.gather(1, place)[:, 0]
+    largest, total = (ClassWeights.none(wanted, classes) for _ in range(2))
+    for part in _parts(classes, wanted):
+        gathered = part.gathered(logits)
+        top, best = part.maxima(gathered.amax(-1))
+        part.write(largest, best, top)
+        warmth = part.rows(temperature)[..., None]
+        part.write(total, *part.sums(gathered.div_(warmth[..., None]), top / warmth))
+    return largest, total
 
 
-def _possible(score: torch.Tensor, member: torch.Tensor) -> torch.Tensor:
-    """Scores of members, and -inf for others; members that all have -inf are equally likely."""
-    score = score.nan_to_num(-torch.inf, torch.inf, -torch.inf).masked_fill(~member, -torch.inf)
-    none = score.amax(-1, keepdim=True) == -torch.inf
-    return torch.where(none & member, 0.0, score)
+@dataclass(frozen=True)
+class _Part:
+    """Rows of logits that are reduced together: some positions of some canvases.
+
+    Attributes:
+        classes: those of all canvases.
+        canvases, positions: which rows these are; below, there are ``m * r`` of them.
+        chunks: how many chunks these canvases have at most, below ``t``.
+    """
+
+    classes: BatchClasses
+    canvases: slice
+    positions: slice
+    chunks: int
+
+    def rows(self, of: torch.Tensor) -> torch.Tensor:
+        """The part ``[m, r, ...]`` of a tensor ``[n, L, ...]``."""
+        return of[self.canvases, self.positions]
+
+    def gathered(self, of: CanvasLogits) -> torch.Tensor:
+        """The logits of all chunks, float32 ``[m, r, t, CHUNK]``; a copy."""
+        token = self.classes.token[self.canvases, : self.chunks].flatten(1)[:, None]
+        if len(token) == 1:  # `gather` is the fastest there is, and reads one index for all rows
+            rows = of.logits[of.on_host[self.canvases][0], self.positions]
+            whole = rows.gather(1, token[0].expand(len(rows), -1))[None]
+        else:
+            length = of.logits.shape[1]
+            position = torch.arange(length, device=token.device)[self.positions, None]
+            whole = of.logits[of.index[self.canvases, None, None], position, token]
+        return whole.float().view(*whole.shape[:2], self.chunks, CHUNK)
+
+    def maxima(self, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The maxima of chunks ``[m, r, t]`` without NaN, and those of classes."""
+        top = cleaned(top)
+        return top, self._largest(top, self._classes_of(top))
+
+    def sums(self, gathered: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-sum-exp of classes and chunks; overwrites the logits.
+
+        Args:
+            gathered: float32 ``[m, r, t, CHUNK]``.
+            top: ``[m, r, t]``, their maxima.
+        """
+        origin = top.clamp_min(LOWEST)
+        share = gathered.sub_(origin[..., None]).mul_(LOG2_E).exp2_()
+        # The sum counts the padding, which is at most 63 copies of the chunk's last token.
+        padding = self.classes.padding[self.canvases, None, : self.chunks]
+        mass = share.sum(-1).sub_(share[..., -1] * padding)
+        by_chunk = cleaned(mass.log_().add_(origin))
+        kinds = self._classes_of(by_chunk)
+        best = self._largest(by_chunk, kinds).clamp_min_(LOWEST)
+        share = (by_chunk - best.gather(2, kinds)).mul_(LOG2_E).exp2_()
+        total = torch.zeros_like(best).scatter_add_(2, kinds, share).log_().add_(best)
+        total[..., -1].fill_(-torch.inf)
+        return total, by_chunk
+
+    def write(self, found: ClassWeights, by_class: torch.Tensor, by_chunk: torch.Tensor) -> None:
+        """Write the weights of these rows."""
+        self.rows(found.by_class).copy_(by_class)
+        self.rows(found.by_chunk)[..., : self.chunks].copy_(by_chunk)
+
+    def _classes_of(self, by_chunk: torch.Tensor) -> torch.Tensor:
+        """The class of each entry, int64 ``[m, r, t]``."""
+        return self.classes.chunk_class[self.canvases, None, : self.chunks].expand_as(by_chunk)
+
+    def _largest(self, by_chunk: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        best = by_chunk.new_full((*by_chunk.shape[:2], self.classes.classes + 1), -torch.inf)
+        best.scatter_reduce_(2, kinds, by_chunk, "amax")
+        best[..., -1].fill_(-torch.inf)  # the padding of chunks belongs to no class
+        return best
+
+
+def may_read(wanted: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read without waiting for a device."""
+    return wanted.device.type == "cpu"
+
+
+def _parts(classes: BatchClasses, wanted: torch.Tensor) -> Iterator[_Part]:
+    """All rows that are wanted, in parts that fit into the caches, or into a GPU's memory."""
+    count, length = wanted.shape
+    if not may_read(wanted):
+        chunks = max(classes.chunks)
+        at_once = max(1, GATHERED_BYTES_GPU // (4 * length * CHUNK * max(1, chunks)))
+        for first in range(0, count, at_once):
+            yield _Part(classes, slice(first, first + at_once), slice(None), chunks)
+        return
+    for canvas, wants in enumerate(wanted.tolist()):
+        first = 0
+        while first < length:
+            behind = first
+            while behind < min(length, first + ROWS_AT_ONCE_CPU) and wants[behind]:
+                behind += 1
+            if behind > first:
+                rows = slice(canvas, canvas + 1), slice(first, behind)
+                yield _Part(classes, *rows, classes.chunks[canvas])
+            first = max(behind, first + 1)
+
+
+def cleaned(x: torch.Tensor) -> torch.Tensor:
+    """Without NaN, which compares with nothing."""
+    return x.nan_to_num(-torch.inf, torch.inf, -torch.inf)

@@ -1,8 +1,8 @@
 """One decoding step under a constraint: from logits to tokens that lie on one path.
 
-An engine calls this for the canvases of a batch that share an automaton. Whichever positions a
-decoding algorithm then decides, it must decide them for these tokens; `tokens_kept_to_path` makes
-sure of that.
+An engine calls this for the constrained canvases of a batch, whatever their automata are. Whichever
+positions a decoding algorithm then decides, it must decide them for these tokens;
+`tokens_kept_to_path` makes sure of that.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch
 from vllm_dllm.constraints.decoding.best_path import (
     CanvasWindow,
     ClassPaths,
-    DeviceAutomaton,
     best_paths,
     drawn_paths,
 )
+from vllm_dllm.constraints.decoding.class_tokens import best_in_class, draw_in_class
 from vllm_dllm.constraints.decoding.class_weights import (
-    TokenChunks,
+    CanvasLogits,
+    ClassWeights,
     class_logsumexp,
     class_maxima,
-    draw_in_class,
+    class_maxima_and_logsumexp,
 )
+from vllm_dllm.constraints.decoding.token_classes import BatchClasses
 
 
 @dataclass
@@ -66,80 +69,136 @@ class ConstrainedPath:
             getattr(self, f.name).index_copy_(0, index, getattr(path, f.name))
 
 
+@dataclass(frozen=True)
+class BatchConstraint:
+    """What each of the ``n`` canvases of a batch must follow; every canvas may have another one.
+
+    Attributes:
+        automata: the union of their automata.
+        classes: the classes of tokens that these automata read.
+    """
+
+    automata: AutomatonBatch
+    classes: BatchClasses
+
+    def kind_of_forced(self, window: CanvasWindow) -> torch.Tensor:
+        """The class of each forced token, int64 ``[n, L]``; C if it has none or is not forced."""
+        known = self.classes.class_of_token
+        kind = known.gather(1, window.forced.clamp(0, known.shape[1] - 1)).long()
+        none = self.classes.classes
+        return torch.where(window.forced >= 0, kind.clamp_max(none), none)
+
+
 def best_tokens(
-    automaton: DeviceAutomaton, chunks: TokenChunks, logits: torch.Tensor, window: CanvasWindow
+    constraint: BatchConstraint, logits: CanvasLogits, window: CanvasWindow
 ) -> ConstrainedPath:
     """The tokens of the best path through each canvas.
 
     Args:
-        automaton: the constraint of all these canvases.
-        chunks: of the same automaton's ``class_of_token``.
-        logits: ``[n, L, ids]``; they need not be normalized.
-        window: of ``n`` canvases.
+        constraint: of the ``n`` canvases.
+        logits: of the canvases; they need not be normalized.
+        window: of the canvases.
     """
-    n, length, ids = logits.shape
-    weight, token = class_maxima(logits.reshape(-1, ids), chunks)
-    weight = weight.view(n, length, -1)
-    paths = best_paths(automaton, weight, window)
-    kind = paths.classes.clamp_max(automaton.classes - 1)[..., None]
-    return _with_tokens(
-        automaton, logits, window, paths, token.view(n, length, -1).gather(2, kind)[..., 0]
-    )
+    weights = class_maxima(logits, constraint.classes, window.wanted())
+    return _best(constraint, weights, logits, window)
 
 
 def drawn_tokens(
-    automaton: DeviceAutomaton,
-    chunks: TokenChunks,
-    scaled: torch.Tensor,
-    window: CanvasWindow,
-    keys: torch.Tensor,
+    constraint: BatchConstraint, scaled: CanvasLogits, window: CanvasWindow, keys: torch.Tensor
 ) -> ConstrainedPath:
     """The tokens of a path drawn from all that satisfy the constraint.
 
     The probability of a path is proportional to the exponential of the sum of its tokens' logits.
 
     Args:
-        automaton: the constraint of all these canvases.
-        chunks: of the same automaton's ``class_of_token``.
-        scaled: ``[n, L, ids]``, logits divided by the temperature.
-        window: of ``n`` canvases.
+        constraint: of the ``n`` canvases.
+        scaled: logits of the canvases, divided by the temperature.
+        window: of the canvases.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
-    n, length, ids = scaled.shape
-    rows = scaled.reshape(-1, ids)
-    weight, by_chunk = class_logsumexp(rows, chunks)
-    paths = drawn_paths(automaton, weight.view(n, length, -1), window, keys)
-    token = draw_in_class(rows, chunks, by_chunk, paths.classes.flatten(), keys.flatten())
-    return _with_tokens(automaton, scaled, window, paths, token.view(n, length))
+    weights = class_logsumexp(scaled, constraint.classes, window.wanted())
+    return _drawn(constraint, weights, scaled, window, keys)
+
+
+def best_and_drawn_tokens(
+    constraint: BatchConstraint,
+    logits: CanvasLogits,
+    temperature: torch.Tensor,
+    window: CanvasWindow,
+    keys: torch.Tensor,
+) -> tuple[ConstrainedPath, ConstrainedPath]:
+    """`best_tokens` of logits, and `drawn_tokens` of logits divided by a temperature.
+
+    Both read the logits once. The drawn path's `logit` is not divided.
+
+    Args:
+        constraint: of the ``n`` canvases.
+        logits: of the canvases; they need not be normalized.
+        temperature: float32 ``[n, L]``, above 0.
+        window: of the canvases.
+        keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
+    """
+    both = class_maxima_and_logsumexp(logits, temperature, constraint.classes, window.wanted())
+    best = _best(constraint, both[0], logits, window)
+    return best, _drawn(constraint, both[1], logits, window, keys, temperature)
+
+
+def _best(
+    constraint: BatchConstraint, weights: ClassWeights, logits: CanvasLogits, window: CanvasWindow
+) -> ConstrainedPath:
+    kind = constraint.kind_of_forced(window)
+    paths = best_paths(constraint.automata, weights.by_class, window, kind)
+    token = best_in_class(logits, constraint.classes, weights.by_chunk, paths.classes)
+    return _with_tokens(constraint, logits, window, paths, token)
+
+
+def _drawn(
+    constraint: BatchConstraint,
+    weights: ClassWeights,
+    logits: CanvasLogits,
+    window: CanvasWindow,
+    keys: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+) -> ConstrainedPath:
+    kind = constraint.kind_of_forced(window)
+    paths = drawn_paths(constraint.automata, weights.by_class, window, kind, keys)
+    token = draw_in_class(
+        logits, constraint.classes, weights.by_chunk, paths.classes, keys, temperature
+    )
+    return _with_tokens(constraint, logits, window, paths, token)
 
 
 def _with_tokens(
-    automaton: DeviceAutomaton,
-    logits: torch.Tensor,
+    constraint: BatchConstraint,
+    logits: CanvasLogits,
     window: CanvasWindow,
     paths: ClassPaths,
     token: torch.Tensor,
 ) -> ConstrainedPath:
     inside = window.inside()
-    token = torch.where(inside, token, automaton.end_token)
+    token = torch.where(inside, token, constraint.classes.end_token[:, None])
     # After the window, `forced` is ignored; before it, it holds the tokens of the prompt.
     position = torch.arange(token.shape[1], device=token.device)
     is_forced = (window.forced >= 0) & (position < window.end[:, None])
     token = torch.where(is_forced, window.forced, token)
-    logit = logits.gather(2, token[..., None])[..., 0].float()
+    logit = logits.pick(token[..., None])[..., 0]
     return ConstrainedPath(
         token, torch.where(inside, logit, 0.0), inside, paths.states, paths.feasible
     )
 
 
-def path_probability(path: ConstrainedPath, total: torch.Tensor) -> torch.Tensor:
+def path_probability(
+    path: ConstrainedPath, top: torch.Tensor, probability: torch.Tensor
+) -> torch.Tensor:
     """The model's probability of each token of a path, float32 ``[n, L]``; 1 outside the window.
 
     Args:
         path: from `best_tokens` or `drawn_tokens`.
-        total: float32 ``[n, L]``, the log-sum-exp of the logits that were given to that function.
+        top: float32 ``[n, L]``, the logit of some token at each position, for example the largest;
+            from the logits that were given to that function.
+        probability: float32 ``[n, L]``, the model's probability of the same token.
     """
-    return torch.where(path.inside, (path.logit - total).exp(), 1.0)
+    return torch.where(path.inside, (path.logit - top).exp() * probability, 1.0)
 
 
 def tokens_kept_to_path(

@@ -1,0 +1,67 @@
+"""Test helper: decoding steps of canvases with automata of their own, from logits or weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.decoding import constrained_step as step
+from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges
+from vllm_dllm.constraints.decoding.best_path import (
+    CanvasWindow,
+    ClassPaths,
+    best_paths,
+    drawn_paths,
+)
+from vllm_dllm.constraints.decoding.class_weights import CanvasLogits
+from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, ConstrainedPath
+from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
+
+
+def joined(*automata: TokenAutomaton) -> BatchConstraint:
+    """What canvases follow, an automaton for each."""
+    edges = {id(found): OwnEdges.of(found) for found in automata}
+    classes = {
+        id(found): TokenClasses.of(found.class_of_token, found.classes) for found in automata
+    }
+    return BatchConstraint(
+        AutomatonBatch.of([edges[id(found)] for found in automata], torch.from_numpy),
+        BatchClasses.of([classes[id(found)] for found in automata]),
+    )
+
+
+def with_no_class(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights ``[L, C + 1]`` of canvases with different numbers of classes, from ``[L, C]``."""
+    most = max(one.shape[1] for one in weights) + 1
+    return torch.stack(
+        [torch.nn.functional.pad(one, (0, most - one.shape[1]), value=9e9) for one in weights]
+    )
+
+
+def best(constraint: BatchConstraint, weights: torch.Tensor, window: CanvasWindow) -> ClassPaths:
+    """`best_paths` for weights ``[n, L, C + 1]``."""
+    return best_paths(constraint.automata, weights, window, constraint.kind_of_forced(window))
+
+
+def drawn(
+    constraint: BatchConstraint, weights: torch.Tensor, window: CanvasWindow, keys: torch.Tensor
+) -> ClassPaths:
+    """`drawn_paths` for weights ``[n, L, C + 1]``."""
+    kind = constraint.kind_of_forced(window)
+    return drawn_paths(constraint.automata, weights, window, kind, keys)
+
+
+def best_tokens(
+    constraint: BatchConstraint, logits: torch.Tensor, window: CanvasWindow
+) -> ConstrainedPath:
+    """`best_tokens` for logits ``[n, L, ids]``."""
+    return step.best_tokens(constraint, CanvasLogits.every(logits), window)
+
+
+def drawn_tokens(
+    constraint: BatchConstraint, scaled: torch.Tensor, window: CanvasWindow, keys: torch.Tensor
+) -> ConstrainedPath:
+    """`drawn_tokens` for logits ``[n, L, ids]``."""
+    return step.drawn_tokens(constraint, CanvasLogits.every(scaled), window, keys)

@@ -1,0 +1,143 @@
+"""The tokens of each class, laid out for reductions; and those of all canvases of a batch.
+
+A class may hold almost the whole vocabulary, but most hold a few tokens. So the tokens of each
+class are laid out in chunks of equal size. A reduction over each chunk does most of the work, and a
+small one then combines the chunks of each class. Tokens of no class are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vllm_dllm.constraints.automaton.token_automaton import NO_CLASS
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class TokenClasses:
+    """The classes of one constraint: ``C`` classes in ``T`` chunks of ``CHUNK`` tokens.
+
+    Automata of the same constraint share it, whatever their states are.
+
+    Attributes:
+        token: int64 ``[T, CHUNK]``, ids, ascending within a class. The last chunk of a class is
+            padded with copies of the class' last token.
+        padding: float32 ``[T]``, number of padding entries in each chunk.
+        chunk_class: int64 ``[T]``, the class of each chunk, ascending.
+        first_chunk: int64 ``[C]``, the first chunk of each class.
+        behind_chunk: int64 ``[C]``, the chunk behind the last one of each class.
+        class_of_token: int32 ``[ids]``; C for tokens of no class.
+        most_chunks: how many chunks the largest class has, at least 1.
+        end_token: int64 ``[1]``, the lowest id that ends a text.
+    """
+
+    token: torch.Tensor
+    padding: torch.Tensor
+    chunk_class: torch.Tensor
+    first_chunk: torch.Tensor
+    behind_chunk: torch.Tensor
+    class_of_token: torch.Tensor
+    most_chunks: int
+    end_token: torch.Tensor
+
+    @classmethod
+    def of(cls, class_of_token: np.ndarray, classes: int) -> TokenClasses:
+        """From the class of each token, int ``[ids]``, or `NO_CLASS`; on the host.
+
+        The last class is the one that ends a text.
+        """
+        kind_of = np.where(class_of_token == NO_CLASS, classes, class_of_token).astype(np.int64)
+        order = np.argsort(kind_of, kind="stable")
+        size = np.bincount(kind_of, minlength=classes + 1)[:classes]
+        chunks = -(-size // CHUNK)
+        behind = chunks.cumsum()
+        chunk_class = np.arange(classes).repeat(chunks)
+        within = np.arange(len(chunk_class)) - (behind - chunks)[chunk_class]
+        index = within[:, None] * CHUNK + np.arange(CHUNK)
+        last = size[chunk_class][:, None] - 1
+        first_place = (size.cumsum() - size)[chunk_class][:, None]
+        return cls(
+            token=torch.from_numpy(order[first_place + np.minimum(index, last)]),
+            padding=torch.from_numpy((index > last).sum(1).astype(np.float32)),
+            chunk_class=torch.from_numpy(chunk_class),
+            first_chunk=torch.from_numpy(behind - chunks),
+            behind_chunk=torch.from_numpy(behind),
+            class_of_token=torch.from_numpy(kind_of.astype(np.int32)),
+            most_chunks=max(1, int(chunks.max(initial=0))),
+            end_token=torch.from_numpy(np.atleast_1d((kind_of == classes - 1).argmax())),
+        )
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.first_chunk)
+
+
+@dataclass(frozen=True)
+class BatchClasses:
+    """The classes of each of ``n`` canvases, padded to the largest C and T among them.
+
+    Class C stands for no class. It has no chunk.
+
+    Attributes:
+        token: int64 ``[n, T, CHUNK]``.
+        padding: float32 ``[n, T]``.
+        chunk_class: int64 ``[n, T]``; C for padding.
+        first_chunk: int64 ``[n, C + 1]``.
+        behind_chunk: int64 ``[n, C + 1]``.
+        class_of_token: int32 ``[n, ids]``; C or more for tokens of no class.
+        end_token: int64 ``[n]``, the lowest id that ends a text.
+        chunks: how many chunks each canvas has, on the host.
+        most_chunks: how many chunks the largest class of any canvas has.
+    """
+
+    token: torch.Tensor
+    padding: torch.Tensor
+    chunk_class: torch.Tensor
+    first_chunk: torch.Tensor
+    behind_chunk: torch.Tensor
+    class_of_token: torch.Tensor
+    end_token: torch.Tensor
+    chunks: tuple[int, ...]
+    most_chunks: int
+
+    @classmethod
+    def of(cls, parts: Sequence[TokenClasses]) -> BatchClasses:
+        """Of canvases with these classes, which are on one device."""
+        classes = max(part.classes for part in parts)
+        chunks = max(len(part.chunk_class) for part in parts)
+        return cls(
+            token=_stacked([part.token for part in parts], chunks, 0),
+            padding=_stacked([part.padding for part in parts], chunks, 0),
+            chunk_class=_stacked([part.chunk_class for part in parts], chunks, classes),
+            first_chunk=_stacked([part.first_chunk for part in parts], classes + 1, 0),
+            behind_chunk=_stacked([part.behind_chunk for part in parts], classes + 1, 0),
+            class_of_token=_stacked([part.class_of_token for part in parts], None, 0),
+            end_token=torch.cat([part.end_token for part in parts]),
+            chunks=tuple(len(part.chunk_class) for part in parts),
+            most_chunks=max(part.most_chunks for part in parts),
+        )
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.first_chunk.shape[1] - 1
+
+
+def _stacked(parts: Sequence[torch.Tensor], size: int | None, fill: int) -> torch.Tensor:
+    """Tensors of different lengths, padded to `size`, as one; no copy where all are the same."""
+    first, same = parts[0], all(part is parts[0] for part in parts)
+    whole = list(parts[:1] if same else parts)
+    if size is not None and any(len(part) < size for part in whole):
+        whole = [
+            torch.cat([part, part.new_full((size - len(part), *part.shape[1:]), fill)])
+            for part in whole
+        ]
+    if same:
+        return whole[0].expand(len(parts), *(-1 for _ in first.shape))
+    return torch.stack(whole)
