@@ -74,14 +74,19 @@ class CompiledConstraint:
         found.restore(arrays)
         return found
 
+    @property
+    def minimum(self) -> int:
+        """Tokens that are enough for an output, including the one that ends it."""
+        return self.facts.minimum
+
     def require(self, budget: int) -> None:
         """Refuse a token budget that is too small for any output.
 
         Raises:
             ConstraintError: says how many tokens the shortest output takes.
         """
-        if budget < self.facts.minimum:
+        if budget < self.minimum:
             raise ConstraintError(
-                f"the constraint needs at least {self.facts.minimum} tokens with this model's "
+                f"the constraint needs at least {self.minimum} tokens with this model's "
                 f"tokenizer (the end-of-sequence token included), but only {budget} may be put out"
             )
