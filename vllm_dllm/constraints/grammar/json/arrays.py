@@ -3,7 +3,8 @@
 Not offered are
 
 * of items that ``contains`` demands, other places than next to each other, at the beginning or
-  behind the items that have conditions of their own,
+  behind the items that have conditions of their own; and with ``maxContains``, more of them than
+  ``minContains`` says,
 * with ``uniqueItems``, other orders of enumerated items than that of the schema.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from math import comb
 
-from vllm_dllm.constraints.grammar.json.constants import json_text
+from vllm_dllm.constraints.grammar.json.constants import identity, json_text
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Counted, Facts
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
@@ -95,12 +96,11 @@ class ArrayWriter:
 
     def _containing(self, facts: Facts) -> Node:
         """Arrays with certain items: these come first, or behind the first ones."""
-        rest: list[Literal] = []
-        demanded: list[tuple[Counted, int]] = []
-        for counted in facts.counted:
-            if counted.most is not None:
-                rest.append(counted.item.opposite)
-            demanded += [(counted, n) for n in range(counted.least)]
+        all_counted = _merged(facts.counted)
+        if any(c.most is not None and c.most < c.least for c in all_counted):
+            return NOTHING
+        rest = [c.item.opposite for c in all_counted if c.most is not None]
+        demanded = [counted for counted in all_counted for _ in range(counted.least)]
         if len(demanded) > MOST_PLACED:
             raise ConstraintError(f"contains is served for up to {MOST_PLACED} items")
         options = []
@@ -109,10 +109,10 @@ class ArrayWriter:
             length = max(start + len(demanded), facts.leading if rest else 0)
             for n in range(length):
                 inside = start <= n < start + len(demanded)
-                own = demanded[n - start][0] if inside else None
+                own = demanded[n - start] if inside else None
                 more = [own.item] if own else []
                 # An item that is counted elsewhere is counted there alone.
-                more += [c.item.opposite for c in facts.counted if c.most is not None and c != own]
+                more += [c.item.opposite for c in all_counted if c.most is not None and c != own]
                 if inside:
                     placed[n] = unique((*facts.of_item(n), *more))
             if rest and start > 0:
@@ -178,7 +178,7 @@ class ArrayWriter:
 
     def _enumerated(self, literals: tuple[Literal, ...]) -> list[str] | None:
         """The values that meet conditions, written out, or None if they are not enumerated."""
-        texts: dict[str, None] = {}
+        texts: dict[str, str] = {}
         for kind in self.expansion.kinds(literals):
             for facts in self.expansion.alternatives(kind, literals):
                 values = [None] if kind == "null" else [False, True] if kind == "boolean" else None
@@ -186,7 +186,19 @@ class ArrayWriter:
                     values = list(facts.values.values())
                 if values is None:
                     return None
-                texts |= dict.fromkeys(
-                    json_text(v) for v in values if self.expansion.fits(facts, v, False)
-                )
-        return list(texts)
+                for value in values:
+                    if self.expansion.fits(facts, value, False):
+                        texts.setdefault(identity(value), json_text(value))
+        return list(texts.values())
+
+
+def _merged(some: tuple[Counted, ...]) -> list[Counted]:
+    """One count for each condition."""
+    merged: dict[Literal, Counted] = {}
+    for one in some:
+        if one.item in merged:
+            other = merged[one.item]
+            most = min((m for m in (one.most, other.most) if m is not None), default=None)
+            one = Counted(one.item, max(one.least, other.least), most)
+        merged[one.item] = one
+    return list(merged.values())

@@ -195,7 +195,7 @@ class Expansion:
                     return split
             return choice
         facts = state.facts
-        if facts.leftover:
+        if facts.leftover and not over:  # in a proof, more may be evaluated later
             settle_leftovers(facts)
         if facts.some:
             return some_choice(self, facts, over)

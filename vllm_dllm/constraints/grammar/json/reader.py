@@ -64,8 +64,11 @@ def read_schema(
     Raises:
         ConstraintError: as `json_schema`.
     """
-    reader = _SchemaReader(schema, layout or JsonLayout())
-    node = reader.whole()
+    try:
+        reader = _SchemaReader(schema, layout or JsonLayout())
+        node = reader.whole()
+    except RecursionError as error:
+        raise ConstraintError("the schema nests too deeply") from error
     left_out = reader.expansion.left_out.items()
     return SchemaLanguage(
         node,
