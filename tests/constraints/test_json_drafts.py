@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import jsonschema
 import pytest
-from jsonschema.validators import validator_for
 
-from tests.constraints.helpers import accepts, over_bytes, reads, record
-from tests.constraints.texts import some_texts
-from vllm_dllm.constraints.limits import ConstraintError
+from tests.constraints.helpers import record
+from tests.constraints.json_languages import offered, offers, refusal
 
 DRAFTS = {
     4: "http://json-schema.org/draft-04/schema#",
@@ -21,24 +17,6 @@ DRAFTS = {
     2020: "https://json-schema.org/draft/2020-12/schema",
 }
 NULL, STRING = {"type": "null"}, {"type": "string"}
-
-
-def offered(schema: Any, *texts: str) -> str:
-    """Which of some texts are offered, each of them and some more checked by `jsonschema`."""
-    found = over_bytes("json_schema", schema)
-    validator = validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
-    for text in some_texts(found, 20):
-        validator.validate(json.loads(text))
-    taken = [text for text in texts if reads(found, text.encode())]
-    for text in taken:
-        validator.validate(json.loads(text))
-    return " ".join(taken)
-
-
-def refusal(schema: Any) -> str:
-    with pytest.raises(ConstraintError) as caught:
-        over_bytes("json_schema", schema)
-    return str(caught.value)
 
 
 # ---- $schema
@@ -64,7 +42,7 @@ ORDINARY = {
 def test_what_all_drafts_say_is_read_as_before(draft: int, change: Any) -> None:
     schema = {"$schema": change(DRAFTS[draft])} | ORDINARY
     good = '{"a":"x","b":["x",1],"c":7,"d":true}'
-    assert reads(over_bytes("json_schema", schema), good.encode())
+    assert offers(schema, good)
     offered({"$schema": DRAFTS[draft]} | ORDINARY, good)
 
 
@@ -185,7 +163,7 @@ def test_what_counts_for_one_of_is_the_part_s_definition() -> None:
 def test_a_name_that_leads_to_no_document_is_refused_where_it_matters() -> None:
     """The schemas of some tools have such names everywhere."""
     plain = record(a={"$id": "#/properties/a"} | STRING)
-    assert accepts("json_schema", plain, '{"a":"x"}')
+    assert offers(plain, '{"a":"x"}')
     for name in ("#a", "", "x#a"):
         assert f"$id is {name!r} is not supported" in refusal(OUTER | record(a=inner(name)))
     # Up to draft-07 it is only a mark.

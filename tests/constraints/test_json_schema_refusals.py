@@ -7,27 +7,31 @@ from typing import Any
 
 import pytest
 
-from tests.constraints.helpers import (
-    STRING,
-    record,
-    schema_refusal,
-)
-from vllm_dllm.constraints.grammar.json_schema import SUPPORTED
+from tests.constraints.helpers import STRING, record
+from tests.constraints.json_languages import LIMITS
+from tests.constraints.json_languages import refusal as schema_refusal
+from vllm_dllm.constraints.grammar.json.reader import read_schema
 
-NOT_SUPPORTED = [
-    *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "contains"),
-    *("minContains", "maxContains", "patternProperties", "propertyNames", "unevaluatedItems"),
-    *("unevaluatedProperties", "multipleOf", "contentEncoding", "contentMediaType", "$anchor"),
-    *("$dynamicRef", "$dynamicAnchor", "dependencies", "additionalItems", "nullable", "xml"),
-    *("contentSchema", "$recursiveRef", "$vocabulary", "minimun"),
-]
+ANNOTATIONS = ("minimun", "nullable", "xml", "x-order", "extends", "markdownDescription")
 
 
-@pytest.mark.parametrize("keyword", NOT_SUPPORTED)
-def test_other_keywords_are_refused_by_name(keyword: str) -> None:
-    said = schema_refusal(record(a={"type": "string", keyword: {}}))
-    assert said.startswith(f"$.a: keyword {keyword} is not supported; supported: $ref, ")
-    assert all(name in said for name in SUPPORTED)
+@pytest.mark.parametrize("keyword", ANNOTATIONS)
+def test_what_no_draft_has_is_ignored_and_said(keyword: str) -> None:
+    found = read_schema(record(a={"type": "string", keyword: {}}), LIMITS)
+    assert found.ignored == (f"$.a: {keyword}",)
+    assert read_schema(record(a=STRING), LIMITS).ignored == ()
+
+
+def test_what_counts_nothing_beside_a_reference_is_said() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/a",
+              "maxLength": 2, "definitions": {"a": STRING}}  # fmt: skip
+    (said,) = read_schema(schema, LIMITS).ignored
+    assert said.startswith("$: maxLength (up to draft-07")
+
+
+def test_a_negation_that_cannot_be_said_in_full_is_named() -> None:
+    schema = {"type": "object", "not": {"patternProperties": {"^x": STRING}, "required": ["a"]}}
+    assert read_schema(schema, LIMITS).left_out == ("$.not: a property that no schema names",)
 
 
 @pytest.mark.parametrize(

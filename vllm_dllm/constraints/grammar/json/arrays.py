@@ -2,8 +2,9 @@
 
 Not offered are
 
-* of items that ``contains`` demands, other places than next to each other, at the beginning or
-  behind the items that have conditions of their own; and with ``maxContains``, more of them than
+* of several items that ``contains`` demands (or of one, where `minItems`, `maxItems` or conditions
+  on the first items count as well), other places than next to each other, at the beginning or behind
+  the items that have conditions of their own; and with ``maxContains``, more of them than
   ``minContains`` says,
 * with ``uniqueItems``, other orders of enumerated items than that of the schema.
 """
@@ -104,7 +105,9 @@ class ArrayWriter:
         if len(demanded) > MOST_PLACED:
             raise ConstraintError(f"contains is served for up to {MOST_PLACED} items")
         options = []
-        for start in {0, facts.leading}:
+        if len(demanded) == 1 and not rest and facts.leading == 0 and facts.least <= 1:
+            options.append(self._anywhere(facts, demanded[0]))
+        for start in sorted({0, facts.leading}):
             placed = {}
             length = max(start + len(demanded), facts.leading if rest else 0)
             for n in range(length):
@@ -120,6 +123,15 @@ class ArrayWriter:
             others = unique((*facts.of_item(None), *rest))
             options.append(self._bounded(facts, placed, others, rest))
         return either(options)
+
+    def _anywhere(self, facts: Facts, counted: Counted) -> Node:
+        """Arrays of any length with a certain item in any place."""
+        if facts.most is not None:
+            return NOTHING
+        every = facts.of_item(None)
+        others = repeat(self.layout.item(self._item(every)), 0, None)
+        item = self.layout.item(self._item(unique((*every, counted.item))))
+        return self.layout.bracketed("[]", sequence(others, item, others), empty=False)
 
     def _bounded(
         self,

@@ -85,12 +85,13 @@ class State:
             option.change(self.facts, trace)
 
 
-def choices_of(kind: str, words: Words, trace: Trace) -> Iterator[Choice]:
+def choices_of(facts: Facts, words: Words, trace: Trace) -> Iterator[Choice]:
     """The choices that a part which holds leaves open."""
-    part = trace.part
+    part, kind = trace.part, facts.kind
     if "anyOf" in words:
         inside = [Literal(part.child("anyOf", n)) for n in range(len(words["anyOf"]))]
-        if not any(literal.certain for literal in inside):
+        # An option that always holds leaves no choice, but the others may evaluate something.
+        if facts.leftover or not any(literal.certain for literal in inside):
             yield Choice([Option((one,)) for one in inside if one.part.allows(kind)], trace, part)
     if "oneOf" in words:
         inside = [Literal(part.child("oneOf", n)) for n in range(len(words["oneOf"]))]

@@ -161,7 +161,7 @@ class Expansion:
             state.todo.append((Literal(part.child("allOf", n)), trace))
         if "not" in words:
             state.todo.append((Literal(part.child("not"), True), trace))
-        state.choices += choices_of(state.facts.kind, words, trace)
+        state.choices += choices_of(state.facts, words, trace)
 
     def _deny(self, state: State, trace: Trace, over: bool) -> None:
         part, kind = trace.part, state.facts.kind
