@@ -105,7 +105,9 @@ def report(results: list[dict[str, Any]]) -> None:
     for result in results:
         groups[result["group"]].append(result)
         groups["all"].append(result)
-    print(f"{'group':18}{'accepted':>12}{'share':>8}{'drawn':>8}{'wrong':>7}{'valid':>7}{'missed':>8}")
+    print(
+        f"{'group':18}{'accepted':>12}{'share':>8}{'drawn':>8}{'wrong':>7}{'valid':>7}{'missed':>8}"
+    )
     for group, some in sorted(groups.items()):
         taken = [result for result in some if "refused" not in result]
         counts = [sum(result.get("drawn", 0) for result in taken)]

@@ -73,8 +73,7 @@ class ArrayWriter:
         if most is not None and most < least:
             return NOTHING
         first = [
-            self.layout.item(self._item(placed.get(n) or facts.of_item(n)))
-            for n in range(leading)
+            self.layout.item(self._item(placed.get(n) or facts.of_item(n))) for n in range(leading)
         ]
         others = NOTHING
         if most is None or most > leading:

@@ -4,6 +4,7 @@ Nothing is offered by mistake, but some values may be left out. Not offered are 
 only
 
 * a ``format``, ``uniqueItems``, ``unevaluatedItems`` or ``unevaluatedProperties``,
+* an object in ``const`` or ``enum``, by having more properties,
 * a ``oneOf`` of more than `MOST_PAIRED` schemas because two of them hold.
 """
 
@@ -69,8 +70,7 @@ def violations(part: Part, words: Words, kind: str) -> tuple[list[Option], list[
     for name in ("enum", "const"):
         if name in words:
             values = words["enum"] if name == "enum" else [words["const"]]
-            some = [value for value in values if kind_of(value) == kind]
-            options.append(changed(lambda facts, some=some: facts.bar(some)))
+            options += _other_than(part, [v for v in values if kind_of(v) == kind], kind)
     options += BY_KIND[kind](part, words)
     options += _combinations(part, words)
     return options, [name for name in UNSAID if name in words and name in OF_KIND[kind]]
@@ -93,6 +93,29 @@ def _combinations(part: Part, words: Words) -> Iterator[Option]:
             yield Option((condition, Literal(part.child("then"), True)))
         if "else" in words:
             yield Option((condition.opposite, Literal(part.child("else"), True)))
+
+
+def _other_than(part: Part, values: list[Any], kind: str) -> Iterator[Option]:
+    """How a value may differ from some others."""
+    if kind not in ("array", "object"):
+        yield changed(lambda facts: facts.bar(values))
+    elif len(values) != 1:
+        # Each of them by itself, one after the other.
+        yield Option(tuple(Literal(part.constant(value), True) for value in values))
+    elif kind == "array":
+        (items,) = values
+        yield changed(lambda facts: facts.count(least=len(items) + 1))
+        if items:
+            yield changed(lambda facts: facts.count(most=len(items) - 1))
+        for n, item in enumerate(items):
+            yield Option((), _wrong_item(n, Literal(part.constant(item), True)))
+    else:
+        (properties,) = values
+        if not properties:
+            yield changed(lambda facts: facts.count(least=1))
+        for name, value in properties.items():
+            yield changed(lambda facts, name=name: facts.lack(name))
+            yield Option((), wrong_property(name, Literal(part.constant(value), True)))
 
 
 def _none(part: Part, words: Words) -> list[Option]:

@@ -198,7 +198,7 @@ class ObjectWriter:
                 )
                 literals: dict[Literal, None] = {}
                 for layer, _ in facts.layers:
-                    inside = [l for p, l in layer.patterns.items() if p in matched]
+                    inside = [one for p, one in layer.patterns.items() if p in matched]
                     if not any(p in matched for p in layer.patterns) and layer.additional:
                         inside = [layer.additional]
                     literals.update(dict.fromkeys(inside))
