@@ -36,7 +36,7 @@ def test_a_negation_that_cannot_be_said_in_full_is_named() -> None:
 @pytest.mark.parametrize(
     ("schema", "complaint"),
     [
-        ({"type": "array", "items": STRING, "uniqueItems": True}, "$: uniqueItems is supported for"),
+        ({"items": STRING, "uniqueItems": True}, "$: uniqueItems is supported for"),
         ({"type": "string", "pattern": "("}, "$: pattern"),
         ({"type": "integer", "minimum": "1"}, "$: minimum is a number, got 1"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "the schema allows no value"),

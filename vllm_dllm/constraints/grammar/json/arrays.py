@@ -3,8 +3,8 @@
 Not offered are
 
 * of several items that ``contains`` demands (or of one, where `minItems`, `maxItems` or conditions
-  on the first items count as well), other places than next to each other, at the beginning or behind
-  the items that have conditions of their own; and with ``maxContains``, more of them than
+  on first items count as well), other places than next to each other, at the beginning or behind
+  the items with conditions of their own; and with ``maxContains``, more of them than
   ``minContains`` says,
 * with ``uniqueItems``, other orders of enumerated items than that of the schema.
 """
@@ -75,7 +75,7 @@ class ArrayWriter:
         first = [
             self.layout.item(self._item(placed.get(n) or facts.of_item(n))) for n in range(leading)
         ]
-        others = NOTHING
+        others: Node = NOTHING
         if most is None or most > leading:
             others = self.layout.item(self._item(rest))
         room = None if most is None else most - leading

@@ -97,7 +97,7 @@ class Expansion:
         return any(self.fits(facts, value, over) for facts in self._admits[key])
 
     def _states(self, state: State, over: bool, depth: int) -> Iterator[Facts]:
-        """The facts of all alternatives. A proof that takes too long yields what it started with."""
+        """The facts of all alternatives; a proof that takes too long yields what it has."""
         stack, made = [state], 0
         while stack:
             state = stack.pop()

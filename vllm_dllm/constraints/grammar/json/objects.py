@@ -198,9 +198,9 @@ class ObjectWriter:
                 )
                 literals: dict[Literal, None] = {}
                 for layer, _ in facts.layers:
-                    inside = [one for p, one in layer.patterns.items() if p in matched]
+                    some = [one for p, one in layer.patterns.items() if p in matched]
                     if not any(p in matched for p in layer.patterns) and layer.additional:
-                        inside = [layer.additional]
-                    literals.update(dict.fromkeys(inside))
+                        some = [layer.additional]
+                    literals.update(dict.fromkeys(some))
                 left = tuple(literal for literal in literals if not literal.certain)
                 yield StringFacts(patterns=matched, excluded=unmatched), left

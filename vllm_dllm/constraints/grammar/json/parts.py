@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from referencing import Resource
 from referencing._core import Resolver
 
 from vllm_dllm.constraints.grammar.json.constants import identity
@@ -61,7 +60,7 @@ class Surroundings:
                 )
             draft, declared = named, True
         if isinstance(schema.get("id" if draft is Draft.DRAFT_04 else "$id"), str):
-            resolver = resolver.in_subresource(Resource(schema, SPECIFICATIONS[draft]))
+            resolver = resolver.in_subresource(SPECIFICATIONS[draft].create_resource(schema))
         if resolver is self.resolver and (draft, declared) == (self.draft, self.declared):
             return self
         return Surroundings(resolver, draft, declared, self.ignored, self.parts)
@@ -97,7 +96,7 @@ class Part:
     def child(self, *steps: str | int) -> Part:
         """The part at the end of some steps."""
         if steps not in self._children:
-            value = self.value
+            value: Any = self.value
             for step in steps:
                 value = value[step]
             place = f"{self.place}.{_written(steps)}"
@@ -177,6 +176,7 @@ class Part:
         return ConstraintError(f"{short(self.place)}: {problem}")
 
     def _checked(self, name: str) -> Any:
+        assert isinstance(self.value, Mapping)
         value, around = self.value[name], self.around
         problem = complaint(name, value)
         if problem is None and around.declared:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jsonschema_specifications import REGISTRY
-from referencing import Resource, exceptions
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+from referencing import exceptions
 
 from vllm_dllm.constraints.grammar.json.drafts import LATEST, SPECIFICATIONS, Draft, draft_named
 from vllm_dllm.constraints.grammar.json.layout import short
@@ -36,7 +36,7 @@ class Document:
         named = draft_named(schema.get("$schema")) if isinstance(schema, Mapping) else None
         draft = named or LATEST
         # A number as a name, for example, is found where it matters.
-        resource = Resource(schema, SPECIFICATIONS[draft])
+        resource = SPECIFICATIONS[draft].create_resource(schema)
         try:
             resolver = REGISTRY.resolver_with_root(resource)
         except MALFORMED as error:
