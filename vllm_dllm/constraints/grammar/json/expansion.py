@@ -221,6 +221,9 @@ class Expansion:
 
     def fits(self, facts: Facts, value: object, over: bool, depth: int = DEPTH_OF_A_PROOF) -> bool:
         """Whether a value of the right type surely meets facts; with `over`, whether it may."""
+        name = identity(value)
+        if name in facts.barred or (facts.values is not None and name not in facts.values):
+            return False
         if isinstance(value, str):
             verdict = fits_string(facts.string, value)
             return over if verdict is None else verdict
