@@ -32,7 +32,7 @@ from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 LIMITS = CompileLimits()
-MOST_SECONDS = 2.0  # to draw or to read a text
+MOST_SECONDS = 2.0  # to draw the texts of a schema, or to read one
 
 
 def main() -> None:
@@ -42,17 +42,17 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=0, help="texts to draw of each schema")
     parser.add_argument("--tests", action="store_true", help="read the valid instances")
     parser.add_argument("--only", default="", help="an expression for the ids")
-    parser.add_argument("--out", type=Path, help="write a line of JSON for each schema")
+    parser.add_argument("--out", type=Path, help="append a line of JSON for each schema")
     arguments = parser.parse_args()
     with gzip.open(arguments.collection, "rt") as lines:
         rows = [json.loads(line) for line in lines]
-    results = [
-        measured(row, arguments.samples, arguments.tests)
-        for row in rows
-        if re.search(arguments.only, row["id"])
-    ]
-    if arguments.out:
-        arguments.out.write_text("".join(json.dumps(result) + "\n" for result in results))
+    results = []
+    for row in rows:
+        if re.search(arguments.only, row["id"]):
+            results.append(measured(row, arguments.samples, arguments.tests))
+            if arguments.out:
+                with arguments.out.open("a") as out:
+                    out.write(json.dumps(results[-1]) + "\n")
     report(results)
 
 
@@ -85,13 +85,12 @@ def sampled(schema: Any, sampler: Sampler, samples: int) -> dict[str, Any]:
     """Texts that do not validate, and how many were drawn."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
-    wrong, drawn, slow = [], 0, 0
+    wrong, drawn, begin = [], 0, time.monotonic()
     for _ in range(samples):
         text = in_time(sampler.text)
+        if time.monotonic() > begin + MOST_SECONDS:
+            break
         if text is None:
-            slow += 1
-            if slow > 1:
-                break
             continue
         drawn += 1
         error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))

@@ -59,7 +59,10 @@ class Expansion:
         for facts in self._states(state, False, DEPTH_OF_A_PROOF):
             found.setdefault(facts.key(), facts)
             if len(found) > MOST_ALTERNATIVES:
-                raise ConstraintError(f"more than {MOST_ALTERNATIVES} alternatives")
+                raise ConstraintError(
+                    "anyOf, oneOf, if, not and dependencies make more than "
+                    f"{MOST_ALTERNATIVES} alternatives"
+                )
         return list(found.values())
 
     def possible(self, literals: tuple[Literal, ...], depth: int = DEPTH_OF_A_PROOF) -> bool:
