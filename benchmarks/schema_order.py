@@ -26,9 +26,7 @@ def _ordered(schemas: list[Any], value: Any, root: Any) -> Any:
         name for part in parts for name in part.get("required", []) if name in value
     )
     names = [*named, *(name for name in value if name not in named)]
-    return {
-        name: _ordered(list(_of_property(parts, name)), value[name], root) for name in names
-    }
+    return {name: _ordered(list(_of_property(parts, name)), value[name], root) for name in names}
 
 
 def _applied(schema: Any, root: Any, steps: int) -> Iterator[Any]:

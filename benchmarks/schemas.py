@@ -11,8 +11,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
+import signal
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +32,7 @@ from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 LIMITS = CompileLimits()
+MOST_SECONDS = 2.0  # to draw the texts of a schema, or to read one
 
 
 def main() -> None:
@@ -36,18 +41,18 @@ def main() -> None:
     parser.add_argument("collection", type=Path)
     parser.add_argument("--samples", type=int, default=0, help="texts to draw of each schema")
     parser.add_argument("--tests", action="store_true", help="read the valid instances")
-    parser.add_argument("--only", default="", help="a part of the ids")
-    parser.add_argument("--out", type=Path, help="write a line of JSON for each schema")
+    parser.add_argument("--only", default="", help="an expression for the ids")
+    parser.add_argument("--out", type=Path, help="append a line of JSON for each schema")
     arguments = parser.parse_args()
     with gzip.open(arguments.collection, "rt") as lines:
         rows = [json.loads(line) for line in lines]
-    results = [
-        measured(row, arguments.samples, arguments.tests)
-        for row in rows
-        if arguments.only in row["id"]
-    ]
-    if arguments.out:
-        arguments.out.write_text("".join(json.dumps(result) + "\n" for result in results))
+    results = []
+    for row in rows:
+        if re.search(arguments.only, row["id"]):
+            results.append(measured(row, arguments.samples, arguments.tests))
+            if arguments.out:
+                with arguments.out.open("a") as out:
+                    out.write(json.dumps(results[-1]) + "\n")
     report(results)
 
 
@@ -70,7 +75,7 @@ def measured(row: dict[str, Any], samples: int, tests: bool) -> dict[str, Any]:
         missed = []
         for data in instances:
             text = json.dumps(in_order(schema, data), ensure_ascii=False)
-            if len(text) < 4000 and not derives(language.node, text):
+            if in_time(partial(derives, language.node, text)) is False:
                 missed.append(text)
         result |= {"instances": len(instances), "missed": missed}
     return result
@@ -80,9 +85,11 @@ def sampled(schema: Any, sampler: Sampler, samples: int) -> dict[str, Any]:
     """Texts that do not validate, and how many were drawn."""
     kind = validator_for(schema, default=jsonschema.Draft202012Validator)
     validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
-    wrong, drawn = [], 0
+    wrong, drawn, begin = [], 0, time.monotonic()
     for _ in range(samples):
-        text = sampler.text()
+        text = in_time(sampler.text)
+        if time.monotonic() > begin + MOST_SECONDS:
+            break
         if text is None:
             continue
         drawn += 1
@@ -90,6 +97,22 @@ def sampled(schema: Any, sampler: Sampler, samples: int) -> dict[str, Any]:
         if error is not None:
             wrong.append([text[:2000], f"{error.json_path}: {error.message[:200]}"])
     return {"drawn": drawn, "wrong": wrong}
+
+
+def in_time(draw: Callable[[], Any]) -> Any:
+    """What a function returns, or None if it takes longer than `MOST_SECONDS`."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    try:
+        return draw()
+    except TimeoutError:
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def reason(message: str) -> str:
@@ -105,7 +128,9 @@ def report(results: list[dict[str, Any]]) -> None:
     for result in results:
         groups[result["group"]].append(result)
         groups["all"].append(result)
-    print(f"{'group':18}{'accepted':>12}{'share':>8}{'drawn':>8}{'wrong':>7}{'valid':>7}{'missed':>8}")
+    print(
+        f"{'group':18}{'accepted':>12}{'share':>8}{'drawn':>8}{'wrong':>7}{'valid':>7}{'missed':>8}"
+    )
     for group, some in sorted(groups.items()):
         taken = [result for result in some if "refused" not in result]
         counts = [sum(result.get("drawn", 0) for result in taken)]

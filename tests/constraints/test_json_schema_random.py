@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.helpers import (
-    dumped,
-    over_bytes,
-    reads,
-)
-from tests.constraints.texts import some_texts
-from vllm_dllm.constraints.grammar.json_schema import SUPPORTED
+from tests.constraints.derivations import derives
+from tests.constraints.helpers import dumped
+from tests.constraints.json_languages import drawn, language, validator_of
+from vllm_dllm.constraints.grammar.json.drafts import OF_SOME_DRAFTS
+from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import ConstraintError
-
-
-@settings(max_examples=100)
-@given(st.integers(-1300, 1300), st.integers(0, 1300), st.lists(st.integers(-2000, 2000)))
-def test_bounds_of_integers(low: int, span: int, values: list[int]) -> None:
-    found = over_bytes("json_schema", {"type": "integer", "minimum": low, "maximum": low + span})
-    for value in (*values, low - 1, low, low + span, low + span + 1):
-        assert reads(found, str(value).encode()) == (low <= value <= low + span), value
-
-
-@settings(max_examples=60)
-@given(
-    st.integers(-30, 30),
-    st.integers(0, 30),
-    st.sampled_from(["minimum", "exclusiveMinimum"]),
-    st.sampled_from(["maximum", "exclusiveMaximum"]),
-    st.lists(st.decimals(-40, 70, places=2), min_size=5),
-)
-def test_bounds_of_numbers(low: int, span: int, least: str, most: str, values: list[Any]) -> None:
-    schema = {"type": "number", least: low, most: low + span}
-    try:
-        found = over_bytes("json_schema", schema)
-    except ConstraintError:
-        assert span == 0 and (least, most) != ("minimum", "maximum")
-        return
-    for value in (*values, low, low + span):
-        valid = jsonschema.Draft202012Validator(schema).is_valid(float(value))
-        # Right above an excluded bound, a fraction that ends in 0 is valid but not offered.
-        text = str(value)
-        shortest = text.rstrip("0").rstrip(".") if "." in text else text
-        assert reads(found, shortest.encode()) == valid, value
-        assert valid or not reads(found, text.encode()), value
-
 
 KEYWORDS = st.sampled_from([*SUPPORTED, "$defs", "title", "a", "b"])
 ANYTHING = st.recursive(
@@ -58,38 +24,121 @@ ANYTHING = st.recursive(
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(KEYWORDS, inside, max_size=4),
     max_leaves=12,
 )  # fmt: skip
-VALUE = st.deferred(
-    lambda: (
-        st.fixed_dictionaries({"type": st.sampled_from(["integer", "string", "boolean"])})
-        | st.fixed_dictionaries({"enum": st.lists(ANYTHING, min_size=1, max_size=3)})
-        | st.fixed_dictionaries({"items": VALUE, "maxItems": st.integers(0, 3)})
-        | st.fixed_dictionaries({"anyOf": st.lists(VALUE, min_size=1, max_size=3)})
-        | st.fixed_dictionaries({"oneOf": st.lists(VALUE, min_size=1, max_size=3)})
-        | st.fixed_dictionaries(
-            {"properties": st.dictionaries(st.sampled_from(["a", "b", 'é"']), VALUE, max_size=3)},
-            optional={"required": st.just([]), "additionalProperties": st.just(False)},
-        )
-    )
-)
+NAMES = st.sampled_from(["a", "b", 'é"'])
+CONSTANTS = st.sampled_from([0, 1, 1.0, "a", "", None, True, [], [1], {}, {"a": 1}])
+COUNTS = st.integers(0, 3)
+KIND = st.sampled_from(["integer", "number", "string", "boolean", "null", "array", "object"])
+OLDER = {"dependencies", "additionalItems"}  # of up to draft-2019-09: see `test_json_drafts`
+
+
+@st.composite
+def schemas(draw: Any, depth: int = 3) -> Any:
+    """Schemas with few keywords each."""
+    names = draw(st.lists(st.sampled_from(sorted(PLAIN)), min_size=1, max_size=3, unique=True))
+    return {name: draw(PLAIN[name](depth)) for name in names}
+
+
+def inside(depth: int) -> st.SearchStrategy[Any]:
+    return st.booleans() | schemas(depth - 1) if depth > 0 else st.just(True)
+
+
+def table(depth: int) -> st.SearchStrategy[Any]:
+    return st.dictionaries(NAMES, inside(depth), max_size=2)
+
+
+def several(depth: int) -> st.SearchStrategy[Any]:
+    return st.lists(inside(depth), min_size=1, max_size=3)
+
+
+# From a keyword to its values; `d` is how deep schemas may nest in them.
+PLAIN: dict[str, Callable[[int], st.SearchStrategy[Any]]] = {
+    "type": lambda d: KIND | st.lists(KIND, max_size=3, unique=True),
+    "enum": lambda d: st.lists(CONSTANTS, min_size=1, max_size=3),
+    "const": lambda d: CONSTANTS,
+    "properties": lambda d: table(d),
+    "patternProperties": lambda d: st.dictionaries(
+        st.sampled_from(["^a", "b"]), inside(d), max_size=2
+    ),
+    "additionalProperties": lambda d: inside(d),
+    "unevaluatedProperties": lambda d: inside(d),
+    "required": lambda d: st.lists(NAMES, max_size=2, unique=True),
+    "propertyNames": lambda d: inside(d),
+    "dependentRequired": lambda d: st.dictionaries(NAMES, st.lists(NAMES, max_size=2), max_size=2),
+    "dependentSchemas": lambda d: table(d),
+    "minProperties": lambda d: COUNTS,
+    "maxProperties": lambda d: COUNTS,
+    "items": lambda d: inside(d),
+    "prefixItems": lambda d: several(d),
+    "unevaluatedItems": lambda d: inside(d),
+    "contains": lambda d: inside(d),
+    "minContains": lambda d: COUNTS,
+    "maxContains": lambda d: COUNTS,
+    "minItems": lambda d: COUNTS,
+    "maxItems": lambda d: COUNTS,
+    "uniqueItems": lambda d: st.booleans(),
+    "minLength": lambda d: COUNTS,
+    "maxLength": lambda d: COUNTS,
+    "pattern": lambda d: st.sampled_from(["^a", "b$"]),
+    "format": lambda d: st.just("date"),
+    "minimum": lambda d: st.integers(-2, 2),
+    "maximum": lambda d: st.integers(-2, 2),
+    "exclusiveMinimum": lambda d: st.integers(-2, 2),
+    "exclusiveMaximum": lambda d: st.integers(-2, 2),
+    "multipleOf": lambda d: st.sampled_from([1, 2]),
+    "allOf": lambda d: several(d),
+    "anyOf": lambda d: several(d),
+    "oneOf": lambda d: several(d),
+    "not": lambda d: inside(d),
+    "if": lambda d: inside(d),
+    "then": lambda d: inside(d),
+    "else": lambda d: inside(d),
+    "$ref": lambda d: st.just("#/$defs/d"),
+}
 
 
 @settings(max_examples=300)
 @given(st.dictionaries(KEYWORDS, ANYTHING, min_size=1, max_size=3))
 def test_nonsense_is_refused_and_breaks_nothing(schema: Any) -> None:
     try:
-        over_bytes("json_schema", dumped(schema))
+        language(schema)
     except ConstraintError as error:
         assert str(error)
 
 
-@settings(max_examples=60)
-@given(VALUE)
-def test_random_schemas_offer_only_what_validates(schema: Any) -> None:
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas(), st.integers(0, 99))
+def test_random_schemas_offer_only_what_validates(schema: Any, seed: int) -> None:
+    whole = {**schema, "$defs": {"d": {"type": ["object", "null"], "required": ["a"]}}}
     try:
-        found = over_bytes("json_schema", dumped(schema))
-    except ConstraintError as error:
-        assert "oneOf is supported where" in str(error) or "no value" in str(error)
+        node = language(whole)
+    except ConstraintError:
         return
-    validator = jsonschema.Draft202012Validator(schema)
-    for text in some_texts(found, 10):
+    validator = validator_of(whole)
+    for text in drawn(node, 10, seed):
         validator.validate(json.loads(text))
+
+
+INSTANCES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3) | st.sampled_from(["", "a", "ab", "é"]),
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(NAMES, inside, max_size=2),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemas(), INSTANCES)
+def test_instances_that_do_not_validate_are_not_derived(schema: Any, instance: Any) -> None:
+    whole = {**schema, "$defs": {"d": {"type": ["object", "null"], "required": ["a"]}}}
+    try:
+        node = language(whole)
+    except ConstraintError:
+        return
+    try:
+        validator_of(whole).validate(instance)
+    except jsonschema.ValidationError:
+        assert not derives(node, dumped(instance))
+
+
+def test_every_keyword_is_drawn() -> None:
+    assert set(SUPPORTED) - set(PLAIN) - OLDER == {"$dynamicRef", "$recursiveRef"}
+    assert set(OF_SOME_DRAFTS) >= OLDER

@@ -1,1 +1,1 @@
-"""JSON schemas: an algebra of conditions on values, and the language of the values that meet them."""
+"""JSON schemas: an algebra of conditions on values, and the languages of what meets them."""

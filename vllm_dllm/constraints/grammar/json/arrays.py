@@ -2,8 +2,10 @@
 
 Not offered are
 
-* of items that ``contains`` demands, other places than next to each other, at the beginning or
-  behind the items that have conditions of their own,
+* of several items that ``contains`` demands (or of one, where `minItems`, `maxItems` or conditions
+  on first items count as well), other places than next to each other, at the beginning or behind
+  the items with conditions of their own; and with ``maxContains``, more of them than
+  ``minContains`` says,
 * with ``uniqueItems``, other orders of enumerated items than that of the schema.
 """
 
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from math import comb
 
-from vllm_dllm.constraints.grammar.json.constants import json_text
+from vllm_dllm.constraints.grammar.json.constants import identity, json_text
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Counted, Facts
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
@@ -71,10 +73,9 @@ class ArrayWriter:
         if most is not None and most < least:
             return NOTHING
         first = [
-            self.layout.item(self._item(placed.get(n) or facts.of_item(n)))
-            for n in range(leading)
+            self.layout.item(self._item(placed.get(n) or facts.of_item(n))) for n in range(leading)
         ]
-        others = NOTHING
+        others: Node = NOTHING
         if most is None or most > leading:
             others = self.layout.item(self._item(rest))
         room = None if most is None else most - leading
@@ -95,24 +96,25 @@ class ArrayWriter:
 
     def _containing(self, facts: Facts) -> Node:
         """Arrays with certain items: these come first, or behind the first ones."""
-        rest: list[Literal] = []
-        demanded: list[tuple[Counted, int]] = []
-        for counted in facts.counted:
-            if counted.most is not None:
-                rest.append(counted.item.opposite)
-            demanded += [(counted, n) for n in range(counted.least)]
+        all_counted = _merged(facts.counted)
+        if any(c.most is not None and c.most < c.least for c in all_counted):
+            return NOTHING
+        rest = [c.item.opposite for c in all_counted if c.most is not None]
+        demanded = [counted for counted in all_counted for _ in range(counted.least)]
         if len(demanded) > MOST_PLACED:
             raise ConstraintError(f"contains is served for up to {MOST_PLACED} items")
         options = []
-        for start in {0, facts.leading}:
+        if len(demanded) == 1 and not rest and facts.leading == 0 and facts.least <= 1:
+            options.append(self._anywhere(facts, demanded[0]))
+        for start in sorted({0, facts.leading}):
             placed = {}
             length = max(start + len(demanded), facts.leading if rest else 0)
             for n in range(length):
                 inside = start <= n < start + len(demanded)
-                own = demanded[n - start][0] if inside else None
+                own = demanded[n - start] if inside else None
                 more = [own.item] if own else []
                 # An item that is counted elsewhere is counted there alone.
-                more += [c.item.opposite for c in facts.counted if c.most is not None and c != own]
+                more += [c.item.opposite for c in all_counted if c.most is not None and c != own]
                 if inside:
                     placed[n] = unique((*facts.of_item(n), *more))
             if rest and start > 0:
@@ -120,6 +122,15 @@ class ArrayWriter:
             others = unique((*facts.of_item(None), *rest))
             options.append(self._bounded(facts, placed, others, rest))
         return either(options)
+
+    def _anywhere(self, facts: Facts, counted: Counted) -> Node:
+        """Arrays of any length with a certain item in any place."""
+        if facts.most is not None:
+            return NOTHING
+        every = facts.of_item(None)
+        others = repeat(self.layout.item(self._item(every)), 0, None)
+        item = self.layout.item(self._item(unique((*every, counted.item))))
+        return self.layout.bracketed("[]", sequence(others, item, others), empty=False)
 
     def _bounded(
         self,
@@ -178,7 +189,7 @@ class ArrayWriter:
 
     def _enumerated(self, literals: tuple[Literal, ...]) -> list[str] | None:
         """The values that meet conditions, written out, or None if they are not enumerated."""
-        texts: dict[str, None] = {}
+        texts: dict[str, str] = {}
         for kind in self.expansion.kinds(literals):
             for facts in self.expansion.alternatives(kind, literals):
                 values = [None] if kind == "null" else [False, True] if kind == "boolean" else None
@@ -186,7 +197,19 @@ class ArrayWriter:
                     values = list(facts.values.values())
                 if values is None:
                     return None
-                texts |= dict.fromkeys(
-                    json_text(v) for v in values if self.expansion.fits(facts, v, False)
-                )
-        return list(texts)
+                for value in values:
+                    if self.expansion.fits(facts, value, False):
+                        texts.setdefault(identity(value), json_text(value))
+        return list(texts.values())
+
+
+def _merged(some: tuple[Counted, ...]) -> list[Counted]:
+    """One count for each condition."""
+    merged: dict[Literal, Counted] = {}
+    for one in some:
+        if one.item in merged:
+            other = merged[one.item]
+            most = min((m for m in (one.most, other.most) if m is not None), default=None)
+            one = Counted(one.item, max(one.least, other.least), most)
+        merged[one.item] = one
+    return list(merged.values())

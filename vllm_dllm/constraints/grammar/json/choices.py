@@ -46,8 +46,8 @@ class Choice:
             return None
         for name in self.condition.part.keywords.get("properties", ()):
             if name not in facts.required and name not in facts.absent:
-                there = changed(lambda facts, name=name: facts.require(name))
-                missing = changed(lambda facts, name=name: facts.lack(name))
+                there = changed(Facts.require, name)
+                missing = changed(Facts.lack, name)
                 return Choice([there, missing], self.trace, self.part)
         return None
 
@@ -85,12 +85,13 @@ class State:
             option.change(self.facts, trace)
 
 
-def choices_of(kind: str, words: Words, trace: Trace) -> Iterator[Choice]:
+def choices_of(facts: Facts, words: Words, trace: Trace) -> Iterator[Choice]:
     """The choices that a part which holds leaves open."""
-    part = trace.part
+    part, kind = trace.part, facts.kind
     if "anyOf" in words:
         inside = [Literal(part.child("anyOf", n)) for n in range(len(words["anyOf"]))]
-        if not any(literal.certain for literal in inside):
+        # An option that always holds leaves no choice, but the others may evaluate something.
+        if facts.leftover or not any(literal.certain for literal in inside):
             yield Choice([Option((one,)) for one in inside if one.part.allows(kind)], trace, part)
     if "oneOf" in words:
         inside = [Literal(part.child("oneOf", n)) for n in range(len(words["oneOf"]))]
@@ -117,11 +118,10 @@ def choices_of(kind: str, words: Words, trace: Trace) -> Iterator[Choice]:
 def _dependencies(words: Words, trace: Trace) -> Iterator[Choice]:
     for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
         for name, needed in words.get(keyword, {}).items():
-            missing = changed(lambda facts, name=name: facts.lack(name))
+            missing = changed(Facts.lack, name)
             if isinstance(needed, list):
-                names = (name, *needed)
-                there = changed(lambda facts, names=names: facts.require(*names))
+                there = changed(Facts.require, name, *needed)
             else:
                 inside = Literal(trace.part.child(keyword, name))
-                there = Option((inside,), lambda facts, _, name=name: facts.require(name))
+                there = Option((inside,), changed(Facts.require, name).change)
             yield Choice([there, missing], trace, trace.part)

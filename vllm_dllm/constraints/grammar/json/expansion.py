@@ -59,7 +59,10 @@ class Expansion:
         for facts in self._states(state, False, DEPTH_OF_A_PROOF):
             found.setdefault(facts.key(), facts)
             if len(found) > MOST_ALTERNATIVES:
-                raise ConstraintError(f"more than {MOST_ALTERNATIVES} alternatives")
+                raise ConstraintError(
+                    "anyOf, oneOf, if, not and dependencies make more than "
+                    f"{MOST_ALTERNATIVES} alternatives"
+                )
         return list(found.values())
 
     def possible(self, literals: tuple[Literal, ...], depth: int = DEPTH_OF_A_PROOF) -> bool:
@@ -97,7 +100,7 @@ class Expansion:
         return any(self.fits(facts, value, over) for facts in self._admits[key])
 
     def _states(self, state: State, over: bool, depth: int) -> Iterator[Facts]:
-        """The facts of all alternatives. A proof that takes too long yields what it started with."""
+        """The facts of all alternatives; a proof that takes too long yields what it has."""
         stack, made = [state], 0
         while stack:
             state = stack.pop()
@@ -161,7 +164,7 @@ class Expansion:
             state.todo.append((Literal(part.child("allOf", n)), trace))
         if "not" in words:
             state.todo.append((Literal(part.child("not"), True), trace))
-        state.choices += choices_of(state.facts.kind, words, trace)
+        state.choices += choices_of(state.facts, words, trace)
 
     def _deny(self, state: State, trace: Trace, over: bool) -> None:
         part, kind = trace.part, state.facts.kind
@@ -195,7 +198,7 @@ class Expansion:
                     return split
             return choice
         facts = state.facts
-        if facts.leftover:
+        if facts.leftover and not over:  # in a proof, more may be evaluated later
             settle_leftovers(facts)
         if facts.some:
             return some_choice(self, facts, over)
@@ -221,6 +224,9 @@ class Expansion:
 
     def fits(self, facts: Facts, value: object, over: bool, depth: int = DEPTH_OF_A_PROOF) -> bool:
         """Whether a value of the right type surely meets facts; with `over`, whether it may."""
+        name = identity(value)
+        if name in facts.barred or (facts.values is not None and name not in facts.values):
+            return False
         if isinstance(value, str):
             verdict = fits_string(facts.string, value)
             return over if verdict is None else verdict

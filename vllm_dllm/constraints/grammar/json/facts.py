@@ -12,6 +12,8 @@ from vllm_dllm.constraints.grammar.json.constants import found, identity
 from vllm_dllm.constraints.grammar.json.parts import Literal, Part
 from vllm_dllm.constraints.grammar.json_facts import NumberFacts, StringFacts
 
+ANY_STRING, ANY_NUMBER = StringFacts(), NumberFacts()
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -126,8 +128,8 @@ class Facts:
     dead: bool = False
     values: dict[str, Any] | None = None
     barred: dict[str, Any] = field(default_factory=dict)
-    string: StringFacts = StringFacts()
-    number: NumberFacts = NumberFacts()
+    string: StringFacts = ANY_STRING
+    number: NumberFacts = ANY_NUMBER
     least: int = 0
     most: int | None = None
     layers: tuple[tuple[Layer, Trace], ...] = ()
@@ -200,9 +202,10 @@ class Facts:
         self.dead |= name in self.required
 
     def known_names(self) -> list[str]:
-        """The names of properties that any condition names, in the order of the schemas."""
+        """The names that any condition names: in the order of the schemas, absent ones last."""
         names = dict.fromkeys(name for layer, _ in self.layers for name in layer.properties)
-        return [*names, *(name for name in self.required if name not in names)]
+        more = (*self.required, *sorted(self.absent))
+        return list(names | dict.fromkeys(more))
 
     def of_property(self, name: str, over: bool = False) -> tuple[Literal, ...]:
         """The conditions on the value of a property; `over` leaves out those that are not sure."""
@@ -240,7 +243,7 @@ class Facts:
 
 def both_strings(one: StringFacts, other: StringFacts) -> StringFacts:
     """The conditions of both."""
-    if other == StringFacts():
+    if other == ANY_STRING:
         return one
     return StringFacts(
         max(one.least, other.least),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.constraints.grammar.language import EMPTY_TEXT, Node, either, literal, optional, sequence
+from vllm_dllm.constraints.grammar.language import (
+    EMPTY_TEXT,
+    Node,
+    either,
+    literal,
+    optional,
+    sequence,
+)
 from vllm_dllm.constraints.grammar.rules import Behind
 
 

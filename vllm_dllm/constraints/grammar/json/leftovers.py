@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from vllm_dllm.constraints.grammar.json.choices import Choice
 from vllm_dllm.constraints.grammar.json.constants import found
 from vllm_dllm.constraints.grammar.json.facts import Facts, Layer, Row, SomeMember, Trace
-from vllm_dllm.constraints.grammar.json.negation import Option, changed, part_of_anything
+from vllm_dllm.constraints.grammar.json.negation import (
+    Option,
+    changed,
+    part_of_anything,
+    wrong_property,
+)
 from vllm_dllm.constraints.grammar.json.parts import Literal
 
 if TYPE_CHECKING:
@@ -51,23 +56,14 @@ def some_choice(expansion: Expansion, facts: Facts, over: bool) -> Choice:
         if name in facts.absent or not _is_meant(expansion, member, name):
             continue
         if member.value is None:
-            options.append(changed(lambda facts, name=name: facts.require(name)))
+            options.append(changed(Facts.require, name))
         else:
-            layer = Layer({name: member.value})
-            options.append(Option((), _with(name, layer)))
+            options.append(Option((), wrong_property(name, member.value)))
     closed = any(
         layer.additional is not None and layer.additional.hopeless and not layer.patterns
         for layer, _ in facts.layers
     )
     return Choice(options, trace, part, () if closed else ("a property that no schema names",))
-
-
-def _with(name: str, layer: Layer):  # type: ignore[no-untyped-def]
-    def change(facts: Facts, trace: Trace) -> None:
-        facts.require(name)
-        facts.layers += ((layer, trace),)
-
-    return change
 
 
 def _is_meant(expansion: Expansion, member: SomeMember, name: str) -> bool:

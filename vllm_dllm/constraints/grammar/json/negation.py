@@ -4,6 +4,7 @@ Nothing is offered by mistake, but some values may be left out. Not offered are 
 only
 
 * a ``format``, ``uniqueItems``, ``unevaluatedItems`` or ``unevaluatedProperties``,
+* an object in ``const`` or ``enum``, by having more properties,
 * a ``oneOf`` of more than `MOST_PAIRED` schemas because two of them hold.
 """
 
@@ -51,9 +52,9 @@ class Option:
     change: Change | None = None
 
 
-def changed(change: Callable[[Facts], Any]) -> Option:
-    """An option that changes the facts."""
-    return Option((), lambda facts, _: change(facts))
+def changed(change: Callable[..., Any], *arguments: Any, **named: Any) -> Option:
+    """An option that changes the facts: a function of them, and its other arguments."""
+    return Option((), lambda facts, _: change(facts, *arguments, **named))
 
 
 def violations(part: Part, words: Words, kind: str) -> tuple[list[Option], list[str]]:
@@ -65,12 +66,11 @@ def violations(part: Part, words: Words, kind: str) -> tuple[list[Option], list[
     types = part.types
     if kind == "number" and types is not None and "number" not in types:
         whole = NumberFacts(excluded=(NumberFacts(integer=True),))
-        options.append(changed(lambda facts: facts.measured(whole)))
+        options.append(changed(Facts.measured, whole))
     for name in ("enum", "const"):
         if name in words:
             values = words["enum"] if name == "enum" else [words["const"]]
-            some = [value for value in values if kind_of(value) == kind]
-            options.append(changed(lambda facts, some=some: facts.bar(some)))
+            options += _other_than(part, [v for v in values if kind_of(v) == kind], kind)
     options += BY_KIND[kind](part, words)
     options += _combinations(part, words)
     return options, [name for name in UNSAID if name in words and name in OF_KIND[kind]]
@@ -95,6 +95,29 @@ def _combinations(part: Part, words: Words) -> Iterator[Option]:
             yield Option((condition.opposite, Literal(part.child("else"), True)))
 
 
+def _other_than(part: Part, values: list[Any], kind: str) -> Iterator[Option]:
+    """How a value may differ from some others."""
+    if kind not in ("array", "object"):
+        yield changed(Facts.bar, values)
+    elif len(values) != 1:
+        # Each of them by itself, one after the other.
+        yield Option(tuple(Literal(part.constant(value), True) for value in values))
+    elif kind == "array":
+        (items,) = values
+        yield changed(Facts.count, least=len(items) + 1)
+        if items:
+            yield changed(Facts.count, most=len(items) - 1)
+        for n, item in enumerate(items):
+            yield Option((), _wrong_item(n, Literal(part.constant(item), True)))
+    else:
+        (properties,) = values
+        if not properties:
+            yield changed(Facts.count, least=1)
+        for name, value in properties.items():
+            yield changed(Facts.lack, name)
+            yield Option((), wrong_property(name, Literal(part.constant(value), True)))
+
+
 def _none(part: Part, words: Words) -> list[Option]:
     return []
 
@@ -102,13 +125,13 @@ def _none(part: Part, words: Words) -> list[Option]:
 def _string(part: Part, words: Words) -> Iterator[Option]:
     if words.get("minLength", 0) > 0:
         most = StringFacts(most=int(words["minLength"]) - 1)
-        yield changed(lambda facts: facts.spelled(most))
+        yield changed(Facts.spelled, most)
     if "maxLength" in words:
         least = StringFacts(least=int(words["maxLength"]) + 1)
-        yield changed(lambda facts: facts.spelled(least))
+        yield changed(Facts.spelled, least)
     if "pattern" in words:
         unlike = StringFacts(excluded=(StringFacts(patterns=(words["pattern"],)),))
-        yield changed(lambda facts: facts.spelled(unlike))
+        yield changed(Facts.spelled, unlike)
 
 
 def _number(part: Part, words: Words) -> Iterator[Option]:
@@ -119,15 +142,15 @@ def _number(part: Part, words: Words) -> Iterator[Option]:
             opposite = NumberFacts(most=fact.least, below=not fact.above)
         else:
             opposite = NumberFacts(least=fact.most, above=not fact.below)
-        yield changed(lambda facts, opposite=opposite: facts.measured(opposite))
+        yield changed(Facts.measured, opposite)
 
 
 def _counts(words: Words, what: str) -> Iterator[Option]:
     least, most = int(words.get(f"min{what}", 0)), words.get(f"max{what}")
     if least > 0:
-        yield changed(lambda facts: facts.count(most=least - 1))
+        yield changed(Facts.count, most=least - 1)
     if most is not None:
-        yield changed(lambda facts: facts.count(least=int(most) + 1))
+        yield changed(Facts.count, least=int(most) + 1)
 
 
 def _array(part: Part, words: Words) -> Iterator[Option]:
@@ -142,15 +165,15 @@ def _array(part: Part, words: Words) -> Iterator[Option]:
             # Only the first one of them is a wrong one.
             yield Option((), _wrong_item(len(row.first), wrong))
         else:
-            yield changed(lambda facts: _add_counted(facts, Counted(wrong, 1, None)))
+            yield changed(_add_counted, Counted(wrong, 1, None))
     if "contains" in words:
         inside = counted(part, words)
         if inside.least:
             fewer = Counted(inside.item, 0, inside.least - 1)
-            yield changed(lambda facts: _add_counted(facts, fewer))
+            yield changed(_add_counted, fewer)
         if inside.most is not None:
             more = Counted(inside.item, inside.most + 1, None)
-            yield changed(lambda facts: _add_counted(facts, more))
+            yield changed(_add_counted, more)
 
 
 def _add_counted(facts: Facts, inside: Counted) -> None:
@@ -172,7 +195,7 @@ def part_of_anything(part: Part) -> Part:
 
 
 def _object(part: Part, words: Words) -> Iterator[Option]:
-    yield from (changed(lambda facts, name=name: facts.lack(name))
+    yield from (changed(Facts.lack, name)
                 for name in words.get("required", ()))  # fmt: skip
     yield from _counts(words, "Properties")
     for name in words.get("properties", ()):
@@ -201,7 +224,12 @@ def _dependency(part: Part, keyword: str, name: str, needed: Any) -> Iterator[Op
         yield Option((wrong,), lambda facts, _: facts.require(name))
         return
     for other in needed:
-        yield changed(lambda facts, other=other: (facts.require(name), facts.lack(other)))
+        yield changed(_require_without, name, other)
+
+
+def _require_without(facts: Facts, name: str, other: str) -> None:
+    facts.require(name)
+    facts.lack(other)
 
 
 def wrong_property(name: str, wrong: Literal) -> Change:

@@ -2,9 +2,11 @@
 
 Not offered are objects whose properties come in another order, and
 
-* where a property that no schema names must be there, any but the first of several ways to have it,
-* where there must be more properties than those that are required, unnamed ones beyond the first
-  (their names could be equal).
+* with ``minProperties``, those that have enough properties only if two or more of them are unnamed
+  (their names could be equal),
+* with a ``maxProperties`` below the number of named properties, those with optional named ones and
+  unnamed ones together,
+* with more than `MOST_PATTERNS` patterns, those with an unnamed property that two patterns match.
 """
 
 from __future__ import annotations
@@ -119,13 +121,11 @@ class ObjectWriter:
     def _at_least(
         self, members: list[Member], optional_ones: list[int], least: int, extra: Node
     ) -> Iterator[Node]:
-        if least > len(optional_ones):
-            if not optional_ones or least > 1:
-                return
+        """With at least `least` >= 1 of the optional ones, and whatever `extra` demands."""
         self._check(comb(len(optional_ones), least), "minProperties")
         for some in combinations(optional_ones, least):
             chosen = [Member(m.pair, m.required or n in some) for n, m in enumerate(members)]
-            yield self._chain(chosen, extra, empty=not any(m.required for m in chosen))
+            yield self._chain(chosen, extra, empty=False)
 
     def _some_of(
         self,
@@ -198,9 +198,9 @@ class ObjectWriter:
                 )
                 literals: dict[Literal, None] = {}
                 for layer, _ in facts.layers:
-                    inside = [l for p, l in layer.patterns.items() if p in matched]
+                    some = [one for p, one in layer.patterns.items() if p in matched]
                     if not any(p in matched for p in layer.patterns) and layer.additional:
-                        inside = [layer.additional]
-                    literals.update(dict.fromkeys(inside))
+                        some = [layer.additional]
+                    literals.update(dict.fromkeys(some))
                 left = tuple(literal for literal in literals if not literal.certain)
                 yield StringFacts(patterns=matched, excluded=unmatched), left

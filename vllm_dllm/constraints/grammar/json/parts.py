@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from referencing import Resource
 from referencing._core import Resolver
 
+from vllm_dllm.constraints.grammar.json.constants import identity
 from vllm_dllm.constraints.grammar.json.drafts import (
     SPECIFICATIONS,
     Draft,
@@ -34,12 +34,15 @@ class Surroundings:
         resolver: what its references mean.
         draft: the draft of its keywords.
         declared: whether a ``$schema`` names the draft.
+        ignored: by keyword, the first place of each that is ignored, of the whole document.
+        parts: the parts of the document, by the `id()` of their values.
     """
 
     resolver: Resolver[Any]
     draft: Draft
     declared: bool
     ignored: dict[str, str] = field(compare=False)
+    parts: dict[int, Part] = field(compare=False)
 
     def inside(self, schema: Mapping[str, Any], place: str) -> Surroundings:
         """Of a schema that is in these surroundings.
@@ -57,10 +60,10 @@ class Surroundings:
                 )
             draft, declared = named, True
         if isinstance(schema.get("id" if draft is Draft.DRAFT_04 else "$id"), str):
-            resolver = resolver.in_subresource(Resource(schema, SPECIFICATIONS[draft]))
+            resolver = resolver.in_subresource(SPECIFICATIONS[draft].create_resource(schema))
         if resolver is self.resolver and (draft, declared) == (self.draft, self.declared):
             return self
-        return Surroundings(resolver, draft, declared, self.ignored)
+        return Surroundings(resolver, draft, declared, self.ignored, self.parts)
 
 
 class Part:
@@ -81,13 +84,32 @@ class Part:
         self.layer: Any = None
         self._children: dict[tuple[str | int, ...], Part] = {}
 
+    @classmethod
+    def of(cls, value: Any, place: str, around: Surroundings) -> Part:
+        """The part of a schema of the document: one, whatever leads to it."""
+        if isinstance(value, bool):
+            return cls(value, place, around)
+        if id(value) not in around.parts:
+            around.parts[id(value)] = cls(value, place, around)
+        return around.parts[id(value)]
+
     def child(self, *steps: str | int) -> Part:
         """The part at the end of some steps."""
         if steps not in self._children:
-            value = self.value
+            value: Any = self.value
             for step in steps:
                 value = value[step]
-            self._children[steps] = Part(value, f"{self.place}.{_written(steps)}", self.around)
+            place = f"{self.place}.{_written(steps)}"
+            self._children[steps] = Part.of(value, place, self.around)
+        return self._children[steps]
+
+    def constant(self, value: Any) -> Part:
+        """A part that allows one value, in the same place: one for each value."""
+        steps = ("const", identity(value))
+        if steps not in self._children:
+            # In the latest draft, because draft-04 has no constants.
+            around = replace(self.around, draft=Draft.DRAFT_2020_12)
+            self._children[steps] = Part({"const": value}, self.place, around)
         return self._children[steps]
 
     @cached_property
@@ -154,6 +176,7 @@ class Part:
         return ConstraintError(f"{short(self.place)}: {problem}")
 
     def _checked(self, name: str) -> Any:
+        assert isinstance(self.value, Mapping)
         value, around = self.value[name], self.around
         problem = complaint(name, value)
         if problem is None and around.declared:

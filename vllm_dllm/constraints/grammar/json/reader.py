@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm_dllm.constraints.grammar.json.arrays import ArrayWriter
@@ -64,8 +65,11 @@ def read_schema(
     Raises:
         ConstraintError: as `json_schema`.
     """
-    reader = _SchemaReader(schema, layout or JsonLayout())
-    node = reader.whole()
+    try:
+        reader = _SchemaReader(schema, layout or JsonLayout())
+        node = reader.whole()
+    except RecursionError as error:
+        raise ConstraintError("the schema nests too deeply") from error
     left_out = reader.expansion.left_out.items()
     return SchemaLanguage(
         node,
@@ -91,7 +95,7 @@ class _SchemaReader:
         node = self.value((Literal(self.document.root),))
         while self.ahead:
             rule, alternatives, place = self.ahead.popleft()
-            rule.body = self._located(lambda: either(map(self._body, alternatives)), place)
+            rule.body = self._located(partial(self._bodies, alternatives), place)
         node = Pruned(self.rules.values()).node(node)
         if node.empty:
             unsaid = [
@@ -139,9 +143,11 @@ class _SchemaReader:
             self.ahead.append((self.rules[key], alternatives, place))
         return Call(self.rules[key])
 
-    def _body(self, facts: Facts) -> Node:
-        writer = self.objects if facts.kind == "object" else self.arrays
-        return writer.language(facts)
+    def _bodies(self, alternatives: list[Facts]) -> Node:
+        return either(
+            (self.objects if facts.kind == "object" else self.arrays).language(facts)
+            for facts in alternatives
+        )
 
     def _located(self, read: Callable[[], Node], place: str) -> Node:
         """Run a reader; its errors get a place if they name none."""

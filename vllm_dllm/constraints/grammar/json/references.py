@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jsonschema_specifications import REGISTRY
-from referencing import Resource, exceptions
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+from referencing import exceptions
 
 from vllm_dllm.constraints.grammar.json.drafts import LATEST, SPECIFICATIONS, Draft, draft_named
 from vllm_dllm.constraints.grammar.json.layout import short
@@ -31,18 +31,23 @@ class Document:
 
     def __init__(self, schema: Any) -> None:
         self.ignored: dict[str, str] = {}
+        if not isinstance(schema, bool | Mapping):
+            raise ConstraintError(f"$: a schema is an object, got {short(schema)}")
         named = draft_named(schema.get("$schema")) if isinstance(schema, Mapping) else None
         draft = named or LATEST
         # A number as a name, for example, is found where it matters.
-        resource = Resource(schema, SPECIFICATIONS[draft])
+        resource = SPECIFICATIONS[draft].create_resource(schema)
         try:
             resolver = REGISTRY.resolver_with_root(resource)
         except MALFORMED as error:
             raise ConstraintError(f"$: $id is a string: {error}") from error
         self._drafts: dict[int, tuple[Draft, bool]] = {}
         self._learn(schema, draft, named is not None)
-        self.root = Part(schema, "$", Surroundings(resolver, draft, named is not None, self.ignored))
-        self._targets: dict[int, Part] = {}
+        self._parts: dict[int, Part] = {}
+        declared = named is not None
+        self.root = Part.of(
+            schema, "$", Surroundings(resolver, draft, declared, self.ignored, self._parts)
+        )
 
     def _learn(self, schema: Any, draft: Draft, declared: bool) -> None:
         """Note the draft of each object of a document."""
@@ -70,16 +75,9 @@ class Document:
             value, resolver = found.contents, found.resolver
             if keyword != "$ref":
                 self._check_fixed(part, keyword, value)
-            if isinstance(value, bool | Mapping) and id(value) not in self._targets:
-                if isinstance(value, Mapping) and id(value) not in self._drafts:
-                    whole = resolver.lookup("#").contents
-                    self._learn(whole, draft_named(whole.get("$schema")) or LATEST, True)
-                draft, declared = self._drafts.get(id(value), (LATEST, False))
-                around = Surroundings(resolver, draft, declared, self.ignored)
-                target = Part(value, short(name), around)
-                if isinstance(value, bool):
-                    return target
-                self._targets[id(value)] = target
+            if isinstance(value, Mapping) and id(value) not in self._drafts:
+                whole = resolver.lookup("#").contents
+                self._learn(whole, draft_named(whole.get("$schema")) or LATEST, True)
         except exceptions.PointerToNowhere as error:
             raise part.complain(f"{keyword} {short(name)} leads nowhere") from error
         except exceptions.Unresolvable as error:
@@ -88,10 +86,12 @@ class Document:
                 "JSON Schema's own metaschemas"
             ) from error
         except MALFORMED as error:
-            raise part.complain(f"{keyword} {short(name)} cannot be followed: {error}") from error
-        if id(value) not in self._targets:
+            raise part.complain(f"{keyword} {short(name)} leads to no schema ({error})") from error
+        if not isinstance(value, bool | Mapping):
             raise part.complain(f"{keyword} {short(name)} leads to no schema")
-        return self._targets[id(value)]
+        draft, declared = self._drafts.get(id(value), (LATEST, False))
+        around = Surroundings(resolver, draft, declared, self.ignored, self._parts)
+        return Part.of(value, short(name), around)
 
     def _check_fixed(self, part: Part, keyword: str, value: Any) -> None:
         """Refuse a reference whose target depends on the way that leads to it."""
@@ -107,9 +107,7 @@ class Document:
                 elif isinstance(inner, list):
                     ahead += inner
             if marks != 1 or id(value) not in self._drafts:
-                raise part.complain(
-                    f"{keyword} is supported where only one schema has a {mark}"
-                )
+                raise part.complain(f"{keyword} is supported where only one schema has a {mark}")
 
     def plain(self, literal: Literal) -> Literal:
         """The condition that a chain of references leads to, if they say nothing else.

@@ -42,7 +42,8 @@ def scalar_language(facts: Facts) -> Node:
 def _string(facts: Facts) -> Node:
     if facts.values is None:
         return strings_without(facts.string, list(facts.barred.values()))
-    sure, unsure = [], []
+    sure: list[Node] = []
+    unsure: list[Node] = []
     for value in facts.values.values():
         verdict = fits_string(facts.string, value)
         if verdict is not False:
