@@ -76,21 +76,21 @@ def inside_string(ranges: Ranges) -> Node:
     return either([plain, *escapes])
 
 
-def _any_character(null: int) -> Node:
-    """Any character as `inside_string` writes it; `null` is the first of the last digits of \\u000."""
+def _any_character(null: str) -> Node:
+    """Any character as `inside_string` writes it; `null` is the last digit of the first escape."""
     plain = chars(complement(ESCAPED))
     short = sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values()))
     # The other controls: those below U+0010, and those from there on.
-    low = sequence(literal("0"), chars([(null, 0x37), (0x62, 0x62), (0x65, 0x66)]))
+    low = sequence(literal("0"), chars([(ord(null), 0x37), (0x62, 0x62), (0x65, 0x66)]))
     high = sequence(literal("1"), chars([(0x30, 0x39), (0x61, 0x66)]))
     return either([plain, short, sequence(literal("\\u00"), either([low, high]))])
 
 
 # An escaped U+0000 is allowed, because its escape contains no U+0000.
-ANY_CHARACTER = _any_character(null=0x30)
+ANY_CHARACTER = _any_character(null="0")
 # For sets of characters: since `ANY` lacks U+0000, nothing says whether a set contains it, so it is
 # left out.
-ANY_BUT_NULL = _any_character(null=0x31)
+ANY_BUT_NULL = _any_character(null="1")
 QUOTE = literal('"')
 
 
