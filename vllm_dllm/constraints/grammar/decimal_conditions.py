@@ -103,6 +103,29 @@ class Multiple:
         scaled = int(self.divisor * 10**places)
         return tuple(scaled // gcd(scaled, 10 ** (places - n)) for n in range(places + 1))
 
+    @cached_property
+    def alike(self) -> list[int]:
+        """For each remainder before the point, the smallest one with the same future.
+
+        Of 1000, only the number of zeros at the end matters, which makes 4 in place of 1000.
+        """
+        modulus = self.moduli[0]
+        if len(self.moduli) > 1:
+            return list(range(modulus))
+        smallest: dict[tuple[int, ...], int] = {}
+        # By length, the only further digits, if any, that lead to a multiple. From some length on
+        # there always are some, and they say what the remainder is but for factors 2 and 5.
+        powers = [10**length for length in range(len(str(modulus)) + 1)]
+        core = modulus // gcd(modulus, 10 ** modulus.bit_length())
+        found = []
+        for rest in range(modulus):
+            wanted = (-rest * power % modulus for power in powers)
+            future = (
+                more if more < power else -1 for more, power in zip(wanted, powers, strict=True)
+            )
+            found.append(smallest.setdefault((rest % core, *future), rest))
+        return found
+
     def after(self, seen: Seen, char: str) -> Seen:
         """The remainder with one more digit."""
         if char == "-" or seen == (-2,):
@@ -111,7 +134,7 @@ class Multiple:
         if char == ".":
             return 0, rest
         if place == -1:
-            return -1, (10 * rest + int(char)) % self.moduli[0]
+            return -1, self.alike[(10 * rest + int(char)) % self.moduli[0]]
         if place + 1 < len(self.moduli):
             return place + 1, (10 * rest + int(char)) % self.moduli[place + 1]
         return seen if char == "0" else (-2,)

@@ -15,6 +15,7 @@ FRACTION = 6  # digits after the point, if the bounds have fewer
 MOST_FRACTION = 12
 MOST_WHOLE = 40  # digits before the point up to which everything between two bounds is offered
 MOST_REMAINDERS = 1_000
+LARGEST_MODULUS = 100_000  # of which the remainders are looked at
 MOST_COUNTED_REMAINDERS = 4_000  # remainders times digits
 
 START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
@@ -88,7 +89,9 @@ def _countable(steps: Iterable[Fraction]) -> int:
     """How many digits the automata of some divisors can count."""
     digits = DIGITS
     for divisor in steps:
-        remainders = Multiple(divisor).moduli[0]
+        multiple = Multiple(divisor)
+        modulus = multiple.moduli[0]
+        remainders = modulus if modulus > LARGEST_MODULUS else len(set(multiple.alike))
         if remainders > MOST_REMAINDERS:
             raise ConstraintError(
                 f"multipleOf {divisor} takes {remainders} remainders; at most {MOST_REMAINDERS} "
