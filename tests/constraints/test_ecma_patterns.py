@@ -18,7 +18,8 @@ from vllm_dllm.constraints.limits import ConstraintError
 TEXTS = ["", "a", "b", "c", "ab", "abc", "ac", "aab", "abab", "axb", "1", "a1", "-", "_", "/", '"',
          "]", "{", "}", "{}", "a{", "a{x}", "\\", "\n", "\t", "\u0001", "é", "É", "ß", "😀", "a😀b",
          " ", "a b", "foo bar", "foo", "barfoo", "foo.", "lucene.x", "builtin.", "x", "@@a", "a@b",
-         "a--b", "a-b", "abcd", "\x1b", "\u00a0", "\ufeff", "A", "Z", "AZ", "\b", "k:v"]  # fmt: skip
+         "a--b", "a-b", "abcd", "\x1b", "\u00a0", "\ufeff", "A", "Z", "AZ", "\b",
+         "k:v"]  # fmt: skip
 # Python reads these in the same way, but for $ before a line feed and for classes of Unicode.
 LIKE_PYTHON = [
     "a", "^a", "a$", "^a$", "^(a|b)+$", "a|^b", "^$|b", "(^a|b$)", "^(?:a|b{2})*$", "[a-c]", "[^a]",
@@ -26,8 +27,9 @@ LIKE_PYTHON = [
     "a*?b", "a{2}", "^a{0,1}b", "^a{2,}", "(a)(b)", "()", "", "a||b", r"[\b]", r"\t|\n", r"^\s",
     "^(?!a)", "^(?=.*b)a", "^(?!@@)[@a-z]+$", "^(?!lucene\\.|builtin\\.).*", "a(?!b)", "a(?=b)",
     r"^([\da-z](?:(?!.*--)[\da-z-]*[\da-z])?)$", "^(?!.*b.*b)", "(?=a)(?=.*c)", r"^\S+$", "[[]",
-    r"\bfoo\b", r"^\w+\b", r"\Boo", r"foo\b", "(^|-)b", "^a?^a", "(^a)*b", "(a$)+", "(?:^|a)b(?:$|a)",
-    r"^[\w.]+$", "(?:a|b(?=c))+?c", "a(?!b|$)",
+    r"\bfoo\b", r"^\w+\b", r"\Boo", r"foo\b", "(^|-)b", "^a?^a", "(^a)*b", "(a$)+",
+    "(?:^|a)b(?:$|a)",
+    r"^[\w.]+$", "(?:a|b(?=c)){1,3}?c", "a(?!b|$)",
 ]  # fmt: skip
 # Only readers without the flag u accept these.
 TOLERATED = [r"\-", r"\_", r"\"", r"\'", r"\@", r"a\:", r"\%", "]", "}", "{", "a{", "a{x}", "{}",
