@@ -136,7 +136,9 @@ def test_as_a_real_engine_reads_it() -> None:
     r"""Patterns with the flag u, and those that need to do without it without it."""
     random, cases = Random(0), []
     for pattern in [*LIKE_PYTHON, *TOLERATED, *ONLY_ECMA]:
-        found = {random_text(languages(pattern), random) for _ in range(20)} - {None}
+        # Random texts of an intersection are hard to find.
+        count = 0 if re.search(r"\(\?[=!]|\\[bB]", pattern) else 20
+        found = {random_text(languages(pattern), random) for _ in range(count)} - {None}
         texts = [*(json.loads(text or "") for text in found), *offered(pattern)]
         cases.append([pattern, "" if pattern in TOLERATED else "u", texts])
     script = (

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.derivations import derives, random_text
+from tests.constraints.derivations import derives
 from tests.constraints.test_regex import patterns
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
 from vllm_dllm.constraints.grammar.json_strings import string_language, string_tree
@@ -44,7 +43,7 @@ FACTS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(FACTS, st.lists(FACTS, max_size=2), st.lists(st.text("abc", max_size=6), max_size=6))
 def test_everything_together(
     facts: StringFacts, excluded: list[StringFacts], texts: list[str]
@@ -53,9 +52,6 @@ def test_everything_together(
     language = string_tree(facts)
     for text in [*texts, "", "a", "b", "ab", "abc", "aab", "bbbb"]:
         assert derives(language, written(text)) == fits(facts, text), text
-    random = Random(0)
-    for found in {random_text(language, random) for _ in range(5)} - {None}:
-        assert fits(facts, json.loads(found or "")), found
 
 
 def test_lengths_count_characters() -> None:

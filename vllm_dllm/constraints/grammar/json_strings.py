@@ -34,6 +34,8 @@ from vllm_dllm.constraints.grammar.rules import Both, Without
 from vllm_dllm.constraints.grammar.shared import REMEMBERED, shared
 from vllm_dllm.constraints.limits import ConstraintError
 
+MOST_SHOWN = 200  # characters of a pattern in a message
+
 
 @lru_cache(REMEMBERED)
 def string_language(facts: StringFacts) -> Node:
@@ -94,7 +96,8 @@ def _conditions(facts: StringFacts, generous: bool) -> list[tuple[str, Tree]]:
     """The patterns of facts, and their formats as patterns, each with what messages call it."""
     found = []
     for pattern in dict.fromkeys(facts.patterns):
-        with _named(name := f"pattern {pattern!r}"):
+        shown = pattern if len(pattern) <= MOST_SHOWN else f"{pattern[:MOST_SHOWN]}..."
+        with _named(name := f"pattern {shown!r}"):
             found.append((name, parse(pattern)))
     # Any text may have a format, for a reader who takes formats for annotations.
     names = () if generous else dict.fromkeys(facts.formats)
