@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
+from vllm_dllm.constraints.grammar.automata import Automaton
 from vllm_dllm.constraints.grammar.language import Chain, Chars, Either, Node, Repeat
 from vllm_dllm.constraints.grammar.rules import Behind, Both, Call, Without
 
@@ -47,6 +48,8 @@ class _Reader:
             return frozenset().union(*(self.ends(option, begin) for option in node.options))
         if isinstance(node, Repeat):
             return self._repeated(node, begin)
+        if isinstance(node, Automaton):
+            return self._run(node, begin)
         if isinstance(node, Call):
             return self.ends(node.rule.body, begin)
         if isinstance(node, Both):
@@ -60,6 +63,15 @@ class _Reader:
 
     def _after(self, part: Node, places: frozenset[int]) -> frozenset[int]:
         return frozenset().union(*(self.ends(part, place) for place in places))
+
+    def _run(self, node: Automaton, begin: int) -> set[int]:
+        found, state, place = set(), 0, begin
+        while True:
+            if node.accepting[state]:
+                found.add(place)
+            if place == len(self.text) or self.text[place] not in node.moves[state]:
+                return found
+            state, place = node.moves[state][self.text[place]], place + 1
 
     def _repeated(self, node: Repeat, begin: int) -> set[int]:
         places, found, times = frozenset([begin]), set(), 0
@@ -96,6 +108,8 @@ def random_text(node: Node, random: Random, depth: int = 6) -> str | None:
         if None in texts:
             return "" if node.least == 0 else None
         return "".join(texts)  # type: ignore[arg-type]
+    if isinstance(node, Automaton):
+        return _random_run(node, random)
     if isinstance(node, Call):
         return random_text(node.rule.body, random, depth - 1)
     if isinstance(node, Behind):
@@ -105,3 +119,11 @@ def random_text(node: Node, random: Random, depth: int = 6) -> str | None:
     assert isinstance(node, Both | Without)
     inside = (random_text(node.left, random, depth) for _ in range(300))
     return next((text for text in inside if text is not None and derives(node, text)), None)
+
+
+def _random_run(node: Automaton, random: Random) -> str:
+    text, state = "", 0
+    while not node.accepting[state] or (node.moves[state] and random.random() < 0.9):
+        char, state = random.choice(list(node.moves[state].items()))
+        text += char
+    return text

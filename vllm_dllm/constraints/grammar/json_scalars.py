@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
-from vllm_dllm.constraints.grammar.json_values import (
-    integer,
-    number,
-    string,
-    string_of_format,
-    string_of_pattern,
-    whole_number,
-)
-from vllm_dllm.constraints.grammar.language import NOTHING, Node, either, literal
+from vllm_dllm.constraints.grammar.json_facts import NumberFacts, StringFacts
+from vllm_dllm.constraints.grammar.json_numbers import number_language
+from vllm_dllm.constraints.grammar.json_strings import string_language
+from vllm_dllm.constraints.grammar.json_values import whole_number
+from vllm_dllm.constraints.grammar.language import Node, either, literal
 from vllm_dllm.constraints.limits import ConstraintError
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -48,41 +45,40 @@ def scalar(name: str, schema: Mapping[str, Any], path: str) -> Node:
         return either([literal("true"), literal("false")])
     try:
         if name == "string":
-            return _string(schema)
-        least, above = _bound(schema, "minimum", "exclusiveMinimum", max)
-        most, below = _bound(schema, "maximum", "exclusiveMaximum", min)
-        if least is not None and most is not None and least > most:
-            return NOTHING
-        if name == "number":
-            return number(least, most, above, below)
-        low = None if least is None else math.floor(least) + 1 if above else math.ceil(least)
-        high = None if most is None else math.ceil(most) - 1 if below else math.floor(most)
-        return integer(low, high)
+            return string_language(_string_facts(schema))
+        return number_language(_number_facts(name, schema))
     except ConstraintError as error:
         raise ConstraintError(f"{path}: {error}") from error
 
 
-def _string(schema: Mapping[str, Any]) -> Node:
-    conditions = [name for name in ("pattern", "format") if name in schema]
-    lengths = [name for name in ("minLength", "maxLength") if name in schema]
-    if len(conditions) > 1 or (conditions and lengths):
-        raise ConstraintError(f"{' together with '.join(conditions + lengths)} is not supported")
-    for name in conditions:
-        if not isinstance(schema[name], str):
+def _string_facts(schema: Mapping[str, Any]) -> StringFacts:
+    for name in ("pattern", "format"):
+        if name in schema and not isinstance(schema[name], str):
             raise ConstraintError(f"{name} is a string")
-    if "pattern" in schema:
-        return string_of_pattern(schema["pattern"])
-    if "format" in schema:
-        return string_of_format(schema["format"])
-    for name in lengths:
-        if whole_number(schema[name]) is None or schema[name] < 0:
+    for name in ("minLength", "maxLength"):
+        if name in schema and (whole_number(schema[name]) is None or schema[name] < 0):
             raise ConstraintError(f"{name} is a count of characters")
-    return string(whole_number(schema.get("minLength")) or 0, whole_number(schema.get("maxLength")))
+    least, most = (whole_number(schema.get(name)) for name in ("minLength", "maxLength"))
+    patterns, formats = (
+        (schema[name],) if name in schema else () for name in ("pattern", "format")
+    )
+    return StringFacts(least or 0, most, patterns, formats)
+
+
+def _number_facts(name: str, schema: Mapping[str, Any]) -> NumberFacts:
+    least, above = _bound(schema, "minimum", "exclusiveMinimum", max)
+    most, below = _bound(schema, "maximum", "exclusiveMaximum", min)
+    return NumberFacts(name == "integer", least, above, most, below)
+
+
+def exact(value: int | float) -> Fraction:
+    """The number that a schema writes: of 0.1, a tenth rather than what its double is."""
+    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
 
 def _bound(
     schema: Mapping[str, Any], name: str, exclusive: str, tighter: Any
-) -> tuple[float | None, bool]:
+) -> tuple[Fraction | None, bool]:
     """A bound, and whether it is excluded; the tighter bound if both keywords are given."""
     bounds = []
     for keyword in (name, exclusive):
@@ -91,8 +87,8 @@ def _bound(
         value = schema[keyword]
         if not has_type(value, "number") or (isinstance(value, float) and not math.isfinite(value)):
             raise ConstraintError(f"{keyword} is a number")
-        bounds.append(value)
+        bounds.append(exact(value))
     if not bounds:
         return None, False
     bound = tighter(bounds)
-    return bound, exclusive in schema and schema[exclusive] == bound
+    return bound, exclusive in schema and exact(schema[exclusive]) == bound

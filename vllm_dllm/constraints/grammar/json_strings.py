@@ -34,6 +34,8 @@ from vllm_dllm.constraints.grammar.rules import Both, Without
 from vllm_dllm.constraints.grammar.shared import REMEMBERED, shared
 from vllm_dllm.constraints.limits import ConstraintError
 
+MOST_SHOWN = 200  # characters of a pattern in a message
+
 
 @lru_cache(REMEMBERED)
 def string_language(facts: StringFacts) -> Node:
@@ -66,9 +68,10 @@ def _content(facts: StringFacts, generous: bool) -> Node:
     without_null = bool(facts.excluded) or bool(conditions)
     language = reduce(_both, _languages(conditions, counts, generous, without_null))
     for excluded in facts.excluded:
-        if not excluded.patterns and not excluded.excluded and excluded.formats and not generous:
+        only_formats = excluded.formats and not excluded.patterns and not excluded.excluded
+        if only_formats and not generous:
             raise ConstraintError(
-                f"format {excluded.formats[0]!r} cannot be excluded: readers disagree on what has it"
+                f"format {excluded.formats[0]!r} cannot be excluded: readers disagree on it"
             )
         if not language.empty:
             outside = _content(excluded, not generous)
@@ -93,7 +96,8 @@ def _conditions(facts: StringFacts, generous: bool) -> list[tuple[str, Tree]]:
     """The patterns of facts, and their formats as patterns, each with what messages call it."""
     found = []
     for pattern in dict.fromkeys(facts.patterns):
-        with _named(name := f"pattern {pattern!r}"):
+        shown = pattern if len(pattern) <= MOST_SHOWN else f"{pattern[:MOST_SHOWN]}..."
+        with _named(name := f"pattern {shown!r}"):
             found.append((name, parse(pattern)))
     # Any text may have a format, for a reader who takes formats for annotations.
     names = () if generous else dict.fromkeys(facts.formats)
@@ -144,15 +148,13 @@ def _clipped(tree: Tree, least: int, most: int | None) -> Tree | None:
     (place,) = open_items
     item = items[place]
     fixed = sum(other.width[0] for n, other in enumerate(items) if n != place)
-    if not isinstance(item, Repetition) or item.item.width != (1, 1):
-        clipped = None
-        if isinstance(item, Sequence):
-            clipped = _clipped(item, max(0, least - fixed), None if most is None else most - fixed)
-    else:
-        ends = [
-            end for end in (item.most, None if most is None else most - fixed) if end is not None
-        ]
-        clipped = Repetition(item.item, max(item.least, least - fixed), min(ends, default=None))
+    least, most = max(0, least - fixed), None if most is None else most - fixed
+    clipped: Tree | None = None
+    if isinstance(item, Repetition) and item.item.width == (1, 1):
+        ends = [end for end in (item.most, most) if end is not None]
+        clipped = Repetition(item.item, max(item.least, least), min(ends, default=None))
+    elif isinstance(item, Sequence):
+        clipped = _clipped(item, least, most)
     return None if clipped is None else Sequence((*items[:place], clipped, *items[place + 1 :]))
 
 

@@ -2,25 +2,26 @@
 
 An expression means what `re.fullmatch` makes of it, so Python's parser reads it. What cannot become
 an automaton, such as lookaround and references to groups, is refused by name. The ``pattern`` of a
-JSON schema is in another dialect, ECMA-262: for it, only texts that both dialects match are
-offered.
+JSON schema is in another dialect, which `ecma_parser` reads.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable
 from functools import cache
 from re import _constants as constants  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
+from vllm_dllm.constraints.grammar.ecma_classes import (
+    ASCII_DIGIT,
+    ASCII_WORD,
+    LINE_FEED,
+    escaped_class,
+)
 from vllm_dllm.constraints.grammar.language import (
-    ANY,
-    EMPTY_TEXT,
     LAST,
     Node,
     Range,
@@ -43,33 +44,13 @@ REFUSED = {
     "POSSESSIVE_REPEAT": "possessive repetitions",
     "ATOMIC_GROUP": "atomic groups",
 }
+ASCII_CLASSES: dict[str, Ranges] = {
+    "DIGIT": ASCII_DIGIT,
+    "WORD": ASCII_WORD,
+    "SPACE": ((0x9, 0xD), (0x20, 0x20)),
+}
 START = {"AT_BEGINNING", "AT_BEGINNING_STRING"}
 END = {"AT_END", "AT_END_STRING"}
-
-
-class PatternEnd(Enum):
-    """The surroundings of one end of a part of a pattern."""
-
-    INSIDE = 0  # another part of the pattern, so an anchor is refused here
-    OPEN = 1  # the end of the pattern, beyond which any text may follow
-    ANCHORED = 2  # the end of the pattern and of the text
-
-
-@dataclass(frozen=True)
-class Dialect:
-    r"""What character classes mean in a dialect of regular expressions.
-
-    Attributes:
-        sure: ranges of ``\d``, ``\w`` and ``\s`` that every reader of the dialect agrees on.
-        possible: ranges that at least one reader of the dialect takes for them.
-        line_ends: characters that ``.`` does not match.
-        flags: whether the dialect has inline flags such as ``(?i)``.
-    """
-
-    sure: dict[str, Ranges]
-    possible: dict[str, Ranges]
-    line_ends: Ranges
-    flags: bool
 
 
 def regex(text: str) -> Node:
@@ -78,27 +59,14 @@ def regex(text: str) -> Node:
     Raises:
         ConstraintError: it is not a regular expression, or no automaton can follow it.
     """
-    reader = _PatternReader(_python(), chars, chars(ANY))
-    return reader.read(text, PatternEnd.ANCHORED)
+    return _PatternReader().read(text)
 
 
 def load_unicode_tables() -> None:
     """Compute the character classes of Unicode now rather than with the first expression."""
-    _schema()
-
-
-def searched(text: str, leaf: Callable[[Ranges], Node], character: Node) -> Node:
-    """The texts in which a JSON schema's ``pattern`` is found.
-
-    Args:
-        text: the pattern.
-        leaf: from ranges to the language of how one of their characters is written.
-        character: the language of how a character outside the match is written.
-
-    Raises:
-        ConstraintError: as `regex`.
-    """
-    return _PatternReader(_schema(), leaf, character).read(text, PatternEnd.OPEN)
+    for letter in "dDsSwW":
+        escaped_class(letter)
+    _python()
 
 
 def choice(options: Iterable[str]) -> Node:
@@ -121,12 +89,7 @@ def choice(options: Iterable[str]) -> Node:
 class _PatternReader:
     """Turns the tree of Python's parser into a language."""
 
-    def __init__(self, dialect: Dialect, leaf: Callable[[Ranges], Node], character: Node) -> None:
-        self.dialect = dialect
-        self.leaf = leaf
-        self.anything = repeat(character, 0, None)
-
-    def read(self, text: str, edge: PatternEnd) -> Node:
+    def read(self, text: str) -> Node:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter(
@@ -137,56 +100,46 @@ class _PatternReader:
             raise ConstraintError(f"not a regular expression: {error}") from error
         except RecursionError as error:
             raise ConstraintError("the regular expression nests too deeply") from error
-        flags = tree.state.flags
-        if not self.dialect.flags and flags & ~re.UNICODE:
-            raise ConstraintError("a schema's pattern has no inline flags such as (?i)")
-        return self.sequence(list(tree), (edge, edge), flags)
+        return self.sequence(list(tree), (True, True), tree.state.flags)
 
-    def sequence(self, items: list[Any], edges: tuple[PatternEnd, PatternEnd], flags: int) -> Node:
+    def sequence(self, items: list[Any], edges: tuple[bool, bool], flags: int) -> Node:
+        """A sequence of items; `edges` says whether it stands at the text's two ends."""
         begin, end = edges
-        while items and begin is not PatternEnd.INSIDE and _anchor(items[0]) in START:
-            items, begin = items[1:], PatternEnd.ANCHORED
-        while items and end is not PatternEnd.INSIDE and _anchor(items[-1]) in END:
-            items, end = items[:-1], PatternEnd.ANCHORED
-        if not items:
-            return self.anything if PatternEnd.OPEN in (begin, end) else EMPTY_TEXT
-        parts = []
-        for n, item in enumerate(items):
-            item_edges = (
-                begin if n == 0 else PatternEnd.INSIDE,
-                end if n == len(items) - 1 else PatternEnd.INSIDE,
+        while items and begin and _anchor(items[0]) in START:
+            items = items[1:]
+        while items and end and _anchor(items[-1]) in END:
+            items = items[:-1]
+        last = len(items) - 1
+        return sequence(
+            *(
+                self.item(item, (begin and n == 0, end and n == last), flags)
+                for n, item in enumerate(items)
             )
-            parts.append(self.item(item, item_edges, flags))
-        return sequence(*parts)
+        )
 
-    def item(self, item: Any, edges: tuple[PatternEnd, PatternEnd], flags: int) -> Node:
+    def item(self, item: Any, edges: tuple[bool, bool], flags: int) -> Node:
         """An item of a sequence; groups and branches pass the ends on to their content."""
         name, value = str(item[0]), item[1]
         if name == "SUBPATTERN":
             _, added, removed, content = value
-            if (added or removed) and not self.dialect.flags:
-                raise ConstraintError("a schema's pattern has no inline flags such as (?i:...)")
             return self.sequence(list(content), edges, (flags | added) & ~removed)
         if name == "BRANCH":
             return either(self.sequence(list(content), edges, flags) for content in value[1])
-        atom = self.atom(name, value, flags)
-        leading, trailing = (self.anything if e is PatternEnd.OPEN else EMPTY_TEXT for e in edges)
-        return sequence(leading, atom, trailing)
+        return self.atom(name, value, flags)
 
     def atom(self, name: str, value: Any, flags: int) -> Node:
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, content = value
-            inside = self.sequence(list(content), (PatternEnd.INSIDE, PatternEnd.INSIDE), flags)
+            inside = self.sequence(list(content), (False, False), flags)
             return repeat(inside, least, None if most == constants.MAXREPEAT else most)
         if name == "ANY":
-            ends = () if flags & re.DOTALL else self.dialect.line_ends
-            return self.leaf(complement(ends))
+            return chars(complement(() if flags & re.DOTALL else LINE_FEED))
         if name == "LITERAL":
-            return self.leaf(_cased(((value, value),), flags))
+            return chars(_cased(((value, value),), flags))
         if name == "NOT_LITERAL":
-            return self.leaf(complement(_cased(((value, value),), flags)))
+            return chars(complement(_cased(((value, value),), flags)))
         if name == "IN":
-            return self.leaf(self.set(value, flags))
+            return chars(self.set(value, flags))
         if name == "AT":
             raise ConstraintError(
                 f"{_written_anchor(str(value))} is supported only at the ends of a regular "
@@ -198,7 +151,7 @@ class _PatternReader:
         )
 
     def set(self, items: list[Any], flags: int) -> Ranges:
-        """A set in brackets. A negated set leaves out whatever any reader takes for a member."""
+        """A set in brackets."""
         negated = str(items[0][0]) == "NEGATE"
         ranges: list[Range] = []
         for kind, value in items[negated:]:
@@ -207,15 +160,13 @@ class _PatternReader:
             elif str(kind) == "RANGE":
                 ranges.append(value)
             else:
-                ranges += self.category(str(value), bool(flags & re.ASCII), negated)
+                ranges += self.category(str(value), bool(flags & re.ASCII))
         members = _cased(union(ranges), flags)
         return complement(members) if negated else members
 
-    def category(self, name: str, ascii_only: bool, possible: bool) -> Ranges:
+    def category(self, name: str, ascii_only: bool) -> Ranges:
         opposite, name = "NOT_" in name, name.removeprefix("CATEGORY_").removeprefix("NOT_")
-        dialect = _ascii() if ascii_only else self.dialect
-        # A character is surely no digit if no reader takes it for one.
-        sets = dialect.possible if possible != opposite else dialect.sure
+        sets = ASCII_CLASSES if ascii_only else _python()
         if name not in sets:
             raise ConstraintError(f"character class {name.lower()} is not supported")
         return complement(sets[name]) if opposite else sets[name]
@@ -252,29 +203,7 @@ def _matching(text: str, flags: int) -> Ranges:
 
 
 @cache
-def _python() -> Dialect:
+def _python() -> dict[str, Ranges]:
+    """What the character classes of Python match."""
     names = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}
-    sets = {name: _matching(text, 0) for name, text in names.items()}
-    return Dialect(sets, sets, ((0xA, 0xA),), flags=True)
-
-
-@cache
-def _ascii() -> Dialect:
-    sets = {
-        "DIGIT": ((0x30, 0x39),),
-        "WORD": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
-        "SPACE": ((0x9, 0xD), (0x20, 0x20)),
-    }
-    return Dialect(sets, sets, ((0xA, 0xA),), flags=True)
-
-
-@cache
-def _schema() -> Dialect:
-    """The classes on which ECMA-262 and Python agree; ECMA's digits and words are ASCII."""
-    ours, theirs = _python().sure, _ascii().sure
-    # White space in ECMA-262: Unicode's category Zs, five controls, two line ends and U+FEFF.
-    blank = union([*theirs["SPACE"], *((c, c) for c in (0xA0, 0x1680, 0x202F, 0x205F, 0x3000)),
-                   (0x2000, 0x200A), (0x2028, 0x2029)])  # fmt: skip
-    sure = {"DIGIT": theirs["DIGIT"], "WORD": theirs["WORD"], "SPACE": blank}
-    possible = {**ours, "SPACE": union([*ours["SPACE"], *blank, (0xFEFF, 0xFEFF)])}
-    return Dialect(sure, possible, ((0xA, 0xA), (0xD, 0xD), (0x2028, 0x2029)), flags=False)
+    return {name: _matching(text, 0) for name, text in names.items()}
