@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.settings.resolved": {"vllm_dllm.decoding", "vllm_dllm.settings"},
     "vllm_dllm.ops": {"torch", "triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops", "vllm_dllm.settings.ranges"},
-    "vllm_dllm.constraints": {"torch", "numpy", "outlines_core", "vllm_dllm.ops"},
+    "vllm_dllm.constraints": {"torch", "numpy", "outlines_core", "lark", "vllm_dllm.ops"},
     # Between vLLM and the pure rooms.
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
     "vllm_dllm.checkpoints": {

@@ -9,6 +9,7 @@ from typing import Any
 from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.grammar.grammars import grammar
 from vllm_dllm.constraints.grammar.json_layout import JsonLayout
 from vllm_dllm.constraints.grammar.json_schema import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
@@ -16,11 +17,9 @@ from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-KINDS = ("choice", "json_schema", "regex", "structural_tag")
+KINDS = ("choice", "grammar", "json_schema", "regex", "structural_tag")
 UNSUPPORTED_KINDS = {
     "json_object": "any JSON nests without end, which no automaton can follow; give a json_schema",
-    "grammar": "a context-free grammar nests without end, which no automaton can follow; give a "
-    "regex or a json_schema",
 }
 JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
@@ -31,7 +30,8 @@ class Constraint:
 
     Attributes:
         kind: one of `KINDS`.
-        text: a regular expression, or JSON: a schema, a structural tag or a list of strings.
+        text: a regular expression or a grammar, or JSON: a schema, a structural tag or a list of
+            strings.
         whitespace: for schemas, a regular expression of the white space after opening brackets,
             colons and commas and before closing brackets. None stands for one optional space.
     """
@@ -84,6 +84,8 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
     """
     if constraint.kind == "regex":
         return regex(constraint.text)
+    if constraint.kind == "grammar":
+        return grammar(constraint.text, limits)
     try:
         value = json.loads(constraint.text)
     except (ValueError, RecursionError) as error:

@@ -82,6 +82,16 @@ def regex(text: str) -> Node:
     return reader.read(text, PatternEnd.ANCHORED)
 
 
+def inner_regex(text: str) -> Node:
+    """The language of an expression that is matched within a longer text, so without anchors.
+
+    Raises:
+        ConstraintError: as `regex`.
+    """
+    reader = _PatternReader(_python(), chars, chars(ANY))
+    return reader.read(text, PatternEnd.INSIDE)
+
+
 def load_unicode_tables() -> None:
     """Compute the character classes of Unicode now rather than with the first expression."""
     _schema()
