@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from vllm_dllm.constraints.grammar.language import NOTHING, Node
 from vllm_dllm.constraints.grammar.reachable import (
     calls,
-    cycles,
     productive_rules,
     reachable,
     replaced,
@@ -52,26 +51,38 @@ def _drop_useless_options(root: Rule) -> None:
         rule.body = replaced(body, replace, known)
 
 
-def _with_short_rules_copied(root: Rule) -> Node:
-    """The language of `root`, with short rules in place of their calls."""
-    rules = reachable(root)
-    edges = {rule: frozenset(calls(rule.body)) for rule in rules}
-    recursive = {rule for group in cycles(edges) for rule in group}
-    callers = Counter(called for rule in rules for called in edges[rule])
-    bodies = {rule: rule.body for rule in rules}  # holds the nodes that `known` names
-    known: dict[int, Node] = {}
-    done: dict[Rule, Node] = {}
+def _with_short_rules_copied(whole: Rule) -> Node:
+    """The language of `whole`, with rules in place of their calls wherever they are short.
 
-    def replace(rule: Rule) -> Node:
-        if rule in recursive:
-            return Call(rule)
-        if rule not in done:
-            done[rule] = replaced(bodies[rule], replace, known)
-        copied = callers[rule] == 1 or done[rule].positions <= MOST_COPIED_POSITIONS
-        if not copied:
-            rule.body = done[rule]
-        return done[rule] if copied else Call(rule)
+    Rules that call each other in a circle are reduced to few that call themselves.
+    """
+    edges = {rule: set(calls(rule.body)) for rule in reachable(whole)}
+    callers: dict[Rule, set[Rule]] = {rule: set() for rule in edges}
+    for caller, called in edges.items():
+        for rule in called:
+            callers[rule].add(caller)
+    for rule in sorted(edges, key=lambda rule: rule.body.positions):
+        once = len(callers[rule]) == 1 and sum(1 for _ in _calls_of(rule, callers[rule])) == 1
+        if rule is whole or rule in edges[rule]:
+            continue
+        if not once and rule.body.positions > MOST_COPIED_POSITIONS:
+            continue
+        for caller in callers[rule]:
+            _copy(rule, caller)
+            edges[caller] = edges[caller] - {rule} | edges[rule]
+        for inner in edges.pop(rule):
+            callers[inner] = callers[inner] - {rule} | callers[rule]
+    return whole.body
 
-    for rule in recursive:
-        rule.body = replaced(bodies[rule], replace, known)
-    return replaced(root.body, replace, known)
+
+def _calls_of(rule: Rule, callers: Iterable[Rule]) -> Iterator[Rule]:
+    return (called for caller in callers for called in calls(caller.body) if called is rule)
+
+
+def _copy(rule: Rule, caller: Rule) -> None:
+    """Put the body of a rule in place of its calls in the body of another one."""
+
+    def replace(called: Rule) -> Node:
+        return rule.body if called is rule else Call(called)
+
+    caller.body = replaced(caller.body, replace, {})
