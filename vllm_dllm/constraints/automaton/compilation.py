@@ -17,10 +17,7 @@ from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-KINDS = ("choice", "grammar", "json_schema", "regex", "structural_tag")
-UNSUPPORTED_KINDS = {
-    "json_object": "any JSON nests without end, which no automaton can follow; give a json_schema",
-}
+KINDS = ("choice", "grammar", "json_object", "json_schema", "regex", "structural_tag")
 JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
 
@@ -31,7 +28,7 @@ class Constraint:
     Attributes:
         kind: one of `KINDS`.
         text: a regular expression or a grammar, or JSON: a schema, a structural tag or a list of
-            strings.
+            strings; of a ``json_object`` it says nothing.
         whitespace: for schemas, a regular expression of the white space after opening brackets,
             colons and commas and before closing brackets. None stands for one optional space.
     """
@@ -54,13 +51,9 @@ class Constraint:
             ConstraintError: an unknown kind, more than ``limits.characters``, or not JSON.
         """
         limits = limits or CompileLimits()
-        if kind in UNSUPPORTED_KINDS:
-            raise ConstraintError(
-                f"{kind} is not supported with diffusion models: {UNSUPPORTED_KINDS[kind]}"
-            )
         if kind not in KINDS:
             raise ConstraintError(f"no such constraint: {kind}; supported: {', '.join(KINDS)}")
-        if whitespace is not None and kind != "json_schema":
+        if whitespace is not None and kind not in ("json_object", "json_schema"):
             raise ConstraintError(f"white space is settled for json_schema, not for {kind}")
         if not isinstance(value, str):
             try:
@@ -96,6 +89,8 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
         return choice(value)
     if constraint.kind == "structural_tag":
         return structural_tag(value, limits)
+    if constraint.kind == "json_object":
+        value = {"type": "object"}
     if constraint.whitespace is None:
         return json_schema(value, limits)
     gap = regex(constraint.whitespace)
