@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops", "vllm_dllm.settings.ranges"},
     "vllm_dllm.constraints": {
         "torch", "numpy", "outlines_core", "vllm_dllm.ops",
-        "jsonschema_specifications", "referencing",
+        "jsonschema_specifications", "lark", "referencing",
     },
     # Between vLLM and the pure rooms.
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},

@@ -91,12 +91,9 @@ def test_moves_are_what_tokens_do(name: str) -> None:
 def test_depth_bounds_nesting_and_every_state_ends_within_it() -> None:
     found = compiled(ALL["nested"], depth=3)
     state = START
-    for count in range(10):
-        following = found.after(state, 1)
-        if following == NO_STATE:
-            break
-        state = following
-    assert count == 4, "one list, and three that it calls"
+    for _ in range(4):  # one list, and three that it calls
+        state = found.after(state, 1)
+    assert found.after(state, 1) == NO_STATE
     for _ in range(4):
         state = found.after(state, 2)
     assert found.after(state, END) == END_OF_TEXT

@@ -1,4 +1,4 @@
-"""The automata that canvases are decoded with: a whole constraint, or the part of it that is near."""
+"""The automata that canvases follow: a whole constraint, or the part of it that is near."""
 
 from __future__ import annotations
 

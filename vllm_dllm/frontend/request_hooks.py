@@ -33,6 +33,7 @@ from vllm_dllm.frontend.client_identity import client_of
 from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
+from vllm_dllm.frontend.tool_calls import constrained_calls
 from vllm_dllm.settings.resolved import AUTOMATON
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class FrontEnd:
         """
         refuse_misplaced_fields(request, self.request_classes)
         params = to_sampling_params()
+        params.structured_outputs = constrained_calls(request, params.structured_outputs)
         validate_sampling_params(params, self.served)
         # vLLM's own check of its diffusion options. It changes the parameters and is made again
         # later, so it is given a copy.

@@ -65,7 +65,8 @@ def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
     field = next(name for name in KIND_OF_FIELD if getattr(structured, name) is not None)
     whitespace = structured.whitespace_pattern
     if whitespace is None and (
-        structured.disable_any_whitespace or (forbids_whitespace and field == "json")
+        structured.disable_any_whitespace
+        or (forbids_whitespace and field in ("json", "json_object"))
     ):
         whitespace = NO_WHITESPACE
     return Constraint.of(KIND_OF_FIELD[field], getattr(structured, field), whitespace)

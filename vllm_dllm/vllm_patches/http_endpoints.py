@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm_dllm.vllm_patches import beam_search
+from vllm_dllm.vllm_patches import beam_search, tool_calls
 from vllm_dllm.vllm_patches.wrapping import Decorator, wrap
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ def apply(front_end: FrontEnd) -> None:
     if serves_http:
         errors = import_module("vllm.entrypoints.serve.exception_handling.register")
         wrap(errors, "vllm_error_handler", _say_when_to_retry)
+        # A constraint behind reasoning is refused, and none must be added to such requests.
+        if not front_end.structured.settings.begins_with_reasoning:
+            tool_calls.follow_parameters()
         front_end.structured.warm()
 
 

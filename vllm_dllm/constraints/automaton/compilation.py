@@ -12,6 +12,7 @@ from vllm_dllm.constraints.automaton.pushdown import pushdown_tables
 from vllm_dllm.constraints.automaton.rule_automata import rule_automata
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.automaton.windows import window
+from vllm_dllm.constraints.grammar.grammars import grammar
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
 from vllm_dllm.constraints.grammar.json.reader import json_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
@@ -19,14 +20,9 @@ from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-KINDS = ("choice", "json_schema", "regex", "structural_tag")
-UNSUPPORTED_KINDS = {
-    "json_object": "any JSON nests without end, which no automaton can follow; give a json_schema",
-    "grammar": "a context-free grammar nests without end, which no automaton can follow; give a "
-    "regex or a json_schema",
-}
 # Tokens of the longest canvas for which the first states are found ahead.
 LONGEST_CANVAS = 256
+KINDS = ("choice", "grammar", "json_object", "json_schema", "regex", "structural_tag")
 JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
 
@@ -36,7 +32,8 @@ class Constraint:
 
     Attributes:
         kind: one of `KINDS`.
-        text: a regular expression, or JSON: a schema, a structural tag or a list of strings.
+        text: a regular expression or a grammar, or JSON: a schema, a structural tag or a list of
+            strings; of a ``json_object`` it says nothing.
         whitespace: for schemas, a regular expression of the white space after opening brackets,
             colons and commas and before closing brackets. None stands for one optional space.
         depth: calls of rules that may be open inside each other; None for the usual number.
@@ -61,13 +58,9 @@ class Constraint:
             ConstraintError: an unknown kind, more than ``limits.characters``, or not JSON.
         """
         limits = limits or CompileLimits()
-        if kind in UNSUPPORTED_KINDS:
-            raise ConstraintError(
-                f"{kind} is not supported with diffusion models: {UNSUPPORTED_KINDS[kind]}"
-            )
         if kind not in KINDS:
             raise ConstraintError(f"no such constraint: {kind}; supported: {', '.join(KINDS)}")
-        if whitespace is not None and kind != "json_schema":
+        if whitespace is not None and kind not in ("json_object", "json_schema"):
             raise ConstraintError(f"white space is settled for json_schema, not for {kind}")
         if not isinstance(value, str):
             try:
@@ -91,6 +84,8 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
     """
     if constraint.kind == "regex":
         return regex(constraint.text)
+    if constraint.kind == "grammar":
+        return grammar(constraint.text, limits)
     try:
         value = json.loads(constraint.text)
     except (ValueError, RecursionError) as error:
@@ -101,6 +96,8 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
         return choice(value)
     if constraint.kind == "structural_tag":
         return structural_tag(value, limits)
+    if constraint.kind == "json_object":
+        value = {"type": "object"}
     if constraint.whitespace is None:
         return json_schema(value, limits)
     gap = regex(constraint.whitespace)

@@ -49,7 +49,7 @@ class TokenFunctions:
         self.most = limits.cells // states
         self.read: np.ndarray = np.zeros((max(self.most, 2), states), dtype=np.int32)
         self.read[EMPTY_TEXT] = np.arange(1, states + 1)
-        # From the states in which a function reads something, and its outcomes there, to its number.
+        # From the states in which a function reads, and its outcomes there, to its number.
         self.number: dict[tuple[bytes, bytes], int] = {}
         self.count = 2
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)

@@ -62,6 +62,15 @@ def regex(text: str) -> Node:
     return _PatternReader().read(text)
 
 
+def inner_regex(text: str) -> Node:
+    """The language of an expression that is matched within a longer text, so without anchors.
+
+    Raises:
+        ConstraintError: as `regex`.
+    """
+    return _PatternReader().read(text, at_the_ends=False)
+
+
 def load_unicode_tables() -> None:
     """Compute the character classes of Unicode now rather than with the first expression."""
     for letter in "dDsSwW":
@@ -89,7 +98,7 @@ def choice(options: Iterable[str]) -> Node:
 class _PatternReader:
     """Turns the tree of Python's parser into a language."""
 
-    def read(self, text: str) -> Node:
+    def read(self, text: str, at_the_ends: bool = True) -> Node:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter(
@@ -100,7 +109,7 @@ class _PatternReader:
             raise ConstraintError(f"not a regular expression: {error}") from error
         except RecursionError as error:
             raise ConstraintError("the regular expression nests too deeply") from error
-        return self.sequence(list(tree), (True, True), tree.state.flags)
+        return self.sequence(list(tree), (at_the_ends, at_the_ends), tree.state.flags)
 
     def sequence(self, items: list[Any], edges: tuple[bool, bool], flags: int) -> Node:
         """A sequence of items; `edges` says whether it stands at the text's two ends."""

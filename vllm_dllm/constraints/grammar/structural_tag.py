@@ -1,106 +1,211 @@
-"""Structural tags: fixed texts around schemas and expressions, as in tool calls.
+"""Structural tags: fixed texts around schemas and expressions, and free text around those.
 
-The notation is xgrammar's, which vLLM's tool parsers use. Free text between tags (`any_text`,
-`triggered_tags`) is refused, because nothing says where it ends.
+The notation is xgrammar's, which vLLM's tool parsers use, and its meaning is xgrammar's as well.
+Formats that speak of tokens rather than of text are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_dllm.constraints.grammar.ebnf import ebnf
+from vllm_dllm.constraints.grammar.free_text import dispatched, free_text
 from vllm_dllm.constraints.grammar.json.layout import short
 from vllm_dllm.constraints.grammar.json.reader import json_schema
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
 from vllm_dllm.constraints.grammar.regex import regex
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-# Fields that are ignored if they have this value, and refused otherwise.
-DEFAULTS: Mapping[str, Any] = {
-    "style": "json",
-    "any_order": False,
-    "max_whitespace_cnt": None,
-    "excludes": [],
+# Fields with which every format allows no more than without them, so they are passed over:
+# properties stand in the order of the schema, with at most one space between tokens of JSON.
+NARROWER: dict[str, tuple[Any, ...]] = {
+    "any_order": (False, True),
+    "style": ("json",),
+    "excludes": ([],),
 }
+# Our own field: where a schema is not supported, any object is the content.
+LENIENT = "or_any_object"
+Format = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a format stands.
+
+    Attributes:
+        depth: number of formats around it.
+        ends: the ends of the tags around it, which free text in them does not contain.
+    """
+
+    depth: int = 0
+    ends: tuple[str, ...] = ()
 
 
 def structural_tag(value: Any, limits: CompileLimits) -> Node:
-    """The language of a structural tag.
+    """The language of a structural tag, in its present form or the one with ``structures``.
 
     Raises:
         ConstraintError: names the format that is not supported.
     """
-    if not isinstance(value, Mapping) or set(value) - {"type"} != {"format"}:
-        raise ConstraintError("structural_tag is an object with a format")
-    return _TagReader(limits).format(value["format"], 0)
+    fields = set(value) - {"type"} if isinstance(value, Mapping) else set()
+    reader = _TagReader(limits)
+    if fields == {"format"}:
+        return reader.format(value["format"], Place())
+    if fields != {"structures", "triggers"}:
+        raise ConstraintError("structural_tag is an object with a format, or structures, triggers")
+    tags = [_tag_of_structure(part) for part in _list(value["structures"])]
+    triggered = {"type": "triggered_tags", "triggers": value["triggers"], "tags": tags}
+    return reader.format(triggered, Place())
+
+
+def _tag_of_structure(part: Any) -> Format:
+    if not isinstance(part, Mapping) or set(part) != {"begin", "schema", "end"}:
+        raise ConstraintError("structural_tag: a structure has begin, schema and end")
+    content = {"type": "json_schema", "json_schema": part["schema"]}
+    return {"type": "tag", "begin": part["begin"], "content": content, "end": part["end"]}
 
 
 class _TagReader:
     def __init__(self, limits: CompileLimits) -> None:
         self.limits = limits
-        self.kinds: dict[str, tuple[set[str], Callable[[Mapping[str, Any], int], Node]]] = {
+        self.kinds: dict[str, tuple[set[str], Callable[[Format, Place], Node]]] = {
             "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
             "regex": ({"pattern"}, lambda f, _: regex(_text(f["pattern"]))),
-            "json_schema": ({"json_schema"}, self._schema),
+            "grammar": ({"grammar"}, lambda f, _: ebnf(_text(f["grammar"]), limits)),
+            "json_schema": ({"json_schema", "max_whitespace_cnt", LENIENT}, self._schema),
+            "any_text": ({"excludes", "max_chars", "max_tokens"}, self._any_text),
             "tag": ({"begin", "content", "end"}, self._tag),
-            "sequence": ({"elements"}, lambda f, depth: sequence(*self._all(f, depth))),
-            "or": ({"elements"}, lambda f, depth: either(self._all(f, depth))),
-            "optional": ({"content"}, lambda f, depth: optional(self._content(f, depth))),
-            "plus": ({"content"}, lambda f, depth: repeat(self._content(f, depth), 1, None)),
-            "star": ({"content"}, lambda f, depth: repeat(self._content(f, depth), 0, None)),
+            "triggered_tags": (
+                {"triggers", "tags", "at_least_one", "stop_after_first", "excludes"},
+                self._triggered,
+            ),
+            "dispatch": ({"rules", "loop", "excludes"}, self._dispatch),
+            "sequence": ({"elements"}, lambda f, place: sequence(*self._all(f, place))),
+            "or": ({"elements"}, lambda f, place: either(self._all(f, place))),
+            "optional": ({"content"}, lambda f, place: optional(self._content(f, place))),
+            "plus": ({"content"}, lambda f, place: repeat(self._content(f, place), 1, None)),
+            "star": ({"content"}, lambda f, place: repeat(self._content(f, place), 0, None)),
+            "repeat": ({"content", "min", "max"}, self._repeat),
             "tags_with_separator": (
                 {"tags", "separator", "at_least_one", "stop_after_first"},
                 self._separated,
             ),
         }
 
-    def format(self, value: Any, depth: int) -> Node:
+    def format(self, value: Any, place: Place) -> Node:
         """The language of one format."""
-        if depth > self.limits.depth:
+        if place.depth > self.limits.depth:
             raise ConstraintError(f"structural_tag: nested deeper than {self.limits.depth}")
         kind = value.get("type") if isinstance(value, Mapping) else None
         if kind not in self.kinds:
             raise ConstraintError(
-                f"structural_tag: format {short(kind)} is not supported with diffusion models "
-                f"(free text need not end); supported: {', '.join(self.kinds)}"
+                f"structural_tag: format {short(kind)} is not supported with diffusion models; "
+                f"supported: {', '.join(self.kinds)}"
             )
         fields, read = self.kinds[kind]
         for name, content in value.items():
-            if name not in fields | {"type"} and content != DEFAULTS.get(name, ...):
+            if name not in fields | {"type"} and content not in NARROWER.get(name, ()):
                 raise ConstraintError(f"structural_tag: {kind} has {name}, which is not supported")
         try:
-            return read(value, depth + 1)
+            return read(value, replace(place, depth=place.depth + 1))
         except KeyError as error:
             raise ConstraintError(f"structural_tag: {kind} has no {error}") from error
 
-    def _content(self, value: Mapping[str, Any], depth: int) -> Node:
-        return self.format(value["content"], depth)
+    def _content(self, value: Format, place: Place) -> Node:
+        return self.format(value["content"], place)
 
-    def _all(self, value: Mapping[str, Any], depth: int, name: str = "elements") -> list[Node]:
-        if not isinstance(value[name], list):
-            raise ConstraintError(f"structural_tag: {name} is a list")
-        return [self.format(element, depth) for element in value[name]]
+    def _all(self, value: Format, place: Place) -> list[Node]:
+        return [self.format(element, place) for element in _list(value["elements"])]
 
-    def _schema(self, value: Mapping[str, Any], depth: int) -> Node:
-        if value["json_schema"] is True:
-            raise ConstraintError(
-                "structural_tag: any JSON nests without end, which no automaton can follow; give "
-                'tools "strict": true, and their parameters are followed'
-            )
-        return json_schema(value["json_schema"], self.limits)
+    def _schema(self, value: Format, _: Place) -> Node:
+        blanks = value.get("max_whitespace_cnt")
+        if blanks is not None and not (isinstance(blanks, int) and blanks > 0):
+            raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
+        try:
+            return json_schema(value["json_schema"], self.limits)
+        except ConstraintError:
+            if value.get(LENIENT) is not True:
+                raise
+            return json_schema({"type": "object"}, self.limits)
 
-    def _tag(self, value: Mapping[str, Any], depth: int) -> Node:
-        ends = value["end"] if isinstance(value["end"], list) else [value["end"]]
-        begin = literal(_text(value["begin"]))
-        return sequence(begin, self._content(value, depth), either(literal(_text(e)) for e in ends))
+    def _any_text(self, value: Format, place: Place) -> Node:
+        if value.get("max_tokens") is not None:
+            raise ConstraintError("structural_tag: any_text has max_tokens, which is not supported")
+        most = value.get("max_chars")
+        if most is not None and not (isinstance(most, int) and most >= 0):
+            raise ConstraintError("structural_tag: max_chars is a number")
+        return free_text([*_texts(value.get("excludes", [])), *place.ends], most)
 
-    def _separated(self, value: Mapping[str, Any], depth: int) -> Node:
-        tag = either(self._all(value, depth, "tags"))
+    def _tag(self, value: Format, place: Place) -> Node:
+        return sequence(literal(_text(value["begin"])), self._behind_begin(value, place))
+
+    def _behind_begin(self, value: Format, place: Place) -> Node:
+        """The content and the end of a tag."""
+        ends = _texts(value["end"] if isinstance(value["end"], list) else [value["end"]])
+        inside = replace(place, ends=place.ends + tuple(ends))
+        return sequence(self._content(value, inside), either(literal(end) for end in ends))
+
+    def _tags(self, value: Format, place: Place) -> list[tuple[str, Node]]:
+        """The begins of tags, and what follows each of them."""
+        tags = _list(value["tags"])
+        if not tags or any(not isinstance(t, Mapping) or t.get("type") != "tag" for t in tags):
+            raise ConstraintError("structural_tag: tags is a list of formats of type tag")
+        return [(_text(tag["begin"]), self._behind_begin(tag, place)) for tag in tags]
+
+    def _triggered(self, value: Format, place: Place) -> Node:
+        tags, triggers = self._tags(value, place), _texts(value["triggers"])
+        behind: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
+        for begin, rest in tags:
+            found = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if len(found) != 1:
+                raise ConstraintError(
+                    f"structural_tag: {short(begin)} must begin with one of the triggers"
+                )
+            behind[found[0]].append(sequence(literal(begin.removeprefix(found[0])), rest))
+        without = [*_texts(value.get("excludes", [])), *place.ends]
+        loop = not value.get("stop_after_first", False)
+        bodies = {trigger: either(options) for trigger, options in behind.items()}
+        prose = dispatched(bodies, without, loop)
+        if not value.get("at_least_one", False):
+            return prose
+        first = either(sequence(literal(begin), rest) for begin, rest in tags)
+        return sequence(first, prose) if loop else first  # no free text in front of the first one
+
+    def _dispatch(self, value: Format, place: Place) -> Node:
+        bodies = {}
+        for rule in _list(value["rules"]):
+            if not isinstance(rule, list) or len(rule) != 2 or rule[0] in bodies:
+                raise ConstraintError("structural_tag: rules are pairs of a pattern and a format")
+            bodies[_text(rule[0])] = self.format(rule[1], place)
+        without = [*_texts(value.get("excludes", [])), *place.ends]
+        return dispatched(bodies, without, value.get("loop", True))
+
+    def _repeat(self, value: Format, place: Place) -> Node:
+        least, most = value["min"], value["max"]
+        if not isinstance(least, int) or not isinstance(most, int) or least < 0 or most < -1:
+            raise ConstraintError("structural_tag: min and max of repeat are numbers, or max is -1")
+        return repeat(self._content(value, place), least, None if most == -1 else most)
+
+    def _separated(self, value: Format, place: Place) -> Node:
+        found = self._tags(value, place)
+        tag = either(sequence(literal(begin), rest) for begin, rest in found)
         tags = tag
         if not value.get("stop_after_first"):
             further = sequence(literal(_text(value["separator"])), tag)
             tags = sequence(tag, repeat(further, 0, None))
         return tags if value.get("at_least_one") else optional(tags)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConstraintError(f"structural_tag: a list is expected, got {short(value)}")
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(text) for text in _list(value)]
 
 
 def _text(value: Any) -> str:

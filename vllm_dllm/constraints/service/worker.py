@@ -19,6 +19,7 @@ from typing import BinaryIO, NoReturn
 
 from vllm_dllm.constraints.automaton.compilation import compile_constraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.grammar.ebnf import load_notation
 from vllm_dllm.constraints.grammar.regex import load_unicode_tables
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 from vllm_dllm.constraints.service.protocol import (
@@ -56,6 +57,7 @@ def main() -> None:
         return
     vocabulary, limits = unpack_greeting(greeting)
     load_unicode_tables()
+    load_notation()
     _send(sink, DONE)
     while (request := receive(source)) is not None:
         _send(sink, answer_from_fork(request, vocabulary, limits))

@@ -1,0 +1,118 @@
+"""Calls of tools, from vLLM's own structural tags to the texts that they may be."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openai.types.responses import FunctionTool
+from openai.types.responses.tool_choice_allowed import ToolChoiceAllowed
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
+from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
+
+from tests.constraints.derivations import derives
+from tests.constraints.helpers import LIMITS, record
+from vllm_dllm.constraints.grammar.language import Node
+from vllm_dllm.constraints.grammar.structural_tag import structural_tag
+from vllm_dllm.constraints.limits import ConstraintError
+from vllm_dllm.frontend.tool_calls import constrained_calls
+from vllm_dllm.vllm_patches.tool_calls import follow_parameters
+
+SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
+UNSUPPORTED = {"type": "object", "properties": {"a": {"type": "string", "contentEncoding": "x"}}}
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+
+
+def tool(name: str, parameters: Any, strict: bool | None = None) -> ChatCompletionToolsParam:
+    function = {"name": name, "parameters": parameters}
+    if strict is not None:
+        function["strict"] = strict
+    return ChatCompletionToolsParam.model_validate({"type": "function", "function": function})
+
+
+def asked(tools: list[Any], choice: Any) -> dict[str, Any]:
+    """The structural tag that is compiled for a request to a server with the parser of Hermes."""
+    tag = get_model_structural_tag(
+        "hermes", tools, choice, reasoning=False, strict_level=ToolStrictLevel.PARAMETER
+    )
+    assert tag is not None
+    given = StructuredOutputsParams(structural_tag=tag.model_dump_json())
+    request = SimpleNamespace(tools=tools, tool_choice=choice)
+    found = constrained_calls(request, given)
+    assert found is not None
+    return json.loads(found.structural_tag)
+
+
+def language(tools: list[Any], choice: Any) -> Node:
+    return structural_tag(asked(tools, choice), LIMITS)
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_auto_is_free_text_and_calls_that_are_finished(strict: bool | None) -> None:
+    texts = language([tool("book", SEAT, strict)], "auto")
+    call = CALL.format("book", '{"row": 3}')
+    for text in ("", "Hello.", call, f"Let me see. {call}", f"a{call}b{call}c", "a <tool"):
+        assert derives(texts, text), text
+    for text in ("<tool_call>", call[:-1], CALL.format("book", '{"row": 0}'), f"{call}<tool_call>",
+                 CALL.format("look", '{"row": 3}'), CALL.format("book", "3")):  # fmt: skip
+        assert not derives(texts, text), text
+
+
+def test_a_required_call_is_there() -> None:
+    texts = language([tool("book", SEAT)], "required")
+    call = CALL.format("book", '{"row": 3}')
+    assert derives(texts, call) and derives(texts, call + call)
+    assert not derives(texts, "") and not derives(texts, "Hello. " + call)
+
+
+def test_in_the_responses_api_tools_are_functions_themselves() -> None:
+    seat = FunctionTool(type="function", name="book", parameters=SEAT, strict=None)
+    assert derives(language([seat], "required"), CALL.format("book", '{"row": 3}'))
+
+
+def test_a_strict_tool_is_refused_where_its_schema_is() -> None:
+    with pytest.raises(ConstraintError, match="contentEncoding"):
+        language([tool("a", UNSUPPORTED, strict=True)], "auto")
+    with pytest.raises(ConstraintError, match="contentEncoding"):
+        language([tool("a", UNSUPPORTED, strict=True), tool("b", UNSUPPORTED)], "auto")
+
+
+def contents(tag: Any) -> list[Any]:
+    return [part["content"] for part in tag["format"]["tags"]]
+
+
+def test_other_tools_may_be_given_any_object_instead() -> None:
+    tag = asked([tool("a", UNSUPPORTED), tool("b", SEAT, strict=True)], "auto")
+    lenient, _, strict, _ = contents(tag)
+    assert lenient["or_any_object"] is True and "or_any_object" not in strict
+
+
+def test_a_tool_without_parameters_takes_any_object() -> None:
+    (content, _) = contents(asked([tool("a", None)], "auto"))
+    assert content["json_schema"] in ({"type": "object"}, {"type": "object", "properties": {}})
+
+
+def test_requests_without_tools_keep_their_constraint() -> None:
+    given = StructuredOutputsParams(regex="a")
+    assert constrained_calls(SimpleNamespace(tools=None), given) is given
+    assert constrained_calls(SimpleNamespace(), None) is None
+
+
+def test_allowed_tools_cannot_be_required() -> None:
+    choice = ToolChoiceAllowed(type="allowed_tools", mode="required", tools=[])
+    request = SimpleNamespace(tools=[tool("a", SEAT)], tool_choice=choice)
+    with pytest.raises(VLLMValidationError, match="allowed_tools"):
+        constrained_calls(request, None)
+
+
+def test_the_strictness_of_a_server_follows_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToolParser, "default_tool_strict_level", None)
+    follow_parameters()
+    assert Hermes2ProToolParser.default_tool_strict_level is ToolStrictLevel.PARAMETER

@@ -1,0 +1,83 @@
+"""Calls of tools: what vLLM's structural tags for them ask for, and what they shall ask for here.
+
+vLLM constrains the calls of a tool by the schema of its parameters if the tool is strict, or if the
+server's ``--tool-strict-level`` is ``parameter``; `vllm_patches.tool_calls` makes that the default.
+So a tool that is not strict has its schema followed too. But a schema that is not supported does
+not refuse its request: then its arguments are any object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+
+from vllm_dllm.constraints.grammar.structural_tag import LENIENT
+
+ANY_OBJECT = {"type": "object"}
+
+
+def constrained_calls(
+    request: Any, structured: StructuredOutputsParams | None
+) -> StructuredOutputsParams | None:
+    """The constraint of a request with tools.
+
+    Args:
+        request: of vLLM's HTTP server.
+        structured: what vLLM made of it.
+
+    Raises:
+        VLLMValidationError: a call is required in a way that vLLM constrains nothing by.
+    """
+    tools = getattr(request, "tools", None)
+    if not tools:
+        return structured
+    choice = request.tool_choice
+    if getattr(choice, "type", None) == "allowed_tools" and choice.mode == "required":
+        raise VLLMValidationError(
+            "tool_choice of type allowed_tools is not supported with diffusion models: send the "
+            'tools that are allowed, and "required".',
+            parameter="tool_choice",
+        )
+    if structured is None or structured.structural_tag is None:
+        return structured
+    tag = json.loads(structured.structural_tag)
+    strict = [_parameters(tool) for tool in tools if _is_strict(tool)]
+    _relax(tag, [schema for schema in map(_parameters, tools) if schema not in strict])
+    return replace(structured, structural_tag=json.dumps(tag))
+
+
+def _function(tool: Any) -> Any:
+    """What describes the function: it is the tool itself in the Responses API."""
+    return tool.function if hasattr(tool, "function") else tool
+
+
+def _is_strict(tool: Any) -> bool:
+    return getattr(_function(tool), "strict", None) is True
+
+
+def _parameters(tool: Any) -> Any:
+    return getattr(_function(tool), "parameters", None)
+
+
+def _relax(value: Any, schemas: Iterable[Any]) -> None:
+    """Mark the schemas of arguments that may be replaced by any object, in place."""
+    if isinstance(value, list):
+        for part in value:
+            _relax(part, schemas)
+    elif isinstance(value, dict) and value.get("type") == "tag" and "content" in value:
+        content = value["content"]
+        if isinstance(content, dict) and content.get("type") == "json_schema":
+            if content["json_schema"] is True:
+                content["json_schema"] = ANY_OBJECT  # arguments are an object, whatever is in it
+            elif content["json_schema"] in schemas:
+                content[LENIENT] = True
+        else:
+            _relax(content, schemas)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _relax(part, schemas)
