@@ -159,7 +159,7 @@ def test_multiples(facts: NumberFacts, multiples: list[Fraction]) -> None:
         assert all_readings(text, facts) == {True}, text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 1000), st.integers(-3000, 3000))
 def test_multiples_of_small_integers(divisor: int, value: int) -> None:
     for integer in (True, False):
