@@ -92,10 +92,10 @@ def texts_near(facts: NumberFacts) -> set[str]:
     return {text for text in found if JSON_NUMBER.fullmatch(text)}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ATOMS)
 @example(NumberFacts(least=Fraction("0.1"), above=True, most=Fraction("0.3"), below=True))
-@example(NumberFacts(least=Fraction("1e23")))
+@example(NumberFacts(least=Fraction("1e22"), most=Fraction("1e23")))
 @example(NumberFacts(most=Fraction(2**63 - 1), integer=True))
 @example(NumberFacts(least=Fraction(2**53 + 1), above=True, integer=True))
 def test_bounds(facts: NumberFacts) -> None:
@@ -108,11 +108,11 @@ def test_bounds(facts: NumberFacts) -> None:
         assert JSON_NUMBER.fullmatch(text), text
         assert all_readings(text, facts) == {True}, text
     for text in texts_near(facts):
-        if True not in all_readings(text, facts):
-            assert not derives(language, text), text
+        if derives(language, text):
+            assert all_readings(text, facts) == {True}, text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(-1300, 1300), st.integers(0, 1300), st.lists(st.integers(-2000, 2000)))
 def test_every_integer_between_two_bounds_is_offered(
     low: int, span: int, values: list[int]
@@ -124,7 +124,7 @@ def test_every_integer_between_two_bounds_is_offered(
         assert derives(language, str(value)) == (low <= value <= low + span), value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.decimals(-30, 30, places=2), st.decimals(0, 30, places=2), st.booleans(), st.booleans(),
     st.lists(st.decimals(-40, 70, places=3), min_size=8),
@@ -144,7 +144,7 @@ def test_every_short_decimal_between_two_bounds_is_offered(
                 assert derives(language, text) == inside, text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ATOMS, st.lists(MULTIPLES, min_size=1, max_size=2))
 def test_multiples(facts: NumberFacts, multiples: list[Fraction]) -> None:
     facts = NumberFacts(
@@ -159,7 +159,7 @@ def test_multiples(facts: NumberFacts, multiples: list[Fraction]) -> None:
         assert all_readings(text, facts) == {True}, text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 1000), st.integers(-3000, 3000))
 def test_multiples_of_small_integers(divisor: int, value: int) -> None:
     for integer in (True, False):
@@ -187,7 +187,7 @@ def test_decimals_of_multiples(divisor: str, inside: list[str], outside: list[st
     assert [text for text in outside if derives(found, text)] == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ATOMS, ATOMS, st.none() | MULTIPLES, st.none() | ATOMS)
 def test_exclusions(
     facts: NumberFacts, excluded: NumberFacts, divisor: Fraction | None, inner: NumberFacts | None
