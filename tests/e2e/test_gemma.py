@@ -74,7 +74,7 @@ def test_request_options(gemma: Server) -> None:
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"vllm_xargs": {"diffusion_stream_prefix": 1}}, "diffusion_stream_prefix"),
         ({"vllm_xargs": {"diffusion_algorithm": "LowConfidence"}}, "LowConfidence does not fit"),
-        ({"response_format": {"type": "json_object"}}, "structured"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured"),
         ({"vllm_xargs": {"diffusion_threshold": 0.5}}, "unknown request option"),
         ({"vllm_xargs": {"diffusion_entropy_bound": 0}}, "diffusion_entropy_bound"),
         ({"vllm_xargs": {"diffusion_canvas_length": 99}}, "diffusion_canvas_length"),

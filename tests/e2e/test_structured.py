@@ -91,17 +91,6 @@ def test_strict_tool_calls(client: openai.OpenAI, choice: Any) -> None:
     jsonschema.validate(json.loads(call.function.arguments), RECORD)
 
 
-@pytest.mark.parametrize(
-    ("tool", "choice", "reason"), [(TOOL, "required", "strict"), (STRICT, "auto", "free text")]
-)
-def test_tools_that_are_refused(
-    client: openai.OpenAI, tool: dict[str, Any], choice: str, reason: str
-) -> None:
-    """VLLM asks for any JSON as the arguments, and for free text around calls."""
-    with pytest.raises(openai.BadRequestError, match=reason):
-        chat(client, tools=[tool], tool_choice=choice)
-
-
 def test_the_example(client: openai.OpenAI) -> None:
     person = extract(client, "Ada, 36, lives in London.")
     assert 0 <= person.age <= 130
@@ -137,7 +126,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "empty": ({"choice": []}, "choice"),
     "huge": ({"json": {"enum": ["x" * 10_000_000]}}, "long"),
     "deep": ({"json": DEEP}, ""),
-    "any": ({"json_object": True}, "json_object"),
+    "token": ({"structural_tag": '{"format": {"type": "token", "token": 3}}'}, ""),
+    "lookahead": ({"grammar": 'root ::= "a" (= "b")'}, "lookahead"),
+    "endless": ({"grammar": 'start: "a" start'}, "no text at all"),
+    "files": ({"grammar": "%import .secret.A\nstart: A"}, "import of secret"),
     "recursive": ({"json": {"$ref": "#"}}, ""),
 }
 

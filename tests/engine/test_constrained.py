@@ -126,8 +126,8 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
     ("constraint", "options", "complaint"),
     [
         ({"json": RECORD}, {"max_tokens": 5}, "at least"),
-        ({"json_object": True}, {}, "json_object"),
-        ({"grammar": "root ::= 'a'"}, {}, "grammar"),
+        ({"grammar": "root ::= 'a'"}, {}, "not GBNF"),
+        ({"grammar": "start: /(?=a)b/"}, {}, "looking ahead"),
         ({"regex": "(a"}, {}, "not a regular expression"),
         ({"regex": r"(a)\1"}, {}, "groups"),
         ({"choice": ["a"]}, {"stop": ["a"]}, "stop"),

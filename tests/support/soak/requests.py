@@ -57,7 +57,7 @@ WRONG: Sequence[tuple[Mapping[str, Any], str]] = (
     ({"top_p": 2.0}, "top_p"),
     ({"max_tokens": -5}, "max_tokens"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"structured_outputs": {"json_object": True}}, "structured"),
+    ({"structured_outputs": {"grammar": "root ::= x"}}, "structured"),
 )
 
 
