@@ -20,6 +20,7 @@ from vllm_dllm.constraints.automaton.byte_tables import (
     merged_states,
 )
 from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
+from vllm_dllm.constraints.grammar.automata import Automaton
 from vllm_dllm.constraints.grammar.language import Node, as_expression
 from vllm_dllm.constraints.grammar.rules import Behind, Both, Call, Without
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
@@ -116,6 +117,8 @@ class _Builder:
         """The table of what a symbol stands for, and its start."""
         if isinstance(node, Both | Without):
             return _product(node, self.limits), 0
+        if isinstance(node, Automaton):
+            return _with_ends(_table_of(node), np.array(node.accepting)), 0
         if isinstance(node, Behind):
             table = self._plain(node.rest)
             start = 0
@@ -133,6 +136,15 @@ class _Builder:
         return expression_table(
             rf"(?:{expression})\x{SYMBOL:02x}\x{END:02x}", self.limits.byte_states
         )
+
+
+def _table_of(node: Automaton) -> np.ndarray:
+    """The moves of an automaton that is given as such, int32 ``[states, 256]``."""
+    table: np.ndarray = np.full((len(node.moves), 256), DEAD, dtype=np.int32)
+    for state, moves in enumerate(node.moves):
+        for character, target in moves.items():
+            table[state, ord(character)] = target
+    return table
 
 
 def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
