@@ -69,7 +69,12 @@ class Sampler:
         if isinstance(node, Repeat):
             return self.depth(node.part) if node.least else 0
         if isinstance(node, Behind):
-            return max(self.depth(node.rest), 0)
+            # At least one item, also where none of them must be there.
+            parts = node.rest.parts if isinstance(node.rest, Chain) else (node.rest,)
+            items = [p.part for p in parts if isinstance(p, Repeat) and p.least == 0]
+            if len(items) < len(parts):
+                return self.depth(node.rest)
+            return min(map(self.depth, items), default=NEVER)
         return 0
 
     def _text(self, node: Node) -> str | None:
@@ -110,7 +115,7 @@ class Sampler:
         return "".join(parts)
 
     def _behind(self, node: Behind) -> str | None:
-        for _ in range(12):
+        for _ in range(12 if self.left > 0 else 0):
             text = self._text(node.rest)
             if text is not None and text.startswith(node.first):
                 return text[len(node.first) :]

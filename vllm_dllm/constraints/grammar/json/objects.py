@@ -112,6 +112,11 @@ class ObjectWriter:
         elif least == 1 and required == 0:
             yield self._chain(members, extra, empty=False)
         else:
+            if least > len(optional_ones) + 1 and not free.empty:
+                raise ConstraintError(
+                    "minProperties is served for properties that are named, and one other one: the "
+                    "names of others may be equal"
+                )
             # Another property counts once, because its name may be repeated.
             if not free.empty and (most is None or room > len(optional_ones)):
                 some = repeat(free, 1, None if most is None else room - len(optional_ones))
