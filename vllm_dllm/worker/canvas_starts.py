@@ -49,8 +49,8 @@ class CanvasStarts:
         late: how many steps pass between a copy and its use, 0 or 1.
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self.late = 1 if can_pin(device) else 0
+    def __init__(self, slots: int, device: torch.device, late: int | None = None) -> None:
+        self.late = int(can_pin(device)) if late is None else late
         self.asked = torch.zeros(slots, dtype=torch.int64, device=device)
         self.answered = torch.zeros(slots, dtype=torch.int64, device=device)
         self.moving = torch.zeros(slots, dtype=torch.int64, device=device)
