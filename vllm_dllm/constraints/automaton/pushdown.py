@@ -193,7 +193,7 @@ class _Sparse:
 
 def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The class of each token, and the places in `used` of the classes' functions."""
-    place = np.searchsorted(used, of_token)
+    place: np.ndarray = np.asarray(np.searchsorted(used, of_token))
     known = of_token != NOTHING_READ
     first: np.ndarray = np.full(len(used), len(of_token), dtype=np.int64)
     np.minimum.at(first, place[known], np.flatnonzero(known))
