@@ -132,6 +132,22 @@ def test_a_character_that_a_pattern_excludes_is_not_offered() -> None:
     assert not offers({"type": "string", "pattern": r"^[^\x00]*$"}, r'"\u0000"')
 
 
+def test_counts_are_narrowed() -> None:
+    """More than 256 items or unnamed properties are offered only where they are demanded."""
+    many: dict[str, Any] = {"type": "array", "items": {"const": 1}, "maxItems": 10_000}
+    for schema, least, most in ((many, 0, 256), (many | {"minItems": 300}, 300, 300)):
+        found = language(schema)
+        for count in (0, 256, 257, 300, 301):
+            text = f"[{','.join('1' * count)}]"
+            assert derives(found, text) == (least <= count <= most), count
+    found = language({"type": "object", "properties": {"a": {"const": 1}}, "maxProperties": 10_000,
+                      "additionalProperties": {"const": 2}})  # fmt: skip
+    for count in (0, 256, 257):
+        others = ",".join(f'"b{n}":2' for n in range(count))
+        assert derives(found, f"{{{others}}}") == (count <= 256)
+        assert count == 0 or derives(found, f'{{"a":1,{others}}}') == (count <= 256)
+
+
 def test_recursion_does_not_end() -> None:
     text = '{"value":0}'
     for _ in range(12):
