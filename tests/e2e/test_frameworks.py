@@ -132,13 +132,13 @@ def test_calls_that_are_optional(client: openai.OpenAI, strict: bool) -> None:
 
 def test_a_tool_whose_parameters_are_not_supported(client: openai.OpenAI) -> None:
     """It takes any object, unless it is strict."""
-    text = {"type": "string", "contentEncoding": "x"}
-    schema = {"type": "object", "properties": {"a": text}}
+    different = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"a": different}}
     asked: Any = {"model": "m", "messages": ASK, "tool_choice": "required", "max_tokens": BUDGET}
     answer = client.chat.completions.create(**asked, tools=[book(schema, strict=False)])
     for call in answer.choices[0].message.tool_calls or []:
         assert isinstance(json.loads(call.function.arguments), dict)
-    with pytest.raises(openai.BadRequestError, match="contentEncoding"):
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         client.chat.completions.create(**asked, tools=[book(schema, strict=True)])
 
 

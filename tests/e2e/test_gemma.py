@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,10 @@ ASKED = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tok
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scratch = tmp_path_factory.mktemp("gemma")
-    flags = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
+    flags = (
+        *("--limit-mm-per-prompt", '{"image": 0, "video": 0}'),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "gemma4"),
+    )
     with Server(TINY_GEMMA, *flags, log=scratch / "log") as running:
         yield running
 
@@ -88,6 +92,31 @@ def test_refused_by_name(gemma: Server, options: dict[str, Any], name: str) -> N
         response = gemma.post("/v1/chat/completions", **(ASKED | options), stream=streamed)
         assert response.status_code == 400, response.text
         assert name in response.text
+
+
+TOOL = {"type": "function", "function": {"name": "sort", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "sort"}}
+
+
+def test_structured_output(gemma: Server) -> None:
+    form = {"structured_outputs": {"regex": "[0-9]{2}( [0-9]{2}){3}"}}
+    assert text(chat(gemma, temperature=0, seed=42, **form)) == "14 35 61 88"
+    found = text(chat(gemma, response_format={"type": "json_object"}, seed=1, max_tokens=40))
+    assert isinstance(json.loads(found), dict)
+
+
+def test_optional_calls_are_free(gemma: Server) -> None:
+    assert text(chat(gemma, tools=[TOOL], temperature=0, seed=42)) == "14 35 61 88"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("form", [{}, {"response_format": {"type": "json_object"}}], ids=str)
+def test_calls_cannot_be_required(gemma: Server, choice: Any, form: Any) -> None:
+    """VLLM has no structural tag for Gemma's calls, and would answer with text."""
+    options = {"tools": [TOOL], "tool_choice": choice, **form}
+    response = gemma.post("/v1/chat/completions", **(ASKED | options))
+    assert response.status_code == 400, response.text
+    assert "tool_choice" in response.text and "--tool-call-parser" in response.text
 
 
 def test_nothing_is_held(gemma: Server) -> None:

@@ -116,16 +116,16 @@ def test_responses(client: openai.OpenAI) -> None:
 
 DEEP: dict[str, Any] = {"type": "null"}
 for _ in range(200):
-    DEEP = {"type": "array", "items": DEEP, "maxItems": 1}
+    DEEP = {"type": "array", "items": DEEP, "minItems": 1}
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "invalid": ({"regex": "(a"}, "not a regular expression"),
     "catastrophic": ({"regex": "((a{1,300}){1,300}){1,300}"}, "too large"),
     "states": ({"regex": "(.*a.{18}){3}"}, ""),
     "unsupported": ({"regex": "(?=a)b"}, ""),
-    "keyword": ({"json": {"type": "string", "contentEncoding": "x"}}, "contentEncoding"),
+    "keyword": ({"json": {"items": {"type": "string"}, "uniqueItems": True}}, "uniqueItems"),
     "empty": ({"choice": []}, "choice"),
     "huge": ({"json": {"enum": ["x" * 10_000_000]}}, "long"),
-    "deep": ({"json": DEEP}, ""),
+    "deep": ({"json": DEEP}, "diffusion_constraint_depth"),
     "token": ({"structural_tag": '{"format": {"type": "token", "token": 3}}'}, ""),
     "lookahead": ({"grammar": 'root ::= "a" (= "b")'}, "lookahead"),
     "endless": ({"grammar": 'start: "a" start'}, "no text at all"),

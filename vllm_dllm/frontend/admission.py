@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NoReturn
 
@@ -15,7 +15,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.settings.ranges import MAX_FLOAT32, SettingsError, cut, shown
-from vllm_dllm.settings.request import refuse_canvas_options
+from vllm_dllm.settings.request import (
+    refuse_canvas_options,
+    refuse_misplaced_constraint_options,
+)
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import GREEDY_EPSILON, RESOLVED, ResolvedRequest
 
@@ -112,6 +115,16 @@ def _defaults_of_fields(request_classes: tuple[type[Any], ...]) -> dict[str, lis
     return defaults
 
 
+def sets_its_maximum(request: Any) -> bool:
+    """Whether an HTTP request says how many tokens it may put out.
+
+    Args:
+        request: of vLLM's HTTP server, whose own defaults do not count.
+    """
+    names = {"max_tokens", "max_completion_tokens", "max_output_tokens"} & request.model_fields_set
+    return any(getattr(request, name) is not None for name in names)
+
+
 def refuse_beam_search() -> NoReturn:
     """Refuse to begin a beam search.
 
@@ -203,7 +216,9 @@ def validate_sampling_params(params: Any, served: Served) -> None:
         )
 
 
-def resolve_options(params: Any, served: Served) -> ResolvedRequest:
+def resolve_options(
+    params: Any, served: Served, own_maximum: bool | None = None
+) -> ResolvedRequest:
     """Resolve a request's diffusion options, or return what an earlier call has resolved.
 
     The first call stores the result among the extra arguments of `params`, which must not be an
@@ -212,6 +227,8 @@ def resolve_options(params: Any, served: Served) -> ResolvedRequest:
     Args:
         params: vLLM's ``SamplingParams``.
         served: the model's settings, and what a request may choose.
+        own_maximum: the request says itself how many tokens it may put out; None reads it from
+            `params`, to which vLLM's HTTP server has added a maximum.
 
     Raises:
         VLLMValidationError: an option is unknown, out of range, or does not fit the others.
@@ -219,8 +236,13 @@ def resolve_options(params: Any, served: Served) -> ResolvedRequest:
     resolved_before = ResolvedRequest.given(params.extra_args)
     if resolved_before is not None:
         return resolved_before
+    if own_maximum is None:
+        own_maximum = params.max_tokens is not None
     try:
         options = served.options(params.extra_args)
+        refuse_misplaced_constraint_options(
+            options, params.structured_outputs is not None, own_maximum
+        )
         choice = served.choose(options)
         if served.mask_token is not None:
             refuse_canvas_options(options)
@@ -231,6 +253,10 @@ def resolve_options(params: Any, served: Served) -> ResolvedRequest:
             )
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
-    resolved = ResolvedRequest.of(choice, options)
+    resolved = replace(
+        ResolvedRequest.of(choice, options),
+        constraint_depth=served.constraint_depth(options),
+        constraint_tokens=None if own_maximum else served.constraint_tokens(options),
+    )
     params.extra_args = {**(params.extra_args or {}), RESOLVED: resolved}
     return resolved

@@ -27,6 +27,7 @@ from vllm_dllm.constraints.service.turns import NOBODY, Client
 from vllm_dllm.frontend.admission import (
     refuse_misplaced_fields,
     resolve_options,
+    sets_its_maximum,
     validate_sampling_params,
 )
 from vllm_dllm.frontend.client_identity import client_of
@@ -157,6 +158,7 @@ class FrontEnd:
         refuse_misplaced_fields(request, self.request_classes)
         params = to_sampling_params()
         params.structured_outputs = constrained_calls(request, params.structured_outputs)
+        resolve_options(params, self.served, sets_its_maximum(request))
         validate_sampling_params(params, self.served)
         # vLLM's own check of its diffusion options. It changes the parameters and is made again
         # later, so it is given a copy.
@@ -165,7 +167,7 @@ class FrontEnd:
         )
         if params.bad_words or may_exclude_all(params, self.vocabulary_size):
             self._refuse_contradictions(self._complete(params))
-        automaton, pending = self.structured.submit(params, _client.get()), _pending.get()
+        automaton, pending = self._submit(params), _pending.get()
         if automaton is not None and pending is not None:
             pending.append(PendingConstraint(automaton, params.max_tokens))
         return params
@@ -181,7 +183,7 @@ class FrontEnd:
             ConstraintsBusyError: it was not compiled because of others.
         """
         if isinstance(params, SamplingParams):
-            automaton = self.structured.submit(params, _client.get())
+            automaton = self._submit(params)
             if automaton is not None:
                 await self._settle(automaton, None)
                 _awaited.set(AwaitedConstraint(params.structured_outputs, automaton))
@@ -203,14 +205,18 @@ class FrontEnd:
         automaton = self._automaton_of(params)
         # Validation stores the resolved options of the request there.
         unconstrained = params.clone()
+        options = resolve_options(unconstrained, self.served)
         unconstrained.structured_outputs = None
         request = make(prompt, unconstrained)
         final = request.sampling_params
         self._keep_to_the_context(final, len(request.prompt_token_ids))
         self._refuse_contradictions(final)
         if automaton is not None:
-            packed = self.structured.settle(automaton, final.max_tokens).packed
-            final.extra_args = {**(final.extra_args or {}), AUTOMATON: packed}
+            compiled = self.structured.settle(automaton, final.max_tokens)
+            if options.constraint_tokens is not None:
+                most = max(options.constraint_tokens, compiled.minimum)
+                final.max_tokens = min(final.max_tokens, most)
+            final.extra_args = {**(final.extra_args or {}), AUTOMATON: compiled.packed}
         return request
 
     def _keep_to_the_context(self, params: SamplingParams, prompt_length: int) -> None:
@@ -245,7 +251,14 @@ class FrontEnd:
         awaited = _awaited.get()
         if awaited is not None and awaited.structured_outputs is params.structured_outputs:
             return awaited.automaton
-        return self.structured.submit(params, _client.get())
+        return self._submit(params)
+
+    def _submit(self, params: SamplingParams) -> Future[CompiledConstraint] | None:
+        """As `StructuredOutput.submit`, with the options of a request, whose `params` stay."""
+        if params.structured_outputs is None:
+            return None
+        depth = resolve_options(params.clone(), self.served).constraint_depth
+        return self.structured.submit(params, _client.get(), depth)
 
     async def _settle(self, automaton: Future[CompiledConstraint], max_tokens: int | None) -> None:
         """As `StructuredOutput.settle`, but other requests are served meanwhile."""

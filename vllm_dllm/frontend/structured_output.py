@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -171,7 +171,9 @@ class StructuredOutput:
         end_tokens = self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
         return Vocabulary.read(tokenizer_json, self.settings.vocabulary_size, end_tokens)
 
-    def submit(self, params: Any, client: Client = NOBODY) -> Future[CompiledConstraint] | None:
+    def submit(
+        self, params: Any, client: Client = NOBODY, depth: int | None = None
+    ) -> Future[CompiledConstraint] | None:
         """Begin to compile the constraint of a request.
 
         Equal constraints are compiled once, so this may be called again for the same request.
@@ -179,6 +181,8 @@ class StructuredOutput:
         Args:
             params: of the request.
             client: who sent the request; clients take turns.
+            depth: calls of the constraint's rules that may be open inside each other; None for
+                the usual number.
 
         Returns:
             The automaton that the request's output must follow, to be read with `settle`; None if
@@ -198,6 +202,7 @@ class StructuredOutput:
                     "--structured-outputs-config.enable_in_reasoning"
                 )
             constraint = constraint_of(params.structured_outputs, self.settings.forbids_whitespace)
+            constraint = replace(constraint, depth=depth)
             compiler = self._ready_compiler()
             refuse_incompatible_parameters(params, compiler.vocabulary.ends)
             return compiler.submit(constraint, client)

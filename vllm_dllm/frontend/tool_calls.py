@@ -43,12 +43,42 @@ def constrained_calls(
             'tools that are allowed, and "required".',
             parameter="tool_choice",
         )
+    if _is_forced(choice) and not _comes_from_tools(structured, request):
+        wanted = choice if isinstance(choice, str) else "of a named tool"
+        raise VLLMValidationError(
+            f"tool_choice {wanted} is not supported with diffusion models and this server's "
+            "--tool-call-parser: vLLM has no structural tag for it, so a call could neither be "
+            'required nor checked; send "auto", or serve with a parser such as hermes.',
+            parameter="tool_choice",
+        )
     if structured is None or structured.structural_tag is None:
         return structured
     tag = json.loads(structured.structural_tag)
     strict = [_parameters(tool) for tool in tools if _is_strict(tool)]
     _relax(tag, [schema for schema in map(_parameters, tools) if schema not in strict])
     return replace(structured, structural_tag=json.dumps(tag))
+
+
+def _is_forced(choice: Any) -> bool:
+    """Whether a call is required: of any tool or of a named one."""
+    if isinstance(choice, str) or choice is None:
+        return choice == "required"
+    return getattr(choice, "type", None) in ("function", "custom")
+
+
+def _comes_from_tools(structured: StructuredOutputsParams | None, request: Any) -> bool:
+    """Whether a constraint is one that vLLM makes of tools, rather than of a format."""
+    if structured is None:
+        return False
+    if structured.structural_tag is not None:
+        return True
+    # Only here: an offline process does without vLLM's tool parsers.
+    from vllm.tool_parsers.utils import get_json_schema_from_tools
+
+    calls = get_json_schema_from_tools(
+        request.tool_choice, request.tools, request.parallel_tool_calls
+    )
+    return structured.json is not None and structured.json == calls
 
 
 def _function(tool: Any) -> Any:

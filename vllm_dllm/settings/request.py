@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_dllm.settings.ranges import Range, SettingsError, shown
-from vllm_dllm.settings.server import STEPS
+from vllm_dllm.settings.server import CONSTRAINT_DEPTH, CONSTRAINT_TOKENS, STEPS
 
 REQUEST_PREFIX = "diffusion_"
 # Length of the longest canvas, and of the longest list in a request: lists are checked before it is
@@ -14,6 +14,12 @@ REQUEST_PREFIX = "diffusion_"
 MAX_CANVAS = 1 << 16
 LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
 POSITION = Range(whole=True)
+NUMBERS = {
+    "max_steps": STEPS,
+    "canvas_length": LENGTH,
+    "constraint_depth": CONSTRAINT_DEPTH,
+    "constraint_tokens": CONSTRAINT_TOKENS,
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class RequestOptions:
         read_only: one canvas is the whole answer; it leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
         stream_prefix: output the decided beginning of an unfinished canvas.
+        constraint_depth: as in `DllmSettings`.
+        constraint_tokens: as in `DllmSettings`.
     """
 
     algorithm: str | None = None
@@ -41,6 +49,8 @@ class RequestOptions:
     read_only: bool | int | None = None
     constrained: bool | int | None = None
     stream_prefix: bool | int | None = None
+    constraint_depth: int | None = None
+    constraint_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.algorithm is not None and (
@@ -50,7 +60,7 @@ class RequestOptions:
             raise SettingsError(
                 f"{REQUEST_PREFIX}algorithm must be a registered name, got {shown(self.algorithm)}"
             )
-        for name, allowed in (("max_steps", STEPS), ("canvas_length", LENGTH)):
+        for name, allowed in NUMBERS.items():
             if getattr(self, name) is not None:
                 allowed.check(REQUEST_PREFIX + name, getattr(self, name))
         for name in ("seed_canvas", "pinned"):
@@ -67,6 +77,32 @@ class RequestOptions:
                 raise SettingsError(
                     f"{REQUEST_PREFIX}{name} must be true or false, got {shown(value)}"
                 )
+
+
+def refuse_misplaced_constraint_options(
+    options: RequestOptions, constrained: bool, own_maximum: bool
+) -> None:
+    """Refuse options of a constraint that would have no effect.
+
+    Args:
+        options: of the request.
+        constrained: the request has a constraint.
+        own_maximum: the request says itself how many tokens it may put out.
+
+    Raises:
+        SettingsError: names the option.
+    """
+    for name in ("constraint_depth", "constraint_tokens"):
+        if getattr(options, name) is not None and not constrained:
+            raise SettingsError(
+                f"{REQUEST_PREFIX}{name} is for requests with a constraint (structured_outputs, "
+                "response_format or tools), and this one has none"
+            )
+    if options.constraint_tokens is not None and own_maximum:
+        raise SettingsError(
+            f"{REQUEST_PREFIX}constraint_tokens is for requests without max_tokens, which says "
+            "already how many tokens may be put out"
+        )
 
 
 def check_whole_numbers(name: str, values: object) -> None:

@@ -18,7 +18,7 @@ REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "defau
 # The server's settings other than the algorithm's, in the order in which `explained` lists them.
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
-    *("window", "kernels", "request_step_limit"),
+    *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
 )
 # The prefix with which an error message names a setting, by where the value came from.
 PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
@@ -90,6 +90,16 @@ class Served:
             shown = DEFAULT if value is None else str(value)
             lines.append((name, shown, SERVER if given else DEFAULT))
         return lines
+
+    def constraint_depth(self, options: RequestOptions) -> int | None:
+        """The depth to which a request's constraint is followed; None for the usual one."""
+        own = options.constraint_depth
+        return self.settings.constraint_depth if own is None else own
+
+    def constraint_tokens(self, options: RequestOptions) -> int:
+        """The most tokens of a constrained output whose request sets no ``max_tokens``."""
+        own = options.constraint_tokens
+        return self.settings.constraint_tokens if own is None else own
 
     def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
         """Parse a request's options; raises `SettingsError` for an unknown or malformed one."""

@@ -37,6 +37,8 @@ class ResolvedRequest:
         read_only: one canvas is the whole answer; it leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
         stream_prefix: output the decided beginning of an unfinished canvas.
+        constraint_depth: as in `DllmSettings`.
+        constraint_tokens: as in `DllmSettings`; None where the request sets ``max_tokens``.
     """
 
     algorithm: str
@@ -48,6 +50,8 @@ class ResolvedRequest:
     read_only: bool = False
     constrained: bool = False
     stream_prefix: bool = False
+    constraint_depth: int | None = None
+    constraint_tokens: int | None = None
 
     @classmethod
     def of(cls, choice: Choice, options: RequestOptions) -> ResolvedRequest:

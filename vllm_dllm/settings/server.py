@@ -13,6 +13,8 @@ WINDOWS = ("symmetric", "reference")
 EXECUTIONS = ("fdfo", "sync")
 KERNELS = ("auto", "torch", "triton")
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
+CONSTRAINT_DEPTH = Range(least=16, most=1024, whole=True)
+CONSTRAINT_TOKENS = Range(least=1, whole=True)
 
 
 def native_gemma() -> bool:
@@ -54,6 +56,10 @@ class DllmSettings:
             at start-up, and the operators elsewhere.
         request_step_limit: most steps that a request may ask for where a canvas' positions do not
             bound them (``diffusion_max_post_edit_steps``); None means 4 times the block length.
+        constraint_depth: the most calls of a constraint's rules inside each other: how deeply
+            the texts nest that are offered. None means `CompileLimits.calls`.
+        constraint_tokens: the most tokens of a constrained output whose request sets no
+            ``max_tokens``, but at least as many as the shortest output takes.
         given: names of the settings that were given explicitly.
     """
 
@@ -67,6 +73,8 @@ class DllmSettings:
     window: str = "symmetric"
     kernels: str = "auto"
     request_step_limit: int | None = None
+    constraint_depth: int | None = None
+    constraint_tokens: int = 2048
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +88,9 @@ class DllmSettings:
             STEPS.check("dllm.max_steps", self.max_steps)
         if self.request_step_limit is not None:
             STEPS.check("dllm.request_step_limit", self.request_step_limit)
+        if self.constraint_depth is not None:
+            CONSTRAINT_DEPTH.check("dllm.constraint_depth", self.constraint_depth)
+        CONSTRAINT_TOKENS.check("dllm.constraint_tokens", self.constraint_tokens)
         allowed_values = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
         for name, allowed in allowed_values.items():
             value = getattr(self, name)

@@ -14,10 +14,10 @@ from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.automaton.windows import window
 from vllm_dllm.constraints.grammar.grammars import grammar
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
-from vllm_dllm.constraints.grammar.json.reader import json_schema
+from vllm_dllm.constraints.grammar.json.reader import read_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
-from vllm_dllm.constraints.grammar.structural_tag import structural_tag
+from vllm_dllm.constraints.grammar.structural_tag import read_structural_tag
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 # Tokens of the longest canvas for which the first states are found ahead.
@@ -82,10 +82,19 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
     Raises:
         ConstraintError: says why the constraint cannot be served.
     """
+    return read_constraint(constraint, limits)[0]
+
+
+def read_constraint(constraint: Constraint, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
+    """As `constraint_language`, and the keywords that are ignored, each with its first place.
+
+    Raises:
+        ConstraintError: as `constraint_language`.
+    """
     if constraint.kind == "regex":
-        return regex(constraint.text)
+        return regex(constraint.text), ()
     if constraint.kind == "grammar":
-        return grammar(constraint.text, limits)
+        return grammar(constraint.text, limits), ()
     try:
         value = json.loads(constraint.text)
     except (ValueError, RecursionError) as error:
@@ -93,16 +102,18 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
     if constraint.kind == "choice":
         if not isinstance(value, list):
             raise ConstraintError("choice is a list of strings")
-        return choice(value)
+        return choice(value), ()
     if constraint.kind == "structural_tag":
-        return structural_tag(value, limits)
+        return read_structural_tag(value, limits)
     if constraint.kind == "json_object":
         value = {"type": "object"}
-    if constraint.whitespace is None:
-        return json_schema(value, limits)
-    gap = regex(constraint.whitespace)
-    _check_blank(gap)
-    return json_schema(value, limits, JsonLayout(gap))
+    layout = None
+    if constraint.whitespace is not None:
+        gap = regex(constraint.whitespace)
+        _check_blank(gap)
+        layout = JsonLayout(gap)
+    found = read_schema(value, limits, layout)
+    return found.node, found.ignored
 
 
 def compile_constraint(
@@ -116,11 +127,12 @@ def compile_constraint(
         ConstraintError: says why it cannot be served.
     """
     depth = limits.calls if constraint.depth is None else constraint.depth
-    automata = rule_automata(constraint_language(constraint, limits), limits)
+    language, ignored = read_constraint(constraint, limits)
+    automata = rule_automata(language, limits)
     configurations = Configurations(pushdown_tables(automata, vocabulary, limits), depth)
     first = window(configurations, START, LONGEST_CANVAS, limits.window_states)
     minimum = int(first.automaton.distance[0])
-    return CompiledConstraint.of(Facts(minimum, depth), configurations)
+    return CompiledConstraint.of(Facts(minimum, depth, ignored), configurations)
 
 
 def _check_blank(gap: Node) -> None:

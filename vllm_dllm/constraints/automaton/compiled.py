@@ -17,6 +17,7 @@ from vllm_dllm.constraints.limits import ConstraintError
 
 HEAD_SIZE = struct.Struct("<I")
 TABLE = "table."
+MOST_SAID = 8  # ignored keywords that the log names, for each constraint
 # The fastest level: higher ones take several times as long for a third less.
 COMPRESSION = 1
 
@@ -35,6 +36,15 @@ class Facts:
     minimum: int
     depth: int
     ignored: tuple[str, ...] = ()
+
+    def remark(self) -> str:
+        """A line of the log on the keywords that have no effect."""
+        said = ", ".join(self.ignored[:MOST_SAID])
+        unsaid = len(self.ignored) - MOST_SAID
+        more = f" and {unsaid} more" if unsaid > 0 else ""
+        # Clients choose the names, which must not begin new lines of the log.
+        said = said.encode("unicode_escape").decode()
+        return f"Keywords of a schema have no effect, because they are unknown: {said}{more}."
 
 
 class CompiledConstraint:

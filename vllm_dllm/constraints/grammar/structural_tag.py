@@ -13,7 +13,7 @@ from typing import Any
 from vllm_dllm.constraints.grammar.ebnf import ebnf
 from vllm_dllm.constraints.grammar.free_text import dispatched, free_text
 from vllm_dllm.constraints.grammar.json.layout import short
-from vllm_dllm.constraints.grammar.json.reader import json_schema
+from vllm_dllm.constraints.grammar.json.reader import read_schema
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
 from vllm_dllm.constraints.grammar.regex import regex
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
@@ -49,15 +49,28 @@ def structural_tag(value: Any, limits: CompileLimits) -> Node:
     Raises:
         ConstraintError: names the format that is not supported.
     """
-    fields = set(value) - {"type"} if isinstance(value, Mapping) else set()
+    return read_structural_tag(value, limits)[0]
+
+
+def read_structural_tag(value: Any, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
+    """As `structural_tag`, and the keywords of its schemas that are ignored.
+
+    Raises:
+        ConstraintError: as `structural_tag`.
+    """
     reader = _TagReader(limits)
+    return reader.whole(value), tuple(reader.ignored)
+
+
+def _format_of(value: Any) -> Any:
+    """The format of a structural tag, also where it is in the older form."""
+    fields = set(value) - {"type"} if isinstance(value, Mapping) else set()
     if fields == {"format"}:
-        return reader.format(value["format"], Place())
+        return value["format"]
     if fields != {"structures", "triggers"}:
         raise ConstraintError("structural_tag is an object with a format, or structures, triggers")
     tags = [_tag_of_structure(part) for part in _list(value["structures"])]
-    triggered = {"type": "triggered_tags", "triggers": value["triggers"], "tags": tags}
-    return reader.format(triggered, Place())
+    return {"type": "triggered_tags", "triggers": value["triggers"], "tags": tags}
 
 
 def _tag_of_structure(part: Any) -> Format:
@@ -70,6 +83,7 @@ def _tag_of_structure(part: Any) -> Format:
 class _TagReader:
     def __init__(self, limits: CompileLimits) -> None:
         self.limits = limits
+        self.ignored: dict[str, None] = {}
         self.kinds: dict[str, tuple[set[str], Callable[[Format, Place], Node]]] = {
             "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
             "regex": ({"pattern"}, lambda f, _: regex(_text(f["pattern"]))),
@@ -93,6 +107,10 @@ class _TagReader:
                 self._separated,
             ),
         }
+
+    def whole(self, value: Any) -> Node:
+        """The language of a structural tag."""
+        return self.format(_format_of(value), Place())
 
     def format(self, value: Any, place: Place) -> Node:
         """The language of one format."""
@@ -124,11 +142,13 @@ class _TagReader:
         if blanks is not None and not (isinstance(blanks, int) and blanks > 0):
             raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
         try:
-            return json_schema(value["json_schema"], self.limits)
+            found = read_schema(value["json_schema"], self.limits)
         except ConstraintError:
             if value.get(LENIENT) is not True:
                 raise
-            return json_schema({"type": "object"}, self.limits)
+            found = read_schema({"type": "object"}, self.limits)
+        self.ignored |= dict.fromkeys(found.ignored)
+        return found.node
 
     def _any_text(self, value: Format, place: Place) -> Node:
         if value.get("max_tokens") is not None:

@@ -182,6 +182,8 @@ class CompilerPool:
             except Exception as error:  # whatever the error is, nobody may wait for ever
                 logger.exception("A constraint was not compiled.")
                 outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
+            if isinstance(outcome, CompiledConstraint) and outcome.facts.ignored:
+                logger.info("%s", outcome.facts.remark())
             self._finish(ticket, outcome)
             # Start a new process now rather than when the next constraint waits for it.
             process = process or self._start_process()
