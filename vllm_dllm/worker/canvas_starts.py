@@ -11,6 +11,7 @@ one before it is running. The number of steps depends on nothing else, so all ra
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,9 +26,18 @@ class _Copy:
     """A buffer on the host for one copy from the device."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
+        self.device = device
         self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=can_pin(device))
-        self.array: np.ndarray = self.tensor.numpy()
-        self.event = torch.Event(device) if can_pin(device) else None
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """The buffer itself."""
+        return self.tensor.numpy()
+
+    @cached_property
+    def event(self) -> torch.Event | None:
+        """Says when a copy is done; None where copying waits."""
+        return torch.Event(self.device) if can_pin(self.device) else None
 
     def take(self, values: torch.Tensor) -> None:
         """Begin to copy."""
