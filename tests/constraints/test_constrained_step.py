@@ -210,7 +210,10 @@ def test_settled() -> None:
     assert tokens_kept_to_path(tokens, masked, path, fixed).tolist() == tokens.tolist()
 
 
-SHORT = record(age={"type": "integer", "minimum": 0, "maximum": 150}, role={"enum": ["user", None]})
+SHORT = {
+    **record(age={"type": "integer", "minimum": 0, "maximum": 150}, role={"enum": ["user", None]}),
+    "additionalProperties": False,
+}
 
 
 def naive_run(found: TokenAutomaton, seed: int) -> bool:
