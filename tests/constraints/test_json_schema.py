@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.constraints.derivations import derives
 from tests.constraints.helpers import STRING, dumped, record
 from tests.constraints.json_languages import LIMITS, drawn, language, offers, refusal
 from tests.constraints.test_json_keywords import CASES as KEYWORD_CASES
+from tests.support.derivations import derives
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language
 from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import ConstraintError

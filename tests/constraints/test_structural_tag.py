@@ -9,8 +9,8 @@ import pytest
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as judged
 
-from tests.constraints.derivations import derives, random_text
 from tests.constraints.helpers import LIMITS, record
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import ConstraintError
 
