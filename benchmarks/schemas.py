@@ -25,8 +25,8 @@ import jsonschema
 from jsonschema.validators import validator_for
 
 from benchmarks.schema_order import in_order
-from tests.constraints.derivations import derives
-from tests.constraints.sampling import Sampler
+from tests.support.derivations import derives
+from tests.support.sampling import Sampler
 from vllm_dllm.constraints.grammar.json.reader import read_schema
 from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from jsonschema.validators import validator_for
 
-from tests.constraints.derivations import derives
-from tests.constraints.sampling import Sampler
+from tests.support.derivations import derives
+from tests.support.sampling import Sampler
 from vllm_dllm.constraints.grammar.json.reader import json_schema
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.constraints.helpers import record
 from vllm_dllm.constraints.automaton.compilation import Constraint
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.limits import CompileLimits
 from vllm_dllm.constraints.service.pool import CompilerPool
 from vllm_dllm.constraints.service.process import WorkerProcess
@@ -54,6 +54,6 @@ def wait_until_gone(pid: int) -> bool:
     return False
 
 
-def compile_in(pool: CompilerPool, constraint: Constraint) -> TokenAutomaton:
-    """The automaton of a constraint; waits for it."""
+def compile_in(pool: CompilerPool, constraint: Constraint) -> CompiledConstraint:
+    """What a constraint is compiled to; waits for it."""
     return pool.submit(constraint).result()

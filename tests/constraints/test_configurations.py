@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from tests.constraints.derivations import derives
 from tests.constraints.helpers import LIMITS
 from tests.constraints.test_rule_automata import LANGUAGES
+from tests.support.derivations import derives
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint, Facts
 from vllm_dllm.constraints.automaton.configurations import (
     END_OF_TEXT,

@@ -87,7 +87,7 @@ def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -
 NESTED: dict[str, tuple[str, Any]] = {
     "any JSON": ("json_schema", {}),
     "any object": ("json_schema", {"type": "object"}),
-    "arrays": ("json_schema", {"type": "array", "items": {"$ref": "#"}, "minItems": 0}),
+    "arrays": ("json_schema", {"type": "array", "items": {"$ref": "#"}}),
     "a tree": ("json_schema", record(
         name={"enum": ["a", "leaf"]}, children={"type": "array", "items": {"$ref": "#"}})),
     "two that call each other": ("json_schema", {
@@ -101,7 +101,7 @@ NESTED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NESTED)
-@pytest.mark.parametrize("most", [3, 20, 300])
+@pytest.mark.parametrize("most", [3, 20, 100])
 @pytest.mark.parametrize("slack", [0, 1, 7, 60])
 def test_a_constraint_that_is_decoded_in_parts(name: str, most: int, slack: int) -> None:
     """Each canvas follows the window that begins where the output is, however small windows are."""
@@ -210,6 +210,12 @@ def test_settled() -> None:
     assert tokens_kept_to_path(tokens, masked, path, fixed).tolist() == tokens.tolist()
 
 
+SHORT = {
+    **record(age={"type": "integer", "minimum": 0, "maximum": 150}, role={"enum": ["user", None]}),
+    "additionalProperties": False,
+}
+
+
 def naive_run(found: TokenAutomaton, seed: int) -> bool:
     """Left to right with a mask at each position, and no look at the rest: does it dead-end?"""
     generator = torch.Generator().manual_seed(seed)
@@ -225,7 +231,7 @@ def naive_run(found: TokenAutomaton, seed: int) -> bool:
 
 def test_a_mask_from_left_to_right_would_not_be_enough() -> None:
     """Why paths are planned: following the automaton alone runs out of budget."""
-    found = automaton("json_schema", PERSON, pieces())
+    found = automaton("json_schema", SHORT, pieces())
     assert sum(naive_run(found, seed) for seed in range(20)) > 10
     budget = int(found.distance[0]) + 2
     weights = torch.randn(1, budget, found.classes + 1)

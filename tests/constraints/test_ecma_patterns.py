@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.constraints.derivations import derives, random_text
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
 from vllm_dllm.constraints.grammar.json_strings import string_tree
 from vllm_dllm.constraints.limits import ConstraintError

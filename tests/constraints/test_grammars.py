@@ -12,9 +12,9 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
-from tests.constraints.derivations import derives, random_text
 from tests.constraints.grammars import GBNF, LARK
 from tests.constraints.helpers import LIMITS
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.grammars import grammar, is_lark
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.limits import ConstraintError

@@ -14,7 +14,7 @@ import idna
 import jsonschema
 import pytest
 
-from tests.constraints.derivations import derives, random_text
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
 from vllm_dllm.constraints.grammar.json_formats import AUTOMATA, format_kind
 from vllm_dllm.constraints.grammar.json_strings import string_tree

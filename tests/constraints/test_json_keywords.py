@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.constraints.derivations import derives
 from tests.constraints.json_languages import drawn, language, offers, validator_of
+from tests.support.derivations import derives
 
 NULL: dict[str, Any] = {"type": "null"}
 STRING = {"type": "string"}

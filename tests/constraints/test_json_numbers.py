@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.derivations import derives, random_text
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.automata import Automaton
 from vllm_dllm.constraints.grammar.json_facts import NumberFacts
 from vllm_dllm.constraints.grammar.json_numbers import number_language, number_tree

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.constraints.derivations import derives
-from tests.constraints.helpers import STRING, dumped, record, schema_refusal
-from tests.constraints.json_languages import LIMITS, drawn, language, offers
+from tests.constraints.helpers import STRING, dumped, record
+from tests.constraints.json_languages import LIMITS, drawn, language, offers, refusal
 from tests.constraints.test_json_keywords import CASES as KEYWORD_CASES
+from tests.support.derivations import derives
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language
 from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import ConstraintError
@@ -120,7 +120,7 @@ def test_every_supported_keyword_is_tried_somewhere() -> None:
 
 
 def test_a_character_that_a_pattern_excludes_is_not_offered() -> None:
-    """U+0000 too. It stands only in strings without any pattern, so a pattern may not require it."""
+    """U+0000 too: it stands only in strings without a pattern, so no pattern may require it."""
     schema = {"type": "string", "pattern": r"^[^\x00]$"}
     found = language(schema)
     for code in range(0x7F):
@@ -128,7 +128,7 @@ def test_a_character_that_a_pattern_excludes_is_not_offered() -> None:
         assert derives(found, text) == (code != 0), text
     assert offers({"type": "string"}, r'"\u0000a"')
     assert not offers({"type": "string", "pattern": "a"}, r'"\u0000a"')
-    assert "allows no value" in schema_refusal({"type": "string", "pattern": r"^\x00$"})
+    assert "allows no value" in refusal({"type": "string", "pattern": r"^\x00$"})
     assert not offers({"type": "string", "pattern": r"^[^\x00]*$"}, r'"\u0000"')
 
 

@@ -10,9 +10,9 @@ import jsonschema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.derivations import derives
 from tests.constraints.helpers import dumped
 from tests.constraints.json_languages import drawn, language, validator_of
+from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.json.drafts import OF_SOME_DRAFTS
 from vllm_dllm.constraints.grammar.json.shapes import SUPPORTED
 from vllm_dllm.constraints.limits import ConstraintError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.derivations import derives
 from tests.constraints.test_regex import patterns
+from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
 from vllm_dllm.constraints.grammar.json_strings import (
     FEW,

@@ -9,8 +9,8 @@ import pytest
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
-from tests.constraints.derivations import derives
 from tests.constraints.helpers import LIMITS
+from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.ebnf import ebnf
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.grammar.reachable import calls, cycles, reachable

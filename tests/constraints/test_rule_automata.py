@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.constraints.derivations import derives
 from tests.constraints.helpers import LIMITS
+from tests.support.derivations import derives
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata, rule_automata
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence

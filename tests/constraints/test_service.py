@@ -7,7 +7,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.constraints.helpers import pieces, record
@@ -27,8 +26,8 @@ from vllm_dllm.constraints.service.pool import CompilerPool
 
 def test_the_same_automaton_as_in_this_process(compiler: CompilerPool) -> None:
     got, expected = compile_in(compiler, NAME), compile_constraint(NAME, pieces(), LIMITS)
-    for name, array in vars(expected).items():
-        np.testing.assert_array_equal(getattr(got, name), array)
+    assert got.facts == expected.facts
+    assert got.packed == expected.packed
 
 
 def test_equal_constraints_are_compiled_once(compiler: CompilerPool) -> None:
@@ -41,9 +40,9 @@ def test_equal_constraints_are_compiled_once(compiler: CompilerPool) -> None:
 
 
 def test_refusals_come_back_with_their_reason(compiler: CompilerPool) -> None:
-    wrong = Constraint.of("json_schema", record(a={"type": "string", "nullable": True}))
+    wrong = Constraint.of("json_schema", record(a={"type": "string", "minLength": "x"}))
     for _ in range(2):
-        with pytest.raises(ConstraintError, match=r"\$\.a: keyword nullable is not supported"):
+        with pytest.raises(ConstraintError, match=r"\$\.a: minLength is a count"):
             compile_in(compiler, wrong)
 
 
@@ -60,16 +59,30 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "nested json": ("json_schema", '{"items":' * 25_000),
     "nested schema": ("json_schema", '{"type":"array","items":' * 9_000 + "{}" + "}" * 9_000),
     "any json": ("json_schema", {}),
+    "many alternatives": ("json_schema", {"allOf": [
+        {"anyOf": [{"required": [f"{name}{n}"], "properties": {f"{name}{n}": {"const": n}}}
+                   for name in "ab"]} for n in range(30)]}),
+    "many selections": ("json_schema", {"minProperties": 20, "additionalProperties": False,
+                                        "properties": {str(n): {} for n in range(60)}}),
     "long strings": ("json_schema", {"type": "string", "minLength": 10**9}),
     "long array": ("json_schema", {"type": "array", "items": NAME.text, "minItems": 10**12}),
     "many properties": ("json_schema", {"properties": {str(n): {"type": "number"}
                                                        for n in range(3000)}}),
     "branching": ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [
         {"type": "null"}, record(**{name: {"$ref": "#/$defs/a"} for name in "abcdefgh"})]}}}),
-    "keyword": ("json_schema", {"type": "array", "items": {"type": "null"}, "uniqueItems": True}),
+    "stacks of two kinds": ("grammar", """root ::= a
+a ::= "(" a ")" | "(" b "]" | "x"
+b ::= "(" b ")" | "(" a "]" | "y"
+"""),
+    "endless": ("grammar", 'root ::= "a" root'),
+    "repeated rule": ("grammar", 'root ::= (("a" root "b"){1000}){1000} | "c"'),
+    "keyword": ("json_schema", {"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
     "evil enum": ("json_schema", {"enum": [[[[["x" * 1000]]]] for _ in range(200)]}),
     "evil names": ("json_schema", {"type": "string", "x" * 100_000: 1}),
+    "evil reference": ("json_schema", {"$ref": "#/" + "x" * 100_000}),
 }  # fmt: skip
+# They look costly, and are not.
+HARMLESS = ("any json", "branching", "evil enum", "evil names")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -79,10 +92,11 @@ def test_hostile_constraints_are_refused(name: str, compiler: CompilerPool) -> N
     try:
         compile_in(compiler, Constraint.of(kind, value))
     except ConstraintError as error:
+        assert name not in HARMLESS, error
         assert str(error)
         assert len(str(error)) < 1500, "no message repeats what it was sent"
     else:
-        assert name in ("evil enum",), "this one is refused"
+        assert name in HARMLESS, "this one is refused"
     assert cpu_seconds(compiler) - began < 2.0
     assert compile_in(compiler, NAME).minimum > 1, "the next one is served"
 
@@ -125,7 +139,7 @@ def test_memory_is_bounded() -> None:
     try:
         with pytest.raises(ConstraintError, match="more than 64 MiB"):
             compile_in(compiler, Constraint.of("regex", "(a|b)*a(a|b){22}"))
-        assert compile_in(compiler, NAME)
+        assert compile_in(compiler, Constraint.of("regex", "a|b"))
     finally:
         compiler.close()
 

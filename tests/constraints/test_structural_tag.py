@@ -9,8 +9,8 @@ import pytest
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as judged
 
-from tests.constraints.derivations import derives, random_text
-from tests.constraints.helpers import LIMITS, accepts, record
+from tests.constraints.helpers import LIMITS, record
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import ConstraintError
 
@@ -49,6 +49,10 @@ def separated(**options: bool) -> dict[str, Any]:
     return wrapped({"type": "tags_with_separator", "tags": tags, "separator": ";", **options})
 
 
+def accepts(tag: Any, text: str) -> bool:
+    return derives(structural_tag(tag, LIMITS), text)
+
+
 CALL = '<call>{}:{{"a":1}}</call>'
 X, Y = CALL.format("x"), CALL.format("y")
 
@@ -63,9 +67,9 @@ X, Y = CALL.format("x"), CALL.format("y")
 )
 def test_tags_with_a_separator(options: dict[str, bool], fit: list[str], others: list[str]) -> None:
     for text in fit:
-        assert accepts("structural_tag", separated(**options), text), text
+        assert accepts(separated(**options), text), text
     for text in others:
-        assert not accepts("structural_tag", separated(**options), text), text
+        assert not accepts(separated(**options), text), text
 
 
 def test_the_other_formats() -> None:
@@ -82,15 +86,15 @@ def test_the_other_formats() -> None:
         }
     )
     for text in ("ab", "ab12ab", "7.", "7!!", "ab.!"):
-        assert accepts("structural_tag", every, text), text
+        assert accepts(every, text), text
     for text in ("", ".", "a", "ab..", "!ab"):
-        assert not accepts("structural_tag", every, text), text
+        assert not accepts(every, text), text
 
 
 def test_several_ends() -> None:
     ends = wrapped({**tag("x"), "end": ["1", "2"]})
-    assert accepts("structural_tag", ends, '<call>x:{"a":1}2')
-    assert not accepts("structural_tag", ends, '<call>x:{"a":1}</call>')
+    assert accepts(ends, '<call>x:{"a":1}2')
+    assert not accepts(ends, '<call>x:{"a":1}</call>')
 
 
 @pytest.mark.parametrize(

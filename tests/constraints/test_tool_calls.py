@@ -17,8 +17,8 @@ from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
-from tests.constraints.derivations import derives
 from tests.constraints.helpers import LIMITS, record
+from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import ConstraintError
@@ -26,8 +26,7 @@ from vllm_dllm.frontend.tool_calls import constrained_calls
 from vllm_dllm.vllm_patches.tool_calls import follow_parameters
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
-DIFFERENT = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-UNSUPPORTED = {"type": "object", "properties": {"a": DIFFERENT}}
+UNSUPPORTED = record(a={"type": "array", "items": {"type": "string"}, "uniqueItems": True})
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 
 

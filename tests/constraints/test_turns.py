@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from tests.constraints.helpers import automaton
+from tests.constraints.helpers import compiled
 from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
 from vllm_dllm.constraints.service.cache import CompiledConstraints
@@ -85,7 +85,7 @@ def test_the_queue_is_bounded_and_shared() -> None:
 
 
 def test_refusals_cost_no_automaton_its_place() -> None:
-    kept, found = CompiledConstraints(most_refusals=3), automaton("regex", "a|b")
+    kept, found = CompiledConstraints(most_refusals=3), compiled("regex", "a|b")
     kept.put(b"good", found)
     for n in range(10):
         kept.put(str(n).encode(), ConstraintError(f"no {n}"))
@@ -95,7 +95,7 @@ def test_refusals_cost_no_automaton_its_place() -> None:
 
 
 def test_automata_are_kept_up_to_a_size() -> None:
-    found = automaton("regex", "a|b")
+    found = compiled("regex", "a|b")
     one = CompiledConstraints(most_bytes=1)
     for key in (b"a", b"b"):
         one.put(key, found)

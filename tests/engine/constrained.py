@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
+from xgrammar import Grammar
+from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from tests.support.engine import Engine
 from vllm_dllm.constraints.limits import ConstraintError
@@ -41,6 +43,11 @@ PIECES = (
     r"[^x]{3}",
     r"[\w ]{2,10}",
 )
+GRAMMARS = (
+    'root ::= "(" root ")" | "[" root root? "]" | [a-c]{1,3}',
+    'root ::= sum\nsum ::= sum "+" term | term\nterm ::= [0-9]{1,2} | "(" sum ")"',
+    'root ::= "a" root "b" | "c"',
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Case:
 
 
 def random_case(random: Random) -> Case:
-    kind = random.choice(["choice", "regex", "json", "json"])
+    kind = random.choice(["choice", "regex", "json", "json", "wide", "object", "grammar"])
     if kind == "choice":
         options = random.sample(WORDS, random.randint(1, 4))
         return Case({"choice": options}, options.__contains__)
@@ -60,13 +67,55 @@ def random_case(random: Random) -> Case:
         parts = random.choices(PIECES, k=random.randint(1, 3))
         pattern = random.choice(["", " ", ", "]).join(f"({part})" for part in parts)
         return Case({"regex": pattern}, lambda text: re.fullmatch(pattern, text) is not None)
-    schema = random_schema(random, 2)
+    if kind == "object":
+        return Case({"json_object": True}, lambda text: isinstance(json.loads(text), dict))
+    if kind == "grammar":
+        grammar = random.choice(GRAMMARS)
+        judge = Grammar.from_ebnf(grammar)
+        return Case({"grammar": grammar}, lambda text: accepts(judge, text))
+    schema = random_schema(random, 2) if kind == "json" else wide_schema(random)
 
     def fits(text: str) -> bool:
         jsonschema.validate(json.loads(text), schema)
         return True
 
     return Case({"json": schema}, fits)
+
+
+def wide_schema(random: Random) -> dict[str, Any]:
+    """One that calls itself, leaves values open, or combines others."""
+    part = random_schema(random, 1)
+    kind = random.choice(
+        ["any", "tree", "list", "additional", "patterns", "overlapping", "allOf", "not"]
+    )
+    if kind == "any":
+        return random.choice([{}, {"type": "array"}, {"type": ["object", "array"]}])
+    if kind == "tree":
+        children = {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2}
+        tree = {
+            "type": "object",
+            "properties": {"value": part, "children": children},
+            "required": random.choice([["value"], ["value", "children"]]),
+            "additionalProperties": False,
+        }
+        return {"$ref": "#/$defs/tree", "$defs": {"tree": tree}}
+    if kind == "list":
+        return {"anyOf": [part, {"type": "array", "items": {"$ref": "#"}, "minItems": 1}]}
+    if kind == "additional":
+        more = random.choice([True, part])
+        return {"type": "object", "properties": {"a": part}, "additionalProperties": more}
+    if kind == "patterns":
+        return {
+            "type": "object",
+            "patternProperties": {"^x": part, "y$": {"type": ["integer", "string"]}},
+            "additionalProperties": random.choice([True, False]),
+        }
+    if kind == "overlapping":
+        return {"anyOf": [part, {"type": ["integer", "string", "object"]}, {"minimum": 3}]}
+    if kind == "allOf":
+        wide = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+        return {"allOf": [wide, {"properties": {"b": {"type": "null"}}}, {"maxProperties": 2}]}
+    return {"type": ["string", "integer", "null"], "not": {"enum": ["", "one", 1, None]}}
 
 
 def random_schema(random: Random, depth: int) -> dict[str, Any]:

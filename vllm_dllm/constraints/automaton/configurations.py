@@ -2,7 +2,8 @@
 
 A configuration is a rule state and a stack of states to return to. A state is a set of
 configurations, because a text may be read in several ways; so every text leads to one state, and
-its probability is counted once. States and stacks get numbers when they are met first. What a state
+its probability is counted once. Where a text can be read in very many ways, those that can end
+soonest are followed, and what only the others allow is not offered. States and stacks get numbers when they are met first. What a state
 leads to depends on nothing but the constraint, whoever asks, so it is computed once.
 """
 
@@ -21,6 +22,8 @@ from vllm_dllm.constraints.limits import ConstraintError
 EMPTY_STACK = 0
 START, END_OF_TEXT = 0, 1
 NO_STATE = -1
+# Ways to read the same text that are followed; a grammar may have more with every character.
+MOST_READINGS = 8
 
 Configuration = tuple[int, int]  # a stack, a rule state
 
@@ -61,10 +64,11 @@ class Configurations:
         self._tokens, self._calls = tables.tokens.tolist(), tables.calls.tolist()
         self._may_leave = tables.may_leave.tolist()
         self._must_leave = tables.must_leave.tolist()
-        # Stacks: what is below the top, the top, the height, the tokens to the end, and whether a
-        # text may end there.
+        # Stacks: what is below the top, the top, the height, the tokens to the end, whether a text
+        # may end there, and a digest of all states on it.
         self._below, self._back, self._height, self._rest = [0], [0], [0], [0]
         self._may_end = [True]
+        self._content = [0]
         self._stack_number: dict[tuple[int, int], int] = {}
         self.members: list[tuple[Configuration, ...]] = []
         self.distance: list[int] = []
@@ -82,7 +86,7 @@ class Configurations:
                 f"every output of the constraint nests deeper than {depth} calls of its rules "
                 "(diffusion_constraint_depth)"
             )
-        self._state(((EMPTY_STACK, start),))
+        self._state({(EMPTY_STACK, start)})
         self.members.append(())
         self.distance.append(0)
         self._moves[END_OF_TEXT] = Moves(
@@ -118,7 +122,7 @@ class Configurations:
         bounds = np.cumsum(stored["member_count"])[:-1]
         for number, some in enumerate(np.split(stored["member"].reshape(-1, 2), bounds)):
             if number > END_OF_TEXT:
-                self._state(tuple((stack, state) for stack, state in some.tolist()))
+                self._state({(stack, state) for stack, state in some.tolist()})
         for classes in np.split(stored["label"], np.cumsum(stored["label_count"])[:-1]):
             self._label(classes)
         parts = np.split(stored["move"], np.cumsum(stored["move_count"])[:-1], axis=1)
@@ -135,7 +139,7 @@ class Configurations:
         found: set[Configuration] = set()
         for stack, rule_state in self.members[state]:
             self._follow(stack, int(self.tables.outcomes(rule_state)[kind]), found)
-        return self._state(tuple(sorted(found))) if found else NO_STATE
+        return self._state(found) if found else NO_STATE
 
     def stack_of(self, state: int) -> int:
         """The highest stack of a state's configurations."""
@@ -212,7 +216,7 @@ class Configurations:
             some: set[Configuration] = set()
             self._follow(stack, int(outcomes[place]), some)
             if some:
-                found[place] = self._state(tuple(sorted(some)))
+                found[place] = self._state(some)
         return found
 
     def _after_leaving(self, stack: int) -> np.ndarray:
@@ -240,7 +244,7 @@ class Configurations:
         for place in first.tolist():
             some = {pair for each in results if each[place] != NO_STATE
                     for pair in self.members[each[place]]}  # fmt: skip
-            joined.append(self._state(tuple(sorted(some))) if some else NO_STATE)
+            joined.append(self._state(some) if some else NO_STATE)
         return np.array(joined, dtype=np.int64)[kind.reshape(-1)]
 
     def _follow(self, stack: int, outcome: int, found: set[Configuration]) -> None:
@@ -272,12 +276,16 @@ class Configurations:
             number = self._stack_number[key] = len(self._below)
             self._below.append(stack)
             self._back.append(back)
+            self._content.append(hash((self._content[stack], back)))
             self._height.append(self._height[stack] + 1)
             self._rest.append(min(self._rest[stack] + self._tokens[back], NEVER))
             self._may_end.append(self._may_end[stack] and bool(self._may_leave[back]))
         return number
 
-    def _state(self, configurations: tuple[Configuration, ...]) -> int:
+    def _state(self, found: set[Configuration]) -> int:
+        if len(found) > MOST_READINGS:
+            found = set(sorted(found, key=self._order)[:MOST_READINGS])
+        configurations = tuple(sorted(found))
         number = self._state_number.get(configurations)
         if number is None:
             number = self._state_number[configurations] = len(self.members)
@@ -286,6 +294,11 @@ class Configurations:
                 1 + min(self._tokens[s] + self._rest[stack] for stack, s in configurations)
             )
         return number
+
+    def _order(self, configuration: Configuration) -> tuple[int, int, int]:
+        """Sorts by what can end soonest, and never by numbers that depend on what was met before."""
+        stack, state = configuration
+        return self._tokens[state] + self._rest[stack], state, self._content[stack]
 
     def _may_end_in(self, state: int) -> bool:
         return any(self._may_leave[s] and self._may_end[stack] for stack, s in self.members[state])

@@ -19,7 +19,8 @@ from vllm_dllm.constraints.automaton.byte_tables import (
     kept_states,
     merged_states,
 )
-from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
+from vllm_dllm.constraints.automaton.distance import DEAD
+from vllm_dllm.constraints.automaton.useful_states import alive_states, used_states
 from vllm_dllm.constraints.grammar.automata import Automaton
 from vllm_dllm.constraints.grammar.language import Node, as_expression
 from vllm_dllm.constraints.grammar.rules import Behind, Both, Call, Without
@@ -153,6 +154,9 @@ def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
     Args:
         table: int32 ``[states, 256]``, with symbols.
         starts: int64 ``[rules]``, where each rule starts.
+
+    Raises:
+        _EmptyLanguageError: the language holds no text.
     """
     table = np.vstack([table, np.full((1, 256), DEAD, dtype=np.int32)])  # row -1: dead
     symbol = table[:, SYMBOL]
@@ -168,57 +172,15 @@ def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
     moves[:, SYMBOL] = DEAD
     accepting = accepting[:-1]
     calls = calls[calls[:, 0] < len(moves)]
-    alive = _alive(moves, accepting, calls)
+    alive = alive_states(moves, accepting, calls)
+    if not alive[starts[0]]:
+        raise _EmptyLanguageError("the constraint allows no output at all")
     calls = calls[alive[calls].all(1)]
-    used = _used(moves, calls, alive, int(starts[0]))
+    used = used_states(moves, calls, alive, int(starts[0]))
     calls = calls[used[calls].all(1)]
     number: np.ndarray = np.cumsum(used) - 1
     calls = np.unique(number[calls], axis=0).astype(np.int32).reshape(-1, 3)
     return RuleAutomata(kept_states(moves, used), accepting[used], calls, int(number[starts[0]]))
-
-
-def _alive(moves: np.ndarray, accepting: np.ndarray, calls: np.ndarray) -> np.ndarray:
-    """The states from which a rule can end, bool ``[states]``: a call must be able to end, too."""
-    source, target = _pairs(moves)
-    ends: np.ndarray = np.zeros(len(calls), dtype=bool)
-    while True:
-        alive = (
-            fewest_steps(
-                np.concatenate([source, calls[ends, 0]]),
-                np.concatenate([target, calls[ends, 2]]),
-                accepting,
-            )
-            != NEVER
-        )
-        more = alive[calls[:, 1]] if len(calls) else ends
-        if (more == ends).all():
-            return alive
-        ends = more
-
-
-def _used(moves: np.ndarray, calls: np.ndarray, alive: np.ndarray, start: int) -> np.ndarray:
-    """The states that a text of the language can visit, bool ``[states]``.
-
-    Raises:
-        _EmptyLanguageError: there is none.
-    """
-    if not alive[start]:
-        raise _EmptyLanguageError("the constraint allows no output at all")
-    source, target = _pairs(moves)
-    source = np.concatenate([source, calls[:, 0], calls[:, 0]])
-    target = np.concatenate([target, calls[:, 1], calls[:, 2]])
-    inside = alive[source] & alive[target]
-    goal: np.ndarray = np.arange(len(moves)) == start
-    return fewest_steps(target[inside], source[inside], goal) != NEVER
-
-
-def _pairs(moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of states with a byte between them: sources and targets."""
-    ordered = np.sort(moves, axis=1)
-    new = ordered != DEAD
-    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    source, column = np.nonzero(new)
-    return source, ordered[source, column].astype(np.int64)
 
 
 def _product(node: Both | Without, limits: CompileLimits) -> np.ndarray:

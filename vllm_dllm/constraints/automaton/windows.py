@@ -55,7 +55,7 @@ def window(configurations: Configurations, first: int, length: int, most: int) -
         configurations: of the constraint.
         first: the canvas' first state.
         length: L, the tokens that the canvas may hold.
-        most: about how many states a window may have.
+        most: about how many states a window may have; fewer where texts can be read in many ways.
     """
     chosen, whole = _nearest(
         configurations, first, most, _shortest_way(configurations, first, length)
@@ -91,15 +91,17 @@ def _nearest(
     chosen: list[int] = []
     # States that are equally far come in the order in which they are met.
     ahead: list[tuple[int, int, int]] = []
-    next_ones = list(dict.fromkeys(always))
+    next_ones, work = list(dict.fromkeys(always)), 0
     while next_ones:
         for state in next_ones:
             chosen.append(state)
+            # Every way to read the text so far has to be joined with every other one.
+            work += len(configurations.members[state]) ** 2
             for target in configurations.moves(state).targets.tolist():
                 if target not in seen:
                     seen.add(target)
                     heapq.heappush(ahead, (remote.of(target), len(seen), target))
-        next_ones = [heapq.heappop(ahead)[2]] if ahead and len(chosen) < most else []
+        next_ones = [heapq.heappop(ahead)[2]] if ahead and work < most else []
     return chosen, not ahead
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.constraints.derivations import derives, random_text
+from tests.support.derivations import derives, random_text
 from vllm_dllm.constraints.grammar.language import Chain, Chars, Either, Node, Repeat
 from vllm_dllm.constraints.grammar.rules import Behind, Both, Call, Rule, Without
 
