@@ -82,7 +82,7 @@ def batches(repeats: int) -> dict[str, Any]:
     vocabulary = Vocabulary.of([*tokens, b"", *missing], [len(tokens)])
 
     def compiled(schema: dict[str, Any]) -> TokenAutomaton:
-        return compile_timed("json_schema", schema, vocabulary)[0]
+        return compile_timed("json_schema", schema, vocabulary, LENGTH)[0]
 
     one = [compiled(CONSTRAINTS[name][1]) for name in ("tool call", "four fields")]
     different = [compiled(schema) for schema in different_schemas(REQUESTS)]

@@ -29,13 +29,16 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from vllm_dllm.constraints.automaton.byte_automaton import byte_automaton  # noqa: E402
 
 from benchmarks.common import quiet_engines, write  # noqa: E402
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language  # noqa: E402
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton, token_automaton  # noqa: E402
+from vllm_dllm.constraints.automaton.configurations import START, Configurations  # noqa: E402
+from vllm_dllm.constraints.automaton.pushdown import pushdown_tables  # noqa: E402
+from vllm_dllm.constraints.automaton.rule_automata import rule_automata  # noqa: E402
+from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
+from vllm_dllm.constraints.automaton.windows import window  # noqa: E402
 from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges  # noqa: E402
 from vllm_dllm.constraints.decoding.best_path import (  # noqa: E402
     CanvasWindow,
@@ -135,23 +138,29 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def compile_timed(
-    kind: str, value: Any, vocabulary: Vocabulary
+    kind: str, value: Any, vocabulary: Vocabulary, length: int
 ) -> tuple[TokenAutomaton, dict[str, float]]:
-    """An automaton, its size, and the milliseconds of its compilation."""
+    """The automaton of a first canvas, its size, and the milliseconds that finding it takes."""
     limits = CompileLimits()
     began = time.perf_counter()
-    over_bytes = byte_automaton(constraint_language(Constraint.of(kind, value), limits), limits)
+    automata = rule_automata(constraint_language(Constraint.of(kind, value), limits), limits)
     between = time.perf_counter()
-    automaton = token_automaton(over_bytes, vocabulary, limits)
+    tables = pushdown_tables(automata, vocabulary, limits)
+    configurations = Configurations(tables, limits.calls)
+    found = window(configurations, START, length, limits.window_states)
     behind = time.perf_counter()
-    return automaton, {
+    again = milliseconds(
+        lambda: window(configurations, START, length, limits.window_states), repeats=3
+    )
+    return found.automaton, {
         "bytes_ms": (between - began) * 1e3,
         "tokens_ms": (behind - between) * 1e3,
-        "states": automaton.states,
-        "classes": automaton.classes,
-        "edges": len(automaton.edge_label),
-        "minimum": automaton.minimum,
-        "stored_bytes": len(automaton.to_bytes()),
+        "window_ms": again,
+        "rule_states": tables.states,
+        "states": found.automaton.states,
+        "whole": found.whole,
+        "classes": tables.classes,
+        "edges": len(found.automaton.edge_label),
     }
 
 
@@ -168,7 +177,7 @@ def joined(automata: list[TokenAutomaton]) -> BatchConstraint:
 def far_to_go(automata: list[TokenAutomaton], length: int, forced: torch.Tensor) -> CanvasWindow:
     """Windows of canvases whose budget is no limit."""
     zero = torch.zeros(len(automata), dtype=torch.int64)
-    budget = torch.tensor([10 * length + one.minimum for one in automata])
+    budget = torch.tensor([10 * length + int(one.distance[0]) for one in automata])
     return CanvasWindow(zero, zero, budget, zero + length, forced)
 
 

@@ -54,14 +54,16 @@ def corpora(names: list[str], part: int) -> Iterator[Case]:
             yield case
 
 
-def record_one(case: Case, size: str, vocabulary: Vocabulary, walks: int, to: Path) -> None:
+def record_one(
+    case: Case, size: str, vocabulary: Vocabulary, options: Mapping[str, Any], to: Path
+) -> None:
     """Check a schema in a process of its own, and append a line with what was found."""
     process = os.fork()
     if process == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         try:
-            append(to, case, size, asdict(check(case, vocabulary, walks)))
+            append(to, case, size, asdict(check(case, vocabulary, **options)))
         except BaseException as error:
             append(to, case, size, {"failed": f"{type(error).__name__}: {error}"[:2000]})
         os._exit(0)
@@ -77,7 +79,9 @@ def append(to: Path, case: Case, size: str, found: Mapping[str, Any]) -> None:
     os.close(file)
 
 
-def run(cases: list[Case], sizes: list[str], walks: int, workers: int, to: Path) -> None:
+def run(
+    cases: list[Case], sizes: list[str], options: Mapping[str, Any], workers: int, to: Path
+) -> None:
     """Check all schemas that have no line yet, by some processes at a time."""
     done = {(line["name"], line["vocabulary"]) for line in lines(to)}
     found = vocabularies()
@@ -87,7 +91,7 @@ def run(cases: list[Case], sizes: list[str], walks: int, workers: int, to: Path)
         child = os.fork()
         if child == 0:
             for case, size in todo[number::workers]:
-                record_one(case, size, found[size], walks, to)
+                record_one(case, size, found[size], options, to)
             os._exit(0)
         children.append(child)
     for child in children:
@@ -162,13 +166,17 @@ def main() -> int:
     parser.add_argument("--corpus", nargs="+", default=["suite", "real"])
     parser.add_argument("--vocabulary", nargs="+", default=["tiny", "large"])
     parser.add_argument("--walks", type=int, default=200)
+    parser.add_argument(
+        "--canvases", action="store_true", help="walk through windows, and read no instances"
+    )
     parser.add_argument("--part", type=int, default=1, help="only one of so many schemas")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     quiet_engines()
     args.to.parent.mkdir(parents=True, exist_ok=True)
     cases = list(corpora(args.corpus, args.part))
-    run(cases, args.vocabulary, args.walks, args.workers, args.to)
+    options = {"walks": args.walks, "canvases": args.canvases}
+    run(cases, args.vocabulary, options, args.workers, args.to)
     found = lines(args.to)
     results = summary(found)
     write(args.json, "schema_walks", results)

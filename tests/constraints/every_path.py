@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from vllm_dllm.constraints.automaton.distance import DEAD
+from vllm_dllm.constraints.automaton.pushdown import NO_CLASS
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 
 FREE = -1
+
+
+def target_of_class(automaton: TokenAutomaton) -> np.ndarray:
+    """The state behind each state and class, or `DEAD`; int64 ``[states, classes]``."""
+    found: np.ndarray = np.full((automaton.states, automaton.classes), DEAD, dtype=np.int64)
+    edges = zip(automaton.edge_source, automaton.edge_target, automaton.edge_label, strict=True)
+    for source, target, label in edges:
+        members = automaton.members[automaton.label_first[label] : automaton.label_first[label + 1]]
+        found[source, members] = target
+    return found
 
 
 def every_path(
@@ -29,19 +42,25 @@ def every_path(
         left: tokens that may be put out behind the window.
         forced: a token for each position, or -1; None for no token.
     """
-    if not weights:
-        if int(automaton.distance[state]) <= left:
-            yield (), 0.0
-        return
-    token = FREE if forced is None else forced[0]
-    kinds = range(automaton.classes) if token == FREE else [int(automaton.class_of_token[token])]
-    for kind in kinds:
-        behind = DEAD if kind < 0 else int(automaton.next[state, kind])
-        if behind == DEAD:
-            continue
-        rest = every_path(automaton, weights[1:], behind, left, forced and forced[1:])
-        for path, weight in rest:
-            yield (kind, *path), weights[0][kind] + weight
+    target = target_of_class(automaton)
+    held = [FREE] * len(weights) if forced is None else forced
+
+    def paths(place: int, state: int) -> Iterator[tuple[tuple[int, ...], float]]:
+        if place == len(weights):
+            if int(automaton.distance[state]) <= left:
+                yield (), 0.0
+            return
+        kinds = range(automaton.classes)
+        if held[place] != FREE:
+            kind = int(automaton.class_of_token[held[place]])
+            kinds = range(kind, kind + 1) if kind != NO_CLASS else range(0)
+        for kind in kinds:
+            behind = int(target[state, kind])
+            if behind != DEAD:
+                for path, weight in paths(place + 1, behind):
+                    yield (kind, *path), weights[place][kind] + weight
+
+    yield from paths(0, state)
 
 
 def best_path(

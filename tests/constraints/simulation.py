@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tests.constraints.joined import best_tokens, drawn_tokens, joined
-from vllm_dllm.constraints.automaton.distance import DEAD
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
+from vllm_dllm.constraints.automaton.configurations import NO_STATE, START
+from vllm_dllm.constraints.automaton.windows import Window, window
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath, tokens_kept_to_path
+from vllm_dllm.constraints.decoding.constrained_step import (
+    BatchConstraint,
+    ConstrainedPath,
+    tokens_kept_to_path,
+)
+from vllm_dllm.constraints.limits import CompileLimits
 from vllm_dllm.ops.noise.keyed import row_keys
 
 
@@ -27,6 +32,7 @@ class Run:
         sampled: at a temperature.
         edits: positions that are decided may change again.
         own: now and then the algorithm decides for a token of its own.
+        most: about how many states of a constraint a canvas is decoded with.
     """
 
     budget: int
@@ -36,20 +42,28 @@ class Run:
     sampled: bool = False
     edits: bool = False
     own: bool = False
+    most: int = CompileLimits().window_states
 
 
 class Masked:
-    """A masked canvas: each step decides some positions, in any order."""
+    """A masked canvas: each step decides some positions, in any order.
 
-    def __init__(self, found: TokenAutomaton, ids: int, run: Run) -> None:
-        self.found = found
-        self.constraint = joined(found)
+    A canvas follows the window of the constraint that begins in the state which the output has
+    reached, or the first canvas' window if that is the whole constraint.
+
+    Attributes:
+        windows: what the canvases have followed so far.
+    """
+
+    def __init__(self, found: CompiledConstraint, ids: int, run: Run) -> None:
+        self.configurations = found.configurations()
         self.ids, self.run = ids, run
         self.generator = torch.Generator().manual_seed(run.seed)
+        self.windows: list[Window] = []
 
     def text(self) -> list[int]:
         """All tokens that are put out."""
-        run, out, state, tail = self.run, [], torch.tensor([0]), self.run.tail
+        run, out, state, tail = self.run, list[int](), START, self.run.tail
         while True:
             left = torch.tensor([run.budget - len(out)])
             tokens = self.canvas(state, left, tail)
@@ -62,16 +76,28 @@ class Masked:
             if ends or len(out) >= run.budget:
                 return out
             # The state follows only the tokens that have been emitted.
-            behind = self.found.advance(int(state), np.array(new[:count]))
-            state = torch.tensor([self.found.states if behind == DEAD else behind])
+            for token in new[:count]:
+                state = self.configurations.after(state, token)
+            assert state != NO_STATE, "what is put out satisfies the constraint so far"
             tail = 0
 
-    def is_end(self, token: int) -> bool:
-        return int(self.found.class_of_token[token]) == self.found.classes - 1
+    def follow(self, state: int) -> tuple[BatchConstraint, torch.Tensor]:
+        """What a canvas follows that begins in a state, and the state's number there."""
+        if not (self.windows and self.windows[0].whole):
+            run = self.run
+            self.windows.append(window(self.configurations, state, run.length, run.most))
+        part = self.windows[-1]
+        (place,) = (part.states == state).nonzero()[0]
+        return joined(part.automaton), torch.tensor([int(place)])
 
-    def canvas(self, state: torch.Tensor, left: torch.Tensor, tail: int) -> torch.Tensor:
+    def is_end(self, token: int) -> bool:
+        tables = self.configurations.tables
+        return int(tables.class_of_token[token]) == tables.classes - 1
+
+    def canvas(self, first: int, left: torch.Tensor, tail: int) -> torch.Tensor:
         """One canvas, denoised."""
         length, run = self.run.length, self.run
+        constraint, state = self.follow(first)
         tokens = torch.full((1, length), self.ids - 1)
         masked = torch.arange(length)[None] >= tail
         fixed = ~masked
@@ -80,7 +106,7 @@ class Masked:
             held = fixed if run.edits else ~masked
             forced = torch.where(held, tokens, -1)
             some = CanvasWindow(state, torch.tensor([tail]), left, torch.tensor([length]), forced)
-            chosen = self.chosen(some, step)
+            chosen = self.chosen(constraint, some, step)
             assert chosen.feasible.all()
             accept = masked & (torch.rand(1, length, generator=self.generator) < 0.4)
             new = torch.where(accept, chosen.token, tokens)
@@ -92,9 +118,10 @@ class Masked:
             step += 1
         return tokens
 
-    def chosen(self, some: CanvasWindow, step: int) -> ConstrainedPath:
+    def chosen(self, constraint: BatchConstraint, some: CanvasWindow, step: int) -> ConstrainedPath:
+        """The path of a step."""
         logits = torch.randn(1, self.run.length, self.ids, generator=self.generator) * 3
         if not self.run.sampled:
-            return best_tokens(self.constraint, logits, some)
+            return best_tokens(constraint, logits, some)
         keys = row_keys(torch.tensor([[self.run.seed]]), step, torch.arange(self.run.length))
-        return drawn_tokens(self.constraint, logits, some, keys)
+        return drawn_tokens(constraint, logits, some, keys)

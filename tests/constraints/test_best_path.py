@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.constraints.every_path import best_path, every_path
+from tests.constraints.every_path import best_path, every_path, target_of_class
 from tests.constraints.helpers import automaton, letters, text_of, together, window
 from tests.constraints.joined import best, drawn, joined, with_no_class
 from tests.ops.chi_square import chi_square, limit
@@ -87,9 +87,9 @@ def test_the_best_path_is_the_best_of_all(batch: list[Case]) -> None:
         # Weights are random, so that there are no ties.
         assert first_of(paths, some, n) == expected[0]
         assert float(paths.weight[n]) == pytest.approx(expected[1], abs=1e-9)
-        state = int(some.state)
+        state, target = int(some.state), target_of_class(found)
         for kind in expected[0]:
-            state = int(found.next[state, kind])
+            state = int(target[state, kind])
         assert int(paths.states[n, -1]) == state
         assert int(found.distance[state]) <= left
 

@@ -38,7 +38,19 @@ def brackets() -> Node:
     return Call(rule)
 
 
-ALL = {**LANGUAGES, "brackets": brackets()}
+def beside(words: str, other: str) -> Node:
+    """Two rules that begin alike: behind that one has two words, and one has one of them."""
+    first = either([literal(word * 2) for word in words])
+    rules = [Rule("two", sequence(literal("c"), first))]
+    rules.append(Rule("one", sequence(literal("c"), literal(f"{other},"))))
+    return either(map(Call, rules))
+
+
+ALL = {
+    **LANGUAGES,
+    "brackets": brackets(),
+    **{f"beside {other}": beside("ab", other) for other in "ab"},
+}
 
 
 def compiled(language: Node, depth: int = 20) -> Configurations:

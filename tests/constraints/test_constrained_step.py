@@ -10,9 +10,11 @@ import jsonschema
 import pytest
 import torch
 
+from tests.constraints.every_path import target_of_class
 from tests.constraints.helpers import (
     END,
     automaton,
+    compiled,
     letters,
     pieces,
     record,
@@ -21,6 +23,7 @@ from tests.constraints.helpers import (
 )
 from tests.constraints.joined import best, best_tokens, drawn_tokens, joined
 from tests.constraints.simulation import Masked, Run
+from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.decoding.constrained_step import (
@@ -63,7 +66,7 @@ def check(kind: str, value: Any, text: str) -> None:
 @pytest.mark.parametrize("slack", [0, 1, 7, 40])
 def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -> None:
     known = pieces()
-    found = automaton(kind, value, known)
+    found = compiled(kind, value, known)
     budget = found.minimum + slack
     for seed in range(8):
         run = Run(
@@ -79,6 +82,53 @@ def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -
         assert len(ids) <= budget, run
         assert ids[-1] == END, f"{run}: not finished"
         check(kind, value, text_of(known, ids).decode())
+
+
+NESTED: dict[str, tuple[str, Any]] = {
+    "any JSON": ("json_schema", {}),
+    "any object": ("json_schema", {"type": "object"}),
+    "arrays": ("json_schema", {"type": "array", "items": {"$ref": "#"}, "minItems": 0}),
+    "a tree": ("json_schema", record(
+        name={"enum": ["a", "leaf"]}, children={"type": "array", "items": {"$ref": "#"}})),
+    "two that call each other": ("json_schema", {
+        "$ref": "#/$defs/a",
+        "$defs": {
+            "a": {"type": ["integer", "array"], "items": {"$ref": "#/$defs/b"}},
+            "b": {**record(a={"$ref": "#/$defs/a"}), "additionalProperties": False},
+        },
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("most", [3, 20, 300])
+@pytest.mark.parametrize("slack", [0, 1, 7, 60])
+def test_a_constraint_that_is_decoded_in_parts(name: str, most: int, slack: int) -> None:
+    """Each canvas follows the window that begins where the output is, however small windows are."""
+    kind, value = NESTED[name]
+    known = pieces()
+    found = compiled(kind, value, known)
+    budget = found.minimum + slack
+    canvases = 0
+    for seed in range(6):
+        run = Run(
+            budget,
+            seed,
+            length=[8, 3, 16][seed % 3],
+            tail=[0, 2, 5][seed % 3],
+            sampled=seed % 2 == 1,
+            edits=seed in (2, 5),
+            own=seed in (3, 4),
+            most=most,
+        )
+        masked = Masked(found, len(known), run)
+        ids = masked.text()
+        assert not masked.windows[0].whole
+        canvases += len(masked.windows)
+        assert len(ids) <= budget, run
+        assert ids[-1] == END, f"{run}: not finished"
+        check(kind, value, text_of(known, ids).decode())
+    assert slack < 60 or canvases > 6, "some take several canvases"
 
 
 def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
@@ -163,11 +213,11 @@ def test_settled() -> None:
 def naive_run(found: TokenAutomaton, seed: int) -> bool:
     """Left to right with a mask at each position, and no look at the rest: does it dead-end?"""
     generator = torch.Generator().manual_seed(seed)
-    state = 0
-    for _ in range(found.minimum + 2):
+    state, target = 0, target_of_class(found)
+    for _ in range(int(found.distance[0]) + 2):
         weights = torch.randn(found.classes, generator=generator)
-        weights[torch.from_numpy(found.next[state]) < 0] = -torch.inf
-        state = int(found.next[state, int(weights.argmax())])
+        weights[torch.from_numpy(target[state]) == DEAD] = -torch.inf
+        state = int(target[state, int(weights.argmax())])
         if state == found.states - 1:
             return False
     return True
@@ -177,7 +227,7 @@ def test_a_mask_from_left_to_right_would_not_be_enough() -> None:
     """Why paths are planned: following the automaton alone runs out of budget."""
     found = automaton("json_schema", PERSON, pieces())
     assert sum(naive_run(found, seed) for seed in range(20)) > 10
-    budget = found.minimum + 2
+    budget = int(found.distance[0]) + 2
     weights = torch.randn(1, budget, found.classes + 1)
     paths = best(joined(found), weights, window(budget, budget))
     assert paths.feasible[0]

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from tests.constraints.derivations import derives
-from tests.constraints.helpers import STRING, dumped, record
+from tests.constraints.helpers import STRING, dumped, record, schema_refusal
 from tests.constraints.json_languages import LIMITS, drawn, language, offers
 from tests.constraints.test_json_keywords import CASES as KEYWORD_CASES
 from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_language
@@ -120,15 +120,32 @@ def test_every_supported_keyword_is_tried_somewhere() -> None:
 
 
 def test_a_character_that_a_pattern_excludes_is_not_offered() -> None:
-    """U+0000 too, which is in no set of characters, so its complement is all of them."""
+    """U+0000 too. It stands only in strings without any pattern, so a pattern may not require it."""
     schema = {"type": "string", "pattern": r"^[^\x00]$"}
     found = language(schema)
     for code in range(0x7F):
         text = json.dumps(chr(code))
         assert derives(found, text) == (code != 0), text
-    assert offers({"type": "string", "pattern": r"^\x00$"}, r'"\u0000"')
-    assert offers({"type": "string", "pattern": "a"}, r'"\u0000a"')
+    assert offers({"type": "string"}, r'"\u0000a"')
+    assert not offers({"type": "string", "pattern": "a"}, r'"\u0000a"')
+    assert "allows no value" in schema_refusal({"type": "string", "pattern": r"^\x00$"})
     assert not offers({"type": "string", "pattern": r"^[^\x00]*$"}, r'"\u0000"')
+
+
+def test_counts_are_narrowed() -> None:
+    """More than 256 items or unnamed properties are offered only where they are demanded."""
+    many: dict[str, Any] = {"type": "array", "items": {"const": 1}, "maxItems": 10_000}
+    for schema, least, most in ((many, 0, 256), (many | {"minItems": 300}, 300, 300)):
+        found = language(schema)
+        for count in (0, 256, 257, 300, 301):
+            text = f"[{','.join('1' * count)}]"
+            assert derives(found, text) == (least <= count <= most), count
+    found = language({"type": "object", "properties": {"a": {"const": 1}}, "maxProperties": 10_000,
+                      "additionalProperties": {"const": 2}})  # fmt: skip
+    for count in (0, 256, 257):
+        others = ",".join(f'"b{n}":2' for n in range(count))
+        assert derives(found, f"{{{others}}}") == (count <= 256)
+        assert count == 0 or derives(found, f'{{"a":1,{others}}}') == (count <= 256)
 
 
 def test_recursion_does_not_end() -> None:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from tests.constraints.derivations import derives
 from tests.constraints.test_regex import patterns
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
-from vllm_dllm.constraints.grammar.json_strings import string_language, string_tree
+from vllm_dllm.constraints.grammar.json_strings import (
+    FEW,
+    LONGEST_COUNTED,
+    string_language,
+    string_tree,
+)
 from vllm_dllm.constraints.grammar.rules import Both, Call, Without
 from vllm_dllm.constraints.limits import ConstraintError
 
@@ -61,6 +66,34 @@ def test_lengths_count_characters() -> None:
     assert not derives(two, written("a")) and not derives(two, written("abc"))
     # No character is written in two ways.
     assert not derives(two, '"\\u000a\\u000a"') and not derives(two, '"\\u0061b"')
+
+
+@pytest.mark.parametrize(
+    ("facts", "least", "most"),
+    [
+        (StringFacts(most=65535), 0, LONGEST_COUNTED),
+        (StringFacts(1, 65535), 1, LONGEST_COUNTED),
+        (StringFacts(300, 65535), 300, 300),
+        (StringFacts(most=65535, patterns=("^a+$",)), 1, LONGEST_COUNTED),
+        (StringFacts(most=65535, patterns=("^a{300}a*$",)), 300, 300),
+        (StringFacts(most=65535, patterns=("^a{0,300}$",)), 0, 300),
+        (StringFacts(1, 65535, patterns=("a",)), 1, LONGEST_COUNTED),
+        (StringFacts(excluded=(StringFacts(3, 65535),)), 0, 2),
+        (StringFacts(most=600, excluded=(StringFacts(3, 10),)), 0, LONGEST_COUNTED),
+    ],
+)
+def test_long_strings_are_narrowed(facts: StringFacts, least: int, most: int) -> None:
+    """What is demanded is not."""
+    language = string_tree(facts)
+    for count in {0, 1, 2, LONGEST_COUNTED, 300, 301, 600} - set(range(3, 11)):
+        assert derives(language, written("a" * count)) == (least <= count <= most), count
+
+
+def test_counted_strings_have_no_controls_but_short_ones() -> None:
+    for most in (FEW, FEW + 1):
+        language = string_tree(StringFacts(most=most))
+        assert derives(language, written("\n\t")) and derives(language, written('"\\'))
+        assert derives(language, written("\u0001")) == (most == FEW)
 
 
 def test_simple_facts_make_simple_trees() -> None:

@@ -91,6 +91,19 @@ def test_a_rule_is_compiled_once() -> None:
     assert often.states < once.states + 110
 
 
+def test_long_endings_are_shared() -> None:
+    """Also between rules: a word of up to 30 letters is the ending of one of up to 100."""
+    rules = [Call(Rule("word", regex(f"[a-z]{{0,{most}}};"))) for most in (30, 70, 100)]
+    automata = rule_automata(
+        either([sequence(literal(str(n)), r) for n, r in enumerate(rules)]), LIMITS
+    )
+    assert automata.states < 100 + 10
+    for first, most in enumerate((30, 70, 100)):
+        for count in (0, most, most + 1):
+            text = f"{first}{'a' * count};".encode()
+            assert accepts(automata, text) == (count <= most)
+
+
 def test_empty_languages() -> None:
     endless = Rule("endless")
     endless.body = sequence(literal("a"), Call(endless))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.constraints.helpers import automaton, record, tiny
+from tests.constraints.helpers import compiled, record, tiny
 from tests.support.schemas.checks import byte_tokens, check
 from tests.support.schemas.corpora import LATEST, Case, Instance, suite_cases
 from tests.support.schemas.large_vocabulary import IDS, large
@@ -20,6 +21,8 @@ from tests.support.schemas.spellings import all_spellings, offered_spellings, pl
 from tests.support.schemas.strategies import whole_schemas
 from tests.support.schemas.validators import Judge, repeats_a_name, strict_readings
 from tests.support.schemas.walks import StuckError, Walker
+from tests.support.schemas.ways import Canvases, State, Ways, Whole
+from vllm_dllm.constraints.automaton.configurations import START, Configurations
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 # Long form: VLLM_DLLM_CASES=5000
@@ -37,45 +40,103 @@ def test_what_compiles_offers_only_valid_texts(drawn: tuple[str, dict[str, Any]]
 # ---- walks
 
 
+def states(schema: Any) -> Configurations:
+    return compiled("json_schema", schema, tiny()).configurations()
+
+
+class Planted:
+    """The ways of a constraint with an error in one of their answers."""
+
+    def __init__(self, ways: Ways) -> None:
+        self.ways, self.start, self.class_of_token = ways, ways.start, ways.class_of_token.copy()
+
+    def choices(self, state: State) -> list[tuple[np.ndarray, State]]:
+        return self.ways.choices(state)
+
+    def distance(self, state: State) -> int:
+        return self.ways.distance(state)
+
+
+class TooNear(Planted):
+    def distance(self, state: State) -> int:
+        return max(self.ways.distance(state) - 1, 0)
+
+
+class Ambiguous(Planted):
+    def choices(self, state: State) -> list[tuple[np.ndarray, State]]:
+        return [*self.ways.choices(state), *self.ways.choices(state)]
+
+
+def whole(schema: Any) -> Ways:
+    return Whole(states(schema))
+
+
+def canvases(schema: Any, length: int = 8, most: int = 20) -> Canvases:
+    return Canvases(states(schema), length, most)
+
+
 def test_walks_take_every_edge_of_a_small_automaton() -> None:
     numbers = {"type": "array", "items": INTEGER, "maxItems": 2}
-    schema = record(a={"enum": ["x", 1, None]}, b=numbers)
-    compiled = automaton("json_schema", schema, tiny())
+    schema = record(a={"enum": ["x", 1, None]}, b=numbers) | {"additionalProperties": False}
     judge = Judge.of(schema, LATEST)
-    walker = Walker(compiled, tiny(), 0)
+    configurations = states(schema)
+    walker = Walker(Whole(configurations), tiny(), 0)
     for _ in range(200):
         tokens = walker.tokens(walker.minimum + 40)
         assert len(tokens) <= walker.minimum + 40 and tokens[-1] in tiny().ends
-    edges = {
-        (source, target)
-        for source, target in zip(compiled.edge_source, compiled.edge_target, strict=True)
-        if compiled.distance[source]
-    }
-    assert 0.6 * len(edges) < len(walker.visits) < len(edges)
+    _, taken = walker.coverage()
     assert all(judge.complaint(walker.text(tokens)) is None for tokens in walker.cover(400))
-    assert walker.coverage() == (len(edges), len(edges))
+    edges = sum(
+        len(configurations.moves(state).targets)
+        for state in range(len(configurations.members))
+        if configurations.distance[state]
+    )
+    assert walker.coverage() == (edges, edges) and 0.3 * edges < taken < edges
 
 
-def test_with_the_fewest_tokens_a_walk_still_ends() -> None:
-    compiled = automaton("json_schema", record(a=STRING), tiny())
-    walker = Walker(compiled, tiny(), 0)
+@pytest.mark.parametrize("ways", [whole, canvases])
+def test_with_the_fewest_tokens_a_walk_still_ends(ways: Callable[[Any], Ways]) -> None:
+    found = ways(record(a=STRING))
+    walker = Walker(found, tiny(), 0)
     assert {walker.text(walker.tokens(walker.minimum)) for _ in range(20)} == {b'{"a":""}'}
-    for distances in (compiled.distance - 1, compiled.distance[::-1]):
-        liar = replace(compiled, distance=np.maximum(distances, 0))
-        with pytest.raises(StuckError):
-            Walker(liar, tiny(), 0).tokens(walker.minimum - 1)
+    with pytest.raises(StuckError):
+        Walker(TooNear(found), tiny(), 0).tokens(walker.minimum - 1)
 
 
 def test_what_a_compiled_constraint_must_not_have() -> None:
-    compiled = automaton("json_schema", record(a=STRING), tiny())
-    silent = next(n for n in range(272) if not len(Walker(compiled, tiny(), 0).text([n])))
-    kinds = compiled.class_of_token.copy()
-    kinds[silent] = 0
+    ways = whole(record(a=STRING))
+    silent = next(n for n in range(272) if not len(Walker(ways, tiny(), 0).text([n])))
+    planted = Planted(ways)
+    planted.class_of_token[silent] = 0
     with pytest.raises(ValueError, match="without bytes"):
-        Walker(replace(compiled, class_of_token=kinds), tiny(), 0)
-    twice = replace(compiled, edge_label=np.zeros_like(compiled.edge_label))
+        Walker(planted, tiny(), 0)
     with pytest.raises(ValueError, match="leads to two states"):
-        Walker(twice, tiny(), 0).tokens(40)
+        Walker(Ambiguous(ways), tiny(), 0).tokens(40)
+
+
+def test_walks_through_canvases_nest_deeper_than_a_window() -> None:
+    """A window of few states has few of a list in lists, and the next one has more of them."""
+    schema = {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}},
+    }
+    ways = canvases(schema)
+    walker = Walker(ways, tiny(), 0)
+    texts = {walker.text(walker.tokens(60)) for _ in range(200)}
+    assert len(ways.windows) > 5 and not ways.whole
+    assert max(text.count(b"[") for text in texts) > 10
+    assert all(Judge.of(schema, LATEST).complaint(text) is None for text in texts)
+
+
+def test_a_canvas_is_left_at_its_last_place_only() -> None:
+    """What a window lacks is no choice, and what leads out of it in time is one."""
+    ways = canvases(STRING, length=4, most=3)
+    state = ways.start
+    for place in range(4):
+        assert state == (START, place, state[2])
+        options = ways.choices(state)
+        assert all(ways.distance(target) < 100 for _, target in options)
+        state = max((target for _, target in options), key=lambda s: s[2])
 
 
 def test_the_large_vocabulary() -> None:
@@ -109,7 +170,7 @@ def test_a_keyword_that_is_overlooked_is_found(
     case = Case("planted", LATEST, asked, instances)
     monkeypatch.setattr(
         "tests.support.schemas.checks.compile_constraint",
-        lambda *_: automaton("json_schema", offered, tiny()),
+        lambda *_: compiled("json_schema", offered, tiny()),
     )
     report = check(case, tiny(), 100)
     assert report.problems

@@ -7,6 +7,7 @@ operations on all canvases at once; the only loop is over the algorithms that sh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -74,8 +75,10 @@ class CanvasUpdate:
         )
         plan = StepPlan(before, now, batches, request)
         if state.constraints.followers and state.constraints.asked(on_host):
-            state.constraints.begin_canvases(slots, on_host, now.step)
-            plan = replace(plan, request=replace(request, window=self._window(plan)))
+            state.constraints.begin_canvases()
+            waits = state.constraints.starts.waits(slots, on_host)
+            window = self._window(plan)
+            plan = replace(plan, request=replace(request, window=window), waits=waits)
         return plan
 
     def _window(self, plan: StepPlan) -> CanvasWindow:
@@ -115,9 +118,14 @@ class CanvasUpdate:
             canvas = replace(canvas, tokens=tokens)
         if sync:
             canvas, done = _where(skips, plan.before, canvas), done | skips
+        if plan.waits is not None:
+            canvas, done = _where(plan.waits, plan.before, canvas), done & ~plan.waits
+            skips = skips | plan.waits
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
         ready = self._ready(plan, canvas, done, reach)
+        if plan.waits is not None:
+            ready = ready.masked_fill(plan.waits, 0)
         ready_to_leave = ready > 0
         if sync:
             ready_to_leave = ready_to_leave & ready_to_leave.all()
@@ -133,7 +141,9 @@ class CanvasUpdate:
             ready_to_leave=ready_to_leave,
             leaves=leaves,
             kv_pending=leaves & ~(commits | written),
-            goes_on=~(leaves | ready_to_leave),
+            goes_on=~(leaves | ready_to_leave)
+            if plan.waits is None
+            else ~(leaves | ready_to_leave | plan.waits),
             out=torch.where(leaves, torch.where(commits, now.ready, ready), streamed),
             path=readings.path,
             next_canvas=readings.next_canvas,
@@ -154,16 +164,20 @@ class CanvasUpdate:
         slots = plan.request.slots
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.all_slots.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, batch.rows(leaves))
+                kept = new if plan.waits is None else _old_where(plan.waits, batch, new)
+                batch.all_slots.keep(batch.slots, kept, batch.rows(leaves))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
         state.remaining.index_copy_(0, slots, now.remaining + now.tail - outcome.out)
         state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
         state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
-        state.step.index_copy_(0, slots, (now.step + 1).masked_fill(leaves, 0))
+        step = now.step + 1
+        if plan.waits is not None:
+            step = torch.where(plan.waits, now.step, step)
+        state.step.index_copy_(0, slots, step.masked_fill(leaves, 0))
         if outcome.path is not None:
-            state.constraints.advance(slots, outcome.path, outcome.out)
+            state.constraints.advance(slots, outcome.path, outcome.out, leaves)
         after, width = outcome.canvas, plan.request.width
         return state.advance(slots, after, leaves, width, outcome.next_canvas)
 
@@ -291,3 +305,14 @@ def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
         torch.where(keep, before.masked, after.masked),
         after.fixed,
     )
+
+
+def _old_where(
+    waits: torch.Tensor, batch: AlgorithmBatch, new: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """An algorithm's state: as it was for canvases that wait (bool ``[n]``), else `new`."""
+    rows = batch.rows(waits)
+    return {
+        name: torch.where(rows.view(-1, *[1] * (tensor.ndim - 1)), batch.state[name], tensor)
+        for name, tensor in new.items()
+    }

@@ -8,104 +8,27 @@ computes.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
-from vllm_dllm.constraints.automaton.configurations import NO_STATE, START, Configurations
-from vllm_dllm.constraints.automaton.windows import window
+from vllm_dllm.constraints.automaton.configurations import NO_STATE, START
 from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges
 from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, ConstrainedPath
 from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
-from vllm_dllm.constraints.limits import CompileLimits
+from vllm_dllm.worker.canvas_starts import CanvasStarts
+from vllm_dllm.worker.constraint_views import Follower, View
 from vllm_dllm.worker.to_device import to_device
 
 FREE = -1
 # For how many sets of canvases the union of their automata is kept. A steady batch is one set for
 # each part that the readout makes of it, or two where some of its requests draw.
 MOST_KEPT = 8
-# About how many states a canvas follows, and the parts of a constraint that are kept.
-MOST_STATES = CompileLimits().window_states
-MOST_VIEWS = 64
 
 Part = TypeVar("Part", OwnEdges, TokenClasses)
 Whole = TypeVar("Whole", AutomatonBatch, BatchClasses)
-
-
-@dataclass(frozen=True)
-class View:
-    """The part of a constraint that a canvas follows.
-
-    Attributes:
-        edges: its automaton, to be joined with others; on the host.
-        states: int64 ``[states]``, the number of each of its states in the constraint.
-        whole: whether nothing is left out, so that every canvas may follow it.
-    """
-
-    edges: OwnEdges
-    states: np.ndarray
-    whole: bool
-
-    def place(self, state: int) -> int:
-        """The number of a constraint's state in this part; the dead one if it is not in it."""
-        found = np.flatnonzero(self.states == state)
-        return int(found[0]) if len(found) else self.edges.dead
-
-
-class Follower:
-    """A constraint that requests follow.
-
-    Attributes:
-        key: digest of the packed constraint.
-        configurations: its states, found as far as canvases reach.
-        classes: its classes of tokens, on the device.
-    """
-
-    def __init__(self, key: str, packed: bytes, length: int, device: torch.device) -> None:
-        """Unpack the constraint that comes with a request, and copy its classes to the device.
-
-        All that depends on its values is computed on the host, so that nothing waits for the
-        device. `length` is L.
-        """
-        self.key = key
-        self.length = length
-        self.configurations: Configurations = CompiledConstraint(packed).configurations()
-        tables = self.configurations.tables
-        classes = TokenClasses.of(tables.class_of_token, tables.classes)
-        self.classes = _on_device(classes, device)
-        self._views: OrderedDict[int, View] = OrderedDict()
-        self.view(START)
-
-    def view(self, state: int) -> View:
-        """The part that a canvas follows which begins in a state."""
-        first = self._views.get(START)
-        if first is not None and first.whole:
-            return first
-        if state not in self._views:
-            found = window(self.configurations, state, self.length, MOST_STATES)
-            self._views[state] = View(OwnEdges.of(found.automaton), found.states, found.whole)
-            while len(self._views) > MOST_VIEWS:
-                self._views.popitem(last=False)
-        self._views.move_to_end(state)
-        return self._views[state]
-
-    def after(self, tokens: Iterable[int], state: int = START) -> int:
-        """The state after some tokens, or `NO_STATE`."""
-        for token in tokens:
-            state = self.configurations.after(state, token)
-        return state
-
-
-def _on_device(classes: TokenClasses, device: torch.device) -> TokenClasses:
-    """A copy with its tensors on the device."""
-    named = {f.name: getattr(classes, f.name) for f in fields(classes)}
-    tensors = {name: part for name, part in named.items() if isinstance(part, torch.Tensor)}
-    return replace(classes, **{name: to_device(part, device) for name, part in tensors.items()})
 
 
 class Unions(Generic[Part, Whole]):
@@ -145,8 +68,7 @@ class Constraints:
         self.followers: dict[int, Follower] = {}
         self.views: dict[int, View] = {}
         self._which: np.ndarray = np.full(slots, FREE, dtype=np.int64)
-        # Slots whose next canvas may need another view.
-        self._moves: np.ndarray = np.zeros(slots, dtype=bool)
+        self.starts = CanvasStarts(slots, device)
         self._next = 0
         self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
         self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.of)
@@ -179,35 +101,22 @@ class Constraints:
         follower, tokens = self.followers[number], output.tolist()
         first = follower.after(tokens[:before])
         view = self.views[slot] = follower.view(START if first == NO_STATE else first)
-        self._moves[slot] = not view.whole
+        self.starts.enter(slot, moves=not view.whole)
         reached = NO_STATE if first == NO_STATE else follower.after(tokens[before:], first)
         self.state[slot].fill_(view.place(reached))
 
-    def begin_canvases(self, slots: torch.Tensor, on_host: np.ndarray, step: torch.Tensor) -> None:
-        """Give canvases that begin now the part of their constraints that is near.
-
-        This waits for the device, but only if a constraint of the batch is larger than a view.
-
-        Args:
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same on the host.
-            step: int64 ``[n]``, how many steps the canvas of each has had.
-        """
-        if not self._moves[on_host].any():
-            return
-        begins, states = torch.stack([step, self.state.index_select(0, slots)]).tolist()
-        for slot, steps, state in zip(on_host.tolist(), begins, states, strict=True):
-            view = self.views.get(slot)
-            if view is None or steps > 0 or not self._moves[slot] or state >= view.edges.dead:
-                continue
+    def begin_canvases(self) -> None:
+        """Give canvases that have begun the part of their constraints that is near."""
+        for slot, place in self.starts.begun():
             follower = self.followers[int(self._which[slot])]
-            self.views[slot] = new = follower.view(int(view.states[state]))
-            self.state[slot].fill_(new.place(int(view.states[state])))
+            self.views[slot], place = follower.next_view(self.views[slot], place)
+            self.state[slot].fill_(place)
+            self.starts.answer(slot)
 
     def leave(self, slot: int) -> None:
         """Free ``slot``, and its constraint unless other slots follow it."""
         number, self._which[slot] = int(self._which[slot]), FREE
-        self._moves[slot] = False
+        self.starts.leave(slot)
         if number == FREE:
             return
         self.views.pop(slot, None)
@@ -248,10 +157,14 @@ class Constraints:
     def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
         return AutomatonBatch.of(parts, lambda array: to_device(array, self.device))
 
-    def advance(self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor) -> None:
+    def advance(
+        self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor, leaves: torch.Tensor
+    ) -> None:
         """Advance the states of ``slots`` (int64 ``[n]``) by the tokens that were output.
 
         `out` int64 ``[n]`` is the length of the prefix of each canvas that has been output so far.
-        Where it has not grown, the state stays the same.
+        Where it has not grown, the state stays the same. Where a canvas `leaves`, bool ``[n]``, the
+        next one begins.
         """
         self.state.index_copy_(0, slots, path.states.gather(1, out[:, None])[:, 0])
+        self.starts.tell(self.state, slots, leaves)

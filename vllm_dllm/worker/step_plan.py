@@ -61,12 +61,15 @@ class StepPlan:
         standing: how far their requests have come.
         batches: the canvases, grouped by algorithm.
         request: what must be read from the model's output.
+        waits: canvases whose constraint has not been looked up yet, which stay as they are; bool
+            ``[n]``, or None where there can be none.
     """
 
     before: Canvas
     standing: Standing
     batches: Sequence[AlgorithmBatch]
     request: ReadRequest
+    waits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

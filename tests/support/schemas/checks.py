@@ -12,10 +12,13 @@ from tests.support.schemas.corpora import Case, Instance
 from tests.support.schemas.spellings import all_spellings, offered_spellings, place_in_text
 from tests.support.schemas.validators import Judge, repeats_a_name
 from tests.support.schemas.walks import StuckError, Walker
+from tests.support.schemas.ways import Canvases, Whole
 from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
+from vllm_dllm.constraints.automaton.configurations import END_OF_TEXT, START, Configurations
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
+CANVAS, WINDOW = 32, 2048  # the tokens of a canvas, and the states that it may look at
 EXTRA_TOKENS = 80  # how many tokens above the fewest a walk may take
 KEYWORDS = (
     *("additionalProperties", "additionalItems", "allOf", "anyOf", "const", "contains"),
@@ -37,7 +40,7 @@ class Report:
     Attributes:
         refused: the message of a refusal, else None; then the rest is empty.
         seconds: CPU time of the compilation, refused or not.
-        minimum: the fewest tokens of an output.
+        minimum: tokens that are enough for an output.
         walks: how many random ones were made; up to twice as many follow, over untaken edges.
         texts: how many different texts they all wrote.
         repeating: how many of these have an object with a name twice.
@@ -65,8 +68,14 @@ class Report:
     unable: Mapping[str, str] = field(default_factory=dict)
 
 
-def check(case: Case, vocabulary: Vocabulary, walks: int, seed: int = 0) -> Report:
-    """Compile a schema, walk through it, and read its instances (if each byte is a token)."""
+def check(
+    case: Case, vocabulary: Vocabulary, walks: int, seed: int = 0, canvases: bool = False
+) -> Report:
+    """Compile a schema, walk through it, and read its instances (if each byte is a token).
+
+    With `canvases` the walks are those of canvases with windows, and no instances are read, because
+    a window need not have them.
+    """
     report = Report()
     began = time.process_time()
     try:
@@ -76,28 +85,42 @@ def check(case: Case, vocabulary: Vocabulary, walks: int, seed: int = 0) -> Repo
         report.refused, report.seconds = str(error), time.process_time() - began
         return report
     report.seconds = time.process_time() - began
-    walker = Walker(compiled, vocabulary, seed)
+    configurations = compiled.configurations()
+    ways = Canvases(configurations, CANVAS, WINDOW) if canvases else Whole(configurations)
+    walker = Walker(ways, vocabulary, seed)
     report.minimum = walker.minimum
     judge = Judge.of(case.schema, case.draft)
     report.unable = judge.unable
-    _walk(walker, judge, walks, report)
+    _walk(walker, configurations, judge, walks, report)
     letters = byte_tokens(vocabulary)
-    if len(letters) == 256:
+    if len(letters) == 256 and not canvases:
         _read_instances(case, walker, letters, report)
     return report
 
 
-def _walk(walker: Walker, judge: Judge, walks: int, report: Report) -> None:
-    random = Random(walks)
+def _walk(
+    walker: Walker, configurations: Configurations, judge: Judge, walks: int, report: Report
+) -> None:
     texts: dict[bytes, None] = {}
+
+    def keep(tokens: list[int]) -> None:
+        text = walker.text(tokens)
+        texts[text] = None
+        state = START
+        for token in tokens:
+            state = configurations.after(state, token)
+        if state != END_OF_TEXT:
+            report.problems.append((repr(text), "its tokens, read one by one, do not end"))
+
+    random = Random(walks)
     for _ in range(walks):
         try:
-            tokens = walker.tokens(walker.minimum + random.randint(0, EXTRA_TOKENS))
-            texts[walker.text(tokens)] = None
+            keep(walker.tokens(walker.minimum + random.randint(0, EXTRA_TOKENS)))
         except StuckError as error:
             report.problems.append(("", str(error)))
     try:
-        texts |= dict.fromkeys(map(walker.text, walker.cover(2 * walks)))
+        for tokens in walker.cover(2 * walks):
+            keep(tokens)
     except StuckError as error:
         report.problems.append(("", str(error)))
     report.walks, report.texts = walks, len(texts)

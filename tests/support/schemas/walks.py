@@ -1,63 +1,17 @@
-"""Random walks through a compiled constraint, token by token: what a canvas could put out.
-
-Only the first part of this file knows what a compiled constraint is. All else asks `start`,
-`choices`, `distance` and `class_of_token`.
-"""
+"""Random walks through a compiled constraint, token by token: what a canvas could put out."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
 import numpy as np
 
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
+from tests.support.schemas.ways import State, Ways
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-
-Compiled = TokenAutomaton
-State = Hashable
-
-# ---- what a compiled constraint is
-
-
-def start(compiled: Compiled) -> State:
-    """The state before the first token."""
-    return 0
-
-
-def choices(compiled: Compiled, state: State) -> list[tuple[np.ndarray, State]]:
-    """Where tokens lead: the classes, int ``[classes]``, that lead to each next state.
-
-    No class is in two of them. The token that ends a text counts as the others do.
-    """
-    assert isinstance(state, int)
-    first, last = np.searchsorted(compiled.edge_source, [state, state + 1])
-    found = []
-    for label, target in zip(
-        compiled.edge_label[first:last].tolist(),
-        compiled.edge_target[first:last].tolist(),
-        strict=True,
-    ):
-        begin, end = compiled.label_first[label : label + 2]
-        found.append((compiled.members[begin:end], target))
-    return found
-
-
-def distance(compiled: Compiled, state: State) -> int:
-    """The fewest tokens to the end, the one that ends the text included; 0 behind that one."""
-    assert isinstance(state, int)
-    return int(compiled.distance[state])
-
-
-def class_of_token(compiled: Compiled) -> np.ndarray:
-    """The class of each token, int ``[ids]``; negative for tokens that are never allowed."""
-    return compiled.class_of_token
-
-
-# ---- walks
 
 STRUCTURE = frozenset(b'{}[]",:')
 # What a walk prefers; one of these is drawn for a walk, and another one now and then on the way.
@@ -95,9 +49,9 @@ class Walker:
         ValueError: a token without bytes is allowed, or a class leads to two states at once.
     """
 
-    def __init__(self, compiled: Compiled, vocabulary: Vocabulary, seed: int) -> None:
-        self.compiled, self.vocabulary, self.random = compiled, vocabulary, Random(seed)
-        self.class_of_token, self.ends = class_of_token(compiled), frozenset(vocabulary.ends)
+    def __init__(self, ways: Ways, vocabulary: Vocabulary, seed: int) -> None:
+        self.ways, self.vocabulary, self.random = ways, vocabulary, Random(seed)
+        self.class_of_token, self.ends = ways.class_of_token, frozenset(vocabulary.ends)
         lengths = np.diff(vocabulary.offsets)
         silent = np.flatnonzero((lengths == 0) & (self.class_of_token >= 0)).tolist()
         if set(silent) - self.ends:
@@ -116,14 +70,14 @@ class Walker:
 
     @property
     def minimum(self) -> int:
-        """The fewest tokens of an output, including the one that ends it."""
-        return distance(self.compiled, start(self.compiled))
+        """Tokens that are enough for an output, including the one that ends it."""
+        return self.ways.distance(self.ways.start)
 
     def tokens(self, budget: int) -> list[int]:
         """The tokens of one random output of at most `budget` tokens, the end included."""
-        state, left, found = start(self.compiled), budget, list[int]()
+        state, left, found = self.ways.start, budget, list[int]()
         habit = self.random.choice(HABITS)
-        while distance(self.compiled, state) > 0:
+        while self.ways.distance(state) > 0:
             if self.random.random() < CHANGES_HABIT:
                 habit = self.random.choice(HABITS)
             left -= 1
@@ -138,7 +92,7 @@ class Walker:
             (state, number)
             for state in came_from
             for number in range(len(self._edges_from(state)))
-            if distance(self.compiled, state) > 0 and not self.visits[state, number]
+            if self.ways.distance(state) > 0 and not self.visits[state, number]
         ]
         self.random.shuffle(untaken)
         for state, number in untaken[:most]:
@@ -151,14 +105,14 @@ class Walker:
             for at, edge in reversed(way):
                 kind = self.random.choice(self._edges_from(at)[edge].classes)
                 state = self._take(at, edge, kind, found)
-            while left := distance(self.compiled, state):
+            while left := self.ways.distance(state):
                 number, kind = self._chosen(state, self._open_to(state, left - 1, found), "edges")
                 state = self._take(state, number, kind, found)
             yield self._ended(found)
 
     def coverage(self) -> tuple[int, int]:
         """How many edges are known, and how many of them were taken."""
-        known = sum(len(e) for s, e in self.edges.items() if distance(self.compiled, s) > 0)
+        known = sum(len(e) for s, e in self.edges.items() if self.ways.distance(s) > 0)
         return known, len(self.visits)
 
     def text(self, tokens: Sequence[int]) -> bytes:
@@ -168,7 +122,7 @@ class Walker:
 
     def accepts(self, tokens: Sequence[int]) -> int:
         """How many of these tokens are allowed, one after the other."""
-        state = start(self.compiled)
+        state = self.ways.start
         for place, token in enumerate(tokens):
             kind = int(self.class_of_token[token])
             behind = [e.target for e in self._edges_from(state) if kind in e.classes]
@@ -186,7 +140,7 @@ class Walker:
                     sum(len(self.tokens_of_class[kind]) for kind in classes.tolist()),
                     tuple(kind for kind in classes.tolist() if kind in self.structural),
                 )
-                for classes, target in choices(self.compiled, state)
+                for classes, target in self.ways.choices(state)
             ]
             classes = [kind for edge in self.edges[state] for kind in edge.classes]
             if len(set(classes)) < len(classes):
@@ -195,7 +149,7 @@ class Walker:
 
     def _explored(self) -> dict[State, tuple[State, int] | None]:
         """The states nearest to the start, with the edge that each was found by."""
-        came_from: dict[State, tuple[State, int] | None] = {start(self.compiled): None}
+        came_from: dict[State, tuple[State, int] | None] = {self.ways.start: None}
         todo = deque(came_from)
         while todo and len(came_from) < MOST_STATES:
             state = todo.popleft()
@@ -208,7 +162,7 @@ class Walker:
     def _open_to(self, state: State, left: int, found: list[int]) -> list[int]:
         """The edges behind which `left` tokens are enough."""
         edges = self._edges_from(state)
-        open_to = [n for n, e in enumerate(edges) if distance(self.compiled, e.target) <= left]
+        open_to = [n for n, e in enumerate(edges) if self.ways.distance(e.target) <= left]
         if not open_to:
             raise StuckError(f"no token of {left + 1} leads on from {self.text(found)!r}")
         return open_to

@@ -23,7 +23,7 @@ from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.limits import ConstraintError
 
-# Each round merges the common endings of alternatives up to one byte further from the end.
+# Each round merges the common endings that cycles are in up to one byte further from the end.
 MOST_ROUNDS = 64
 
 
@@ -89,15 +89,14 @@ def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge states with equal rows, again and again, because merging makes further rows equal.
 
     This merges the common endings of alternatives. It is not a full minimization, which could also
-    merge states in cycles but takes as many rounds as the longest text has bytes.
+    merge states in cycles.
 
     Returns:
         The smaller table, and the state of each old one, int64 ``[old states]``.
     """
     # Many bytes lead to the same state from every state; one of each kind is enough here.
     columns, column_of_byte = equal_rows(np.ascontiguousarray(table.T))
-    small = np.ascontiguousarray(table[:, columns])
-    whole = np.arange(len(table))
+    small, whole = _merged_endings(np.ascontiguousarray(table[:, columns]))
     for _ in range(MOST_ROUNDS):
         first, number = equal_rows(small)
         if len(first) == len(small):
@@ -106,3 +105,38 @@ def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         small = np.where(rows == DEAD, DEAD, number[rows])
         whole = number[whole]
     return small[:, column_of_byte].astype(np.int32), whole
+
+
+def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merge all states that read the same texts and cannot reach a cycle, from the ends on.
+
+    Of lists or strings with various largest lengths, the short ones are endings of the long ones.
+
+    Returns:
+        As `merged_states`.
+    """
+    ordered = np.sort(table, axis=1)
+    new = ordered != DEAD
+    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    source, column = np.nonzero(new)
+    target = ordered[source, column]
+    ahead = new.sum(1)  # targets that are not merged yet
+    by_target = np.argsort(target, kind="stable")
+    into = source[by_target]
+    first = np.asarray(np.searchsorted(target[by_target], np.arange(len(table) + 1)))
+    number: np.ndarray = np.arange(len(table))
+    known: dict[bytes, int] = {}
+    ready = np.flatnonzero(ahead == 0)
+    while len(ready):
+        rows = np.where(table[ready] == DEAD, DEAD, number[table[ready]])
+        for state, row in zip(ready.tolist(), rows, strict=True):
+            number[state] = known.setdefault(row.tobytes(), state)
+        places = [np.arange(first[state], first[state + 1]) for state in ready.tolist()]
+        before = into[np.concatenate(places)]
+        np.subtract.at(ahead, before, 1)
+        ready = np.unique(before[ahead[before] == 0])
+    kept = number == np.arange(len(table))
+    place = np.cumsum(kept) - 1
+    number = place[number]
+    rows = table[kept]
+    return np.where(rows == DEAD, DEAD, number[rows]), number

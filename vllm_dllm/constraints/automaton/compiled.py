@@ -67,8 +67,9 @@ class CompiledConstraint:
         """Pack a constraint, with the states that have been found already."""
         tables = configurations.tables
         arrays: dict[str, Any] = {TABLE + f.name: getattr(tables, f.name) for f in fields(tables)}
+        arrays |= configurations.snapshot()
         buffer = io.BytesIO()
-        np.savez(buffer, **arrays, **configurations.snapshot())
+        np.savez(buffer, **arrays)
         head = json.dumps(asdict(facts)).encode()
         body = zlib.compress(buffer.getvalue(), level=COMPRESSION)
         return cls(HEAD_SIZE.pack(len(head)) + head + body)

@@ -232,7 +232,9 @@ class Configurations:
         """
         key = results[0]
         for more in results[1:]:
-            _, key = np.unique(key * len(self.members) + more, return_inverse=True)
+            # From `NO_STATE` on, so that no two pairs have the same number.
+            pair = key * (len(self.members) - NO_STATE) + (more - NO_STATE)
+            _, key = np.unique(pair, return_inverse=True)
         _, first, kind = np.unique(key, return_index=True, return_inverse=True)
         joined = []
         for place in first.tolist():

@@ -183,11 +183,7 @@ class _Sparse:
     @classmethod
     def of(cls, read: np.ndarray, functions: np.ndarray) -> _Sparse:
         """Of some functions, int64 ``[columns]``; `read` is that of `TokenFunctions`."""
-        places = [np.flatnonzero(read[function] != NO_WAY) for function in functions.tolist()]
-        column: np.ndarray = np.repeat(np.arange(len(places)), [len(p) for p in places])
-        state = np.concatenate(places) if places else column
-        order = np.argsort(state, kind="stable")
-        state, column = state[order], column[order]
+        state, column = np.nonzero(np.ascontiguousarray((read[functions] != NO_WAY).T))
         return cls(state, column, read[functions[column], state].astype(np.int64))
 
     def first(self, states: int) -> np.ndarray:
@@ -197,7 +193,7 @@ class _Sparse:
 
 def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The class of each token, and the places in `used` of the classes' functions."""
-    place = np.searchsorted(used, of_token)
+    place: np.ndarray = np.asarray(np.searchsorted(used, of_token))
     known = of_token != NOTHING_READ
     first: np.ndarray = np.full(len(used), len(of_token), dtype=np.int64)
     np.minimum.at(first, place[known], np.flatnonzero(known))
@@ -219,15 +215,17 @@ def _used(
     """
     kept: list[int] = []
     suffixes: dict[int, None] = {}
-    ahead = np.unique(whole.outcome)
-    seen: set[int] = set()
-    while len(ahead):
-        new = [n for n in ahead.tolist() if n > outcomes.states and n not in seen]
-        seen.update(new)
+    occurs: np.ndarray = np.zeros(len(outcomes.alternatives), dtype=bool)
+    occurs[whole.outcome] = True
+    seen: np.ndarray = np.arange(len(occurs)) <= outcomes.states
+    while (occurs & ~seen).any():
+        new = np.flatnonzero(occurs & ~seen).tolist()
+        seen |= occurs
         kept += new
         left = {p[0] for n in new for p, state in outcomes.alternatives[n] if state == LEFT}
         more = sorted(left - set(suffixes))
         suffixes.update(dict.fromkeys(more))
-        ahead = np.unique(functions.read[more])
+        for suffix in more:
+            occurs[functions.read[suffix]] = True
     names = list(suffixes)
     return kept, names, _Sparse.of(functions.read, np.array(names, dtype=np.int64))

@@ -73,6 +73,11 @@ def _edges(
     The first of those states is the innermost.
     """
     count = len(outcomes.alternatives)
+    stays = np.array([any(inner != LEFT for _, inner in some) for some in outcomes.alternatives])
+    # Neighbours are often equal: tokens inside a string all do the same.
+    new = (np.diff(state, prepend=-1) != 0) | (np.diff(outcome, prepend=-1) != 0)
+    new &= stays[outcome]
+    state, outcome = state[new], outcome[new]
     before, numbers = np.divmod(np.unique(state.astype(np.int64) * count + outcome), count)
     states: list[int] = []
     parts: list[tuple[int, ...]] = []

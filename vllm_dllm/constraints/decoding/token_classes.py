@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.automaton.token_automaton import NO_CLASS
+from vllm_dllm.constraints.automaton.pushdown import NO_CLASS
 
 CHUNK = 64
 

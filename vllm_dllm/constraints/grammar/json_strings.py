@@ -1,4 +1,12 @@
-"""The strings that have all properties that a schema names, as they are written in JSON."""
+r"""The strings that have all properties that a schema names, as they are written in JSON.
+
+Not offered are
+
+* where more than `LONGEST_COUNTED` characters are allowed, but not any number, longer strings than
+  these, unless longer ones are demanded or a pattern bounds the length as well,
+* where more than `FEW` characters are counted, the escapes of controls without short ones
+  (``\u0001``).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +25,7 @@ from vllm_dllm.constraints.grammar.ecma_tree import Repetition, Sequence, Tree
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
 from vllm_dllm.constraints.grammar.json_formats import AUTOMATA
 from vllm_dllm.constraints.grammar.json_values import (
+    ANY_BUT_CONTROLS,
     ANY_BUT_NULL,
     ANY_CHARACTER,
     QUOTE,
@@ -34,6 +43,10 @@ from vllm_dllm.constraints.grammar.rules import Both, Without
 from vllm_dllm.constraints.grammar.shared import REMEMBERED, shared
 from vllm_dllm.constraints.limits import ConstraintError
 
+# Each character that is counted takes nine states of an automaton. With a vocabulary of 150,000
+# tokens these many take most of the CPU time that a constraint may take.
+LONGEST_COUNTED = 256
+FEW = 16
 MOST_SHOWN = 200  # characters of a pattern in a message
 
 
@@ -113,6 +126,7 @@ def _languages(
 ) -> Iterable[Node]:
     """Languages of which the strings are the intersection."""
     writing = Writing(_leaf, ANY_BUT_NULL)
+    counts = _at_hand(conditions, counts, generous)
     counted = False
     for name, tree in conditions:
         content = whole_text(tree)
@@ -124,7 +138,26 @@ def _languages(
             else:
                 yield found_in(tree, writing, generous)
     if not counted and (not conditions or counts != (0, None)):
-        yield repeat(ANY_BUT_NULL if without_null else ANY_CHARACTER, *counts)
+        least, most = counts
+        character = ANY_BUT_NULL if without_null else ANY_CHARACTER
+        if max(least, most or 0) > FEW and not generous:
+            character = ANY_BUT_CONTROLS
+        yield repeat(character, least, most)
+
+
+def _at_hand(
+    conditions: list[tuple[str, Tree]], counts: tuple[int, int | None], generous: bool
+) -> tuple[int, int | None]:
+    """Lengths that are few enough to be counted: fewer than asked for, or if `generous` more."""
+    least, most = counts
+    if generous:
+        far = most is not None and most > LONGEST_COUNTED
+        return min(least, LONGEST_COUNTED), None if far else most
+    bounded = (content.width[1] for _, tree in conditions if (content := whole_text(tree)))
+    if most is None or any(widest is not None and widest <= most for widest in bounded):
+        return counts
+    demanded = max((tree.width[0] for _, tree in conditions), default=0)
+    return least, min(most, max(LONGEST_COUNTED, least, demanded))
 
 
 @contextmanager

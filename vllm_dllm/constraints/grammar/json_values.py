@@ -53,6 +53,14 @@ ANY_CHARACTER = _any_character(null="0")
 # For sets of characters: since `ANY` lacks U+0000, nothing says whether a set contains it, so it is
 # left out.
 ANY_BUT_NULL = _any_character(null="1")
+# In strings of counted lengths: a character has half as many ways to be cut by tokens without the
+# escapes of controls, of which no reader of a bounded string has a use.
+ANY_BUT_CONTROLS = either(
+    [
+        chars(complement(ESCAPED)),
+        sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values())),
+    ]
+)
 QUOTE = literal('"')
 
 

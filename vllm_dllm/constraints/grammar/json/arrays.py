@@ -6,6 +6,8 @@ Not offered are
   on first items count as well), other places than next to each other, at the beginning or behind
   the items with conditions of their own; and with ``maxContains``, more of them than
   ``minContains`` says,
+* with a ``maxItems`` above `MOST_COUNTED`, more items than these, unless `minItems` or items with
+  places of their own demand them,
 * with ``uniqueItems``, other orders of enumerated items than that of the schema.
 """
 
@@ -34,6 +36,7 @@ from vllm_dllm.constraints.limits import ConstraintError
 
 MOST_SELECTIONS = 64
 MOST_PLACED = 64
+MOST_COUNTED = 256
 Value = Callable[[tuple[Literal, ...]], Node]
 
 
@@ -70,6 +73,7 @@ class ArrayWriter:
         leading = max(facts.leading, max(placed, default=-1) + 1)
         if most is not None:
             leading = min(leading, most)
+            most = min(most, max(MOST_COUNTED, least, leading))
         if most is not None and most < least:
             return NOTHING
         first = [

@@ -4,6 +4,8 @@ Not offered are objects whose properties come in another order, and
 
 * with ``minProperties``, those that have enough properties only if two or more of them are unnamed
   (their names could be equal),
+* with a ``maxProperties`` that leaves room for more than `MOST_COUNTED` properties without names,
+  more of these,
 * with a ``maxProperties`` below the number of named properties, those with optional named ones and
   unnamed ones together,
 * with more than `MOST_PATTERNS` patterns, those with an unnamed property that two patterns match.
@@ -36,6 +38,7 @@ from vllm_dllm.constraints.limits import ConstraintError
 
 MOST_PATTERNS = 4  # of which every combination is told apart
 MOST_SELECTIONS = 64
+MOST_COUNTED = 256
 Value = Callable[[tuple[Literal, ...]], Node]
 
 
@@ -106,7 +109,8 @@ class ObjectWriter:
         if room < len(optional_ones):
             yield from self._some_of(members, optional_ones, (least, room), free)
             return
-        extra = repeat(free, 0, None if most is None else room - len(optional_ones))
+        more = None if most is None else min(room - len(optional_ones), MOST_COUNTED)
+        extra = repeat(free, 0, more)
         if least == 0:
             yield self._chain(members, extra, empty=required == 0)
         elif least == 1 and required == 0:
@@ -118,8 +122,8 @@ class ObjectWriter:
                     "names of others may be equal"
                 )
             # Another property counts once, because its name may be repeated.
-            if not free.empty and (most is None or room > len(optional_ones)):
-                some = repeat(free, 1, None if most is None else room - len(optional_ones))
+            if not free.empty and more != 0:
+                some = repeat(free, 1, more)
                 yield from self._at_least(members, optional_ones, least - 1, some)
             yield from self._at_least(members, optional_ones, least, extra)
 
