@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-versions fuzz soak bench bench-gpu bench-ops docs lint format clean
+.PHONY: help setup demo test test-long test-fast test-clients test-versions fuzz soak bench bench-gpu bench-ops docs lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -19,13 +19,17 @@ demo: setup ## serve a small LLaDA2 checkpoint and chat with it
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
 pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 test: setup ## the tests, but for those that `make test-long` adds
-	@$(pytest) -m "not long"
+	@$(pytest) -m "not long and not clients"
 
-test-long: setup ## all tests
-	@$(pytest)
+test-long: setup ## all tests, but for those of `make test-clients`
+	@$(pytest) -m "not clients"
 
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow and not long"
+
+test-clients: setup ## LiteLLM and Instructor, in an environment of their own, against a server
+	@scripts/clients.sh
+	@$(bin)/python -m pytest -m clients tests/e2e/test_other_clients.py
 
 test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
 	@scripts/versions.sh $(VERSIONS)

@@ -217,6 +217,13 @@ def test_excluded_values() -> None:
     assert derives(found, "1.5") and not derives(found, "1") and not derives(found, "1.0")
 
 
+def test_integers_that_are_none_are_no_numbers() -> None:
+    """A oneOf of two kinds of integers asks for them: no bound need be between."""
+    whole = NumberFacts(integer=True)
+    for least in (None, Fraction(3)):
+        assert number_tree(NumberFacts(integer=True, least=least, excluded=(whole,))).empty
+
+
 def test_numbers_without_properties() -> None:
     for text in ("0", "-0", "12.50", "-1e5", "1E-07", "2e+9", "123456789012345"):
         assert derives(number_language(NumberFacts()), text), text

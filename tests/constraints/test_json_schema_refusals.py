@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.constraints.helpers import STRING, record
 from tests.constraints.json_languages import LIMITS
 from tests.constraints.json_languages import refusal as schema_refusal
+from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.grammar.json.reader import read_schema
 
 ANNOTATIONS = ("minimun", "nullable", "xml", "x-order", "extends", "markdownDescription")
@@ -109,3 +112,17 @@ def test_deep_nesting_is_no_reason() -> None:
     defs = {str(n): record(a={"$ref": f"#/$defs/{n + 1}"}, b={"$ref": f"#/$defs/{n + 1}"})
             for n in range(30)} | {"30": {"type": "null"}}  # fmt: skip
     assert read_schema({"$ref": "#/$defs/0", "$defs": defs}, LIMITS).node
+
+
+def test_what_is_ignored_is_part_of_what_is_compiled() -> None:
+    """Of a schema, and of those in a structural tag; the log names some, each on the same line."""
+    vocabulary = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b""], [256])
+    schema = record(a={"type": "null", "x-a\nb": 1}, b={"type": "null", "extends": 1})
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}
+    for kind, value in (("json_schema", schema), ("structural_tag", tag)):
+        facts = compile_constraint(Constraint.of(kind, value), vocabulary, LIMITS).facts
+        assert facts.ignored == ("$.a: x-a\nb", "$.b: extends")
+        assert facts.remark().endswith(r"unknown: $.a: x-a\nb, $.b: extends.")
+    many = replace(facts, ignored=tuple(f"${n}" for n in range(11)))
+    assert many.remark().endswith("$6, $7 and 3 more.")

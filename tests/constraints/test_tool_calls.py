@@ -7,15 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from openai.types.responses import FunctionTool
+from openai.types.responses import FunctionTool, ToolChoiceFunction
 from openai.types.responses.tool_choice_allowed import ToolChoiceAllowed
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionToolsParam,
+)
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
+from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from tests.constraints.helpers import LIMITS, record
 from tests.support.derivations import derives
@@ -110,6 +114,32 @@ def test_allowed_tools_cannot_be_required() -> None:
     request = SimpleNamespace(tools=[tool("a", SEAT)], tool_choice=choice)
     with pytest.raises(VLLMValidationError, match="allowed_tools"):
         constrained_calls(request, None)
+
+
+NAMED = ChatCompletionNamedToolChoiceParam.model_validate({"function": {"name": "book"}})
+FUNCTION = ToolChoiceFunction(type="function", name="book")
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", NAMED, FUNCTION], ids=["required", "chat", "responses"]
+)
+@pytest.mark.parametrize(
+    "given", [None, StructuredOutputsParams(json_object=True)], ids=["", "json"]
+)
+def test_calls_that_vllm_does_not_constrain_cannot_be_required(choice: Any, given: Any) -> None:
+    seat = FunctionTool(type="function", name="book", parameters=SEAT, strict=None)
+    tools = [seat] if choice is FUNCTION else [tool("book", SEAT)]
+    request = SimpleNamespace(tools=tools, tool_choice=choice, parallel_tool_calls=None)
+    with pytest.raises(VLLMValidationError, match="--tool-call-parser"):
+        constrained_calls(request, given)
+    calls = StructuredOutputsParams(json=get_json_schema_from_tools(choice, tools, None))
+    assert constrained_calls(request, calls) is calls
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_calls_that_vllm_does_not_constrain_may_be_optional(choice: Any) -> None:
+    request = SimpleNamespace(tools=[tool("book", SEAT)], tool_choice=choice)
+    assert constrained_calls(request, None) is None
 
 
 def test_the_strictness_of_a_server_follows_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,11 @@ from typing import Annotated, Any
 
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.support.server import Server
 
@@ -144,16 +148,14 @@ def test_a_tool_whose_parameters_are_not_supported(client: openai.OpenAI) -> Non
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 def test_langchain_s_structured_output(url: str, method: Any) -> None:
-    langchain = pytest.importorskip("langchain_openai")
-    model = langchain.ChatOpenAI(base_url=url, api_key="none", model="m", max_tokens=BUDGET)
+    model = ChatOpenAI(base_url=url, api_key="none", model="m", max_tokens=BUDGET)
     chain = model.with_structured_output(Person if method != "json_mode" else None, method=method)
     answer = chain.invoke("Who?")
     assert isinstance(answer, dict if method == "json_mode" else Person)
 
 
 def test_langchain_s_tools(url: str) -> None:
-    langchain = pytest.importorskip("langchain_openai")
-    model = langchain.ChatOpenAI(base_url=url, api_key="none", model="m", max_tokens=BUDGET)
+    model = ChatOpenAI(base_url=url, api_key="none", model="m", max_tokens=BUDGET)
     (call, *_) = model.bind_tools([Person], tool_choice="required").invoke("Who?").tool_calls
     assert call["name"] == "Person"
     Person.model_validate(call["args"], strict=True)
@@ -161,35 +163,10 @@ def test_langchain_s_tools(url: str) -> None:
         Person.model_validate(call["args"], strict=True)
 
 
-def test_litellm(url: str) -> None:
-    litellm = pytest.importorskip("litellm")
-    asked = {"model": "openai/m", "api_base": url, "api_key": "none", "messages": ASK}
-    answer = litellm.completion(**asked, response_format=Person, max_tokens=BUDGET)
-    person(answer.choices[0].message.content)
-    tool = openai.pydantic_function_tool(Person)
-    answer = litellm.completion(**asked, tools=[tool], tool_choice="required", max_tokens=BUDGET)
-    for call in answer.choices[0].message.tool_calls:
-        person(call.function.arguments)
-
-
-@pytest.mark.parametrize("mode", ["JSON_SCHEMA", "TOOLS"])
-def test_instructor(client: openai.OpenAI, mode: str) -> None:
-    instructor = pytest.importorskip("instructor")
-    wrapped = instructor.from_openai(client, mode=getattr(instructor.Mode, mode))
-    answer = wrapped.chat.completions.create(
-        model="m", messages=ASK, response_model=Person, max_tokens=BUDGET, max_retries=0
-    )
-    assert isinstance(answer, Person)
-
-
 @pytest.mark.parametrize("native", [True, False])
 def test_pydantic_ai(url: str, native: bool) -> None:
     """Its own way is a required call of a tool."""
-    ai = pytest.importorskip("pydantic_ai")
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
     model = OpenAIChatModel("m", provider=OpenAIProvider(base_url=url, api_key="none"))
-    output = ai.NativeOutput(Person) if native else ai.ToolOutput(Person)
-    agent = ai.Agent(model, output_type=output, model_settings={"max_tokens": BUDGET})
+    output = NativeOutput(Person) if native else ToolOutput(Person)
+    agent: Any = Agent(model, output_type=output, model_settings={"max_tokens": BUDGET})
     assert isinstance(agent.run_sync("Who?").output, Person)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +50,22 @@ def structured(max_tokens: int, constraint: dict[str, Any], **options: Any) -> S
 
 def test_every_output_is_valid_and_finished(running: Engine, family: str) -> None:
     fuzz(running, family, CASES // 2, 1)
+
+
+def test_without_a_maximum_an_output_ends_nonetheless(running: Engine) -> None:
+    """Within as many tokens as the option says, or as the shortest output takes."""
+    endless = StructuredOutputsParams(json={"type": "array", "items": {"enum": [0, 1]}})
+    for bound, most in ((12, 12), (1, 3)):
+        params = SamplingParams(
+            max_tokens=None, temperature=1.5, seed=3, structured_outputs=endless,
+            extra_args={"diffusion_constraint_tokens": bound},
+        )  # fmt: skip
+        (output,) = running.llm.generate(prompts(running, 1), [params], use_tqdm=False)
+        found = output.outputs[0]
+        assert found.finish_reason == "stop"
+        assert isinstance(json.loads(found.text), list)
+        assert len(found.token_ids) <= most
+    assert params.max_tokens is None and params.structured_outputs is endless
 
 
 def test_others_in_the_batch_do_not_notice(running: Engine) -> None:

@@ -58,6 +58,8 @@ def test_every_key() -> None:
         "window": "reference",
         "kernels": "triton",
         "request_step_limit": 99,
+        "constraint_depth": 16,
+        "constraint_tokens": 7,
     }
     parsed = settings({"dllm": given})
     assert parsed == DllmSettings(
@@ -71,6 +73,8 @@ def test_every_key() -> None:
         "reference",
         "triton",
         99,
+        16,
+        7,
     )
     options = {
         "diffusion_threshold": 1,
@@ -89,7 +93,7 @@ def test_every_key() -> None:
         ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
         (
             {"zzz": 0},
-            "known: algorithm, config, eos_early_stop, execution, fused_commit, kernels",
+            "known: algorithm, config, constraint_depth, constraint_tokens, eos_early_stop",
         ),
         ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
         ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),
@@ -100,6 +104,10 @@ def test_every_key() -> None:
         ({"algorithm": 3}, "dllm.algorithm must be a string"),
         ({"execution": "async"}, "dllm.execution must be one of fdfo, sync"),
         ({"config": 3}, "dllm.config must be the path"),
+        ({"constraint_depth": 15}, "dllm.constraint_depth must be at least 16 and at most 1024"),
+        ({"constraint_depth": 1025}, "dllm.constraint_depth must be at least 16"),
+        ({"constraint_tokens": 0}, "dllm.constraint_tokens must be at least 1"),
+        ({"constraint_tokens": None}, "dllm.constraint_tokens must be a whole number"),
         ({"window": "round"}, "dllm.window must be one of symmetric, reference"),
     ],
 )
@@ -135,6 +143,16 @@ def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
 def test_section_must_be_an_object(section: object) -> None:
     with pytest.raises(SettingsError, match="must be an object"):
         settings({"dllm": section})
+
+
+def test_options_of_a_constraint_have_ranges() -> None:
+    given = request({"diffusion_constraint_depth": 1024, "diffusion_constraint_tokens": 1})
+    assert (given.constraint_depth, given.constraint_tokens) == (1024, 1)
+    for value in (15, 1025, 20.0, True):
+        with pytest.raises(SettingsError, match="diffusion_constraint_depth must be"):
+            request({"diffusion_constraint_depth": value})
+    with pytest.raises(SettingsError, match="diffusion_constraint_tokens must be at least 1"):
+        request({"diffusion_constraint_tokens": 0})
 
 
 def test_unknown_request_option_offers_the_nearest() -> None:

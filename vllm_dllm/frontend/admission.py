@@ -119,7 +119,8 @@ def sets_its_maximum(request: Any) -> bool:
     """Whether an HTTP request says how many tokens it may put out.
 
     Args:
-        request: of vLLM's HTTP server, whose own defaults do not count.
+        request: of vLLM's HTTP server. Its defaults do not count, but for that of completions,
+            which it writes into every request.
     """
     names = {"max_tokens", "max_completion_tokens", "max_output_tokens"} & request.model_fields_set
     return any(getattr(request, name) is not None for name in names)

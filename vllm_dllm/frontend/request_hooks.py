@@ -35,7 +35,7 @@ from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradict
 from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
 from vllm_dllm.frontend.tool_calls import constrained_calls
-from vllm_dllm.settings.resolved import AUTOMATON
+from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -257,8 +257,10 @@ class FrontEnd:
         """As `StructuredOutput.submit`, with the options of a request, whose `params` stay."""
         if params.structured_outputs is None:
             return None
-        depth = resolve_options(params.clone(), self.served).constraint_depth
-        return self.structured.submit(params, _client.get(), depth)
+        resolved = ResolvedRequest.given(params.extra_args)
+        if resolved is None:
+            resolved = resolve_options(params.clone(), self.served)
+        return self.structured.submit(params, _client.get(), resolved.constraint_depth)
 
     async def _settle(self, automaton: Future[CompiledConstraint], max_tokens: int | None) -> None:
         """As `StructuredOutput.settle`, but other requests are served meanwhile."""

@@ -104,6 +104,8 @@ def _number(facts: NumberFacts) -> Node:
     if any(divisor <= 0 for divisor in divisors(facts)):
         raise ConstraintError("multipleOf is a number above 0")
     facts = _plain(facts)
+    if facts.integer and NumberFacts(integer=True) in facts.excluded:
+        return NOTHING
     if facts.least is not None and facts.most is not None:
         empty = facts.least > facts.most
         if empty or (facts.least == facts.most and (facts.above or facts.below)):

@@ -1,0 +1,127 @@
+"""The options of a constraint, from a request to the front end's decisions; without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+
+from vllm_dllm.frontend.admission import resolve_options, sets_its_maximum
+from vllm_dllm.frontend.request_hooks import FrontEnd
+from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
+from vllm_dllm.settings.server import DllmSettings
+
+A = StructuredOutputsParams(regex="a")
+ASK = [{"role": "user", "content": "a"}]
+
+
+def served(**settings: Any) -> Served:
+    return Served("mask", "LowConfidence", DllmSettings(**settings))
+
+
+def resolved(
+    server: Served, structured: Any = A, maximum: int | None = None, **options: Any
+) -> ResolvedRequest:
+    extra = {f"diffusion_{name}": value for name, value in options.items()}
+    params = SamplingParams(structured_outputs=structured, max_tokens=maximum, extra_args=extra)
+    return resolve_options(params, server)
+
+
+def test_a_request_s_options_win() -> None:
+    found = resolved(served())
+    assert (found.constraint_depth, found.constraint_tokens) == (None, 2048)
+    server = served(constraint_depth=30, constraint_tokens=99)
+    found = resolved(server)
+    assert (found.constraint_depth, found.constraint_tokens) == (30, 99)
+    found = resolved(server, constraint_depth=20, constraint_tokens=7)
+    assert (found.constraint_depth, found.constraint_tokens) == (20, 7)
+    assert resolved(server, maximum=500).constraint_tokens is None
+
+
+def test_options_are_refused_where_they_have_no_effect() -> None:
+    for option in ({"constraint_depth": 20}, {"constraint_tokens": 20}):
+        with pytest.raises(VLLMValidationError, match="is for requests with a constraint"):
+            resolved(served(), structured=None, **option)
+    with pytest.raises(VLLMValidationError, match="is for requests without max_tokens"):
+        resolved(served(), maximum=9, constraint_tokens=20)
+    resolved(served(), structured=None), resolved(served(), maximum=9, constraint_depth=20)
+
+
+@pytest.mark.parametrize(
+    ("request_class", "body", "names"),
+    [
+        (ChatCompletionRequest, {"messages": ASK}, ("max_tokens", "max_completion_tokens")),
+        (ResponsesRequest, {"input": "a"}, ("max_output_tokens",)),
+    ],
+)
+def test_a_maximum_of_the_request_s_own(request_class: Any, body: Any, names: Any) -> None:
+    assert not sets_its_maximum(request_class(**body))
+    for name in names:
+        assert sets_its_maximum(request_class(**body, **{name: 5}))
+        assert not sets_its_maximum(request_class(**body, **{name: None}))
+
+
+def test_a_completion_always_has_a_maximum() -> None:
+    """VLLM's own, 16, where it gives none."""
+    assert sets_its_maximum(CompletionRequest(prompt="a"))
+
+
+class Settled:
+    """In the place of the compiler: every constraint has this minimum."""
+
+    def __init__(self, minimum: int) -> None:
+        self.compiled = SimpleNamespace(minimum=minimum, packed=b"x")
+        self.depths: list[int | None] = []
+
+    def submit(self, params: Any, client: Any, depth: int | None) -> Any:
+        self.depths.append(depth)
+        return self
+
+    def settle(self, automaton: Any, most: int) -> Any:
+        assert automaton is self and most >= self.compiled.minimum
+        return self.compiled
+
+
+def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[Any, Settled]:
+    """The parameters of the engine's request, behind a prompt of ten tokens."""
+    front_end = FrontEnd.__new__(FrontEnd)
+    front_end.served, front_end.max_model_len, front_end.vocabulary_size = served(), context, 50
+    settled = Settled(minimum)
+    front_end.structured = settled  # type: ignore[assignment]
+
+    def make(prompt: Any, given: SamplingParams) -> Any:
+        assert given.structured_outputs is None
+        given.max_tokens = given.max_tokens or context
+        return SimpleNamespace(sampling_params=given, prompt_token_ids=[0] * 10)
+
+    return front_end.process(make, "a", params).sampling_params, settled
+
+
+@pytest.mark.parametrize(
+    ("maximum", "options", "minimum", "expected"),
+    [
+        (None, {}, 3, 90),  # what the context leaves
+        (None, {"diffusion_constraint_tokens": 20}, 3, 20),
+        (None, {"diffusion_constraint_tokens": 20}, 33, 33),
+        (50, {"diffusion_constraint_depth": 20}, 3, 50),
+    ],
+)
+def test_what_may_be_put_out(maximum: Any, options: Any, minimum: int, expected: int) -> None:
+    params = SamplingParams(structured_outputs=A, max_tokens=maximum, extra_args=dict(options))
+    final, settled = made(params, minimum)
+    assert final.max_tokens == expected and final.extra_args[AUTOMATON] == b"x"
+    assert settled.depths == [options.get("diffusion_constraint_depth")]
+    assert params.extra_args == options and params.max_tokens == maximum
+
+
+def test_a_request_without_a_constraint_is_not_bounded() -> None:
+    final, settled = made(SamplingParams(max_tokens=None), context=5000)
+    assert final.max_tokens == 4990 and settled.depths == []

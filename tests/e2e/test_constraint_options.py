@@ -1,0 +1,82 @@
+"""The options of a constraint through a real server, and what its log says of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.support.server import Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "checkpoints"
+ASK = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    options = ("--additional-config", '{"dllm": {"constraint_tokens": 30}}')
+    with Server(CHECKPOINT / "tiny-llada2", *options, log=log) as running:
+        yield running
+
+
+ENDLESS = {"type": "array", "items": {"enum": [0, 1]}}
+
+
+def test_a_request_without_a_maximum_ends(server: Server) -> None:
+    """A list of any length need not end by itself. What is left out here counts for no chat."""
+    body: dict[str, Any] = {
+        "messages": ASK,
+        "structured_outputs": {"json": ENDLESS},
+        "temperature": 1.5,
+        "seed": 5,
+    }
+    for options, most in (
+        ({}, 30),
+        ({"vllm_xargs": {"diffusion_constraint_tokens": 20}}, 20),
+        ({"vllm_xargs": {"diffusion_constraint_tokens": 1}}, 3),
+        ({"max_tokens": 200}, 200),
+    ):
+        response = server.post("/v1/chat/completions", **body, **options)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        assert answer["usage"]["completion_tokens"] <= most
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(answer["choices"][0]["message"]["content"]), ENDLESS)
+
+
+def test_options_of_a_constraint(server: Server) -> None:
+    """A text of 17 brackets needs as many calls of rules inside each other."""
+    nested: dict[str, Any] = {"type": "array", "items": {"$ref": "#"}}
+    for _ in range(17):
+        nested: dict[str, Any] = {"type": "array", "items": nested, "minItems": 1, "maxItems": 1}
+    body: dict[str, Any] = {"prompt": "a", "max_tokens": 60, "structured_outputs": {"json": nested}}
+    assert server.post("/v1/completions", **body).status_code == 200
+    shallow = server.post("/v1/completions", **body, vllm_xargs={"diffusion_constraint_depth": 16})
+    assert shallow.status_code == 400 and "16 calls" in shallow.text, shallow.text
+    body["structured_outputs"] = {"regex": "a"}
+    for wrong, why in (
+        ({"max_tokens": 9, "vllm_xargs": {"diffusion_constraint_tokens": 9}}, "without max_tokens"),
+        ({"vllm_xargs": {"diffusion_constraint_depth": 15}}, "at least 16 and at most 1024"),
+        ({"structured_outputs": None, "vllm_xargs": {"diffusion_constraint_depth": 20}},
+         "diffusion_constraint_depth is for requests with a constraint"),
+        ({"structured_outputs": None, "max_tokens": None,
+          "vllm_xargs": {"diffusion_constraint_tokens": 20}},
+         "diffusion_constraint_tokens is for requests with a constraint"),
+    ):  # fmt: skip
+        refused = server.post("/v1/completions", **(body | wrong))
+        assert refused.status_code == 400 and why in refused.text, refused.text
+
+
+def test_ignored_keywords_are_in_the_log_once(server: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null", "x-new\nline": 1}}}
+    for _ in range(2):
+        server.complete("a", 30, structured_outputs={"json": schema})
+    said = [line for line in server.log.read_text().splitlines() if "have no effect" in line]
+    assert len(said) == 1 and r"$.a: x-new\nline" in said[0], said
