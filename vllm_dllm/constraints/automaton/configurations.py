@@ -3,8 +3,9 @@
 A configuration is a rule state and a stack of states to return to. A state is a set of
 configurations, because a text may be read in several ways; so every text leads to one state, and
 its probability is counted once. Where a text can be read in very many ways, those that can end
-soonest are followed, and what only the others allow is not offered. States and stacks get numbers when they are met first. What a state
-leads to depends on nothing but the constraint, whoever asks, so it is computed once.
+soonest are followed, and what only the others allow is not offered. States and stacks get numbers
+when they are met first. What a state leads to depends on nothing but the constraint, whoever asks,
+so it is computed once.
 """
 
 from __future__ import annotations
@@ -296,7 +297,7 @@ class Configurations:
         return number
 
     def _order(self, configuration: Configuration) -> tuple[int, int, int]:
-        """Sorts by what can end soonest, and never by numbers that depend on what was met before."""
+        """Sorts by what can end soonest, and not by numbers that depend on what was met before."""
         stack, state = configuration
         return self._tokens[state] + self._rest[stack], state, self._content[stack]
 
