@@ -34,7 +34,7 @@ from tests.support.schemas.corpora import Case, real_cases, suite_cases  # noqa:
 from tests.support.schemas.large_vocabulary import published  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
 
-CPU_SECONDS = 120  # of a schema with one vocabulary, walks included
+CPU_SECONDS = 60  # of a schema with one vocabulary, walks included
 MEMORY_BYTES = 6 << 30
 SHOWN = 40  # violations that are printed
 
