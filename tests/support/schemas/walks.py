@@ -17,7 +17,7 @@ STRUCTURE = frozenset(b'{}[]",:')
 # What a walk prefers; one of these is drawn for a walk, and another one now and then on the way.
 HABITS = ("new", "edges", "classes", "tokens", "structure")
 CHANGES_HABIT = 0.1
-MOST_STATES = 4000  # that are searched for edges that no walk took
+STATES_PER_OUTPUT = 20  # that are searched for edges that no walk took
 
 
 class StuckError(AssertionError):
@@ -87,7 +87,7 @@ class Walker:
 
     def cover(self, most: int) -> Iterator[list[int]]:
         """Outputs over edges that no walk took, one such edge each, and at most `most` outputs."""
-        came_from = self._explored()
+        came_from = self._explored(STATES_PER_OUTPUT * most)
         untaken = [
             (state, number)
             for state in came_from
@@ -147,11 +147,11 @@ class Walker:
                 raise ValueError(f"a class leads to two states from state {state}")
         return self.edges[state]
 
-    def _explored(self) -> dict[State, tuple[State, int] | None]:
+    def _explored(self, most: int) -> dict[State, tuple[State, int] | None]:
         """The states nearest to the start, with the edge that each was found by."""
         came_from: dict[State, tuple[State, int] | None] = {self.ways.start: None}
         todo = deque(came_from)
-        while todo and len(came_from) < MOST_STATES:
+        while todo and len(came_from) < most:
             state = todo.popleft()
             for number, edge in enumerate(self._edges_from(state)):
                 if edge.target not in came_from:

@@ -43,9 +43,8 @@ from vllm_dllm.constraints.grammar.rules import Both, Without
 from vllm_dllm.constraints.grammar.shared import REMEMBERED, shared
 from vllm_dllm.constraints.limits import ConstraintError
 
-# Each character that is counted takes nine states of an automaton. With a vocabulary of 150,000
-# tokens these many take most of the CPU time that a constraint may take.
-LONGEST_COUNTED = 256
+# Each character that is counted takes nine states of an automaton.
+LONGEST_COUNTED = 512
 FEW = 16
 MOST_SHOWN = 200  # characters of a pattern in a message
 
