@@ -17,10 +17,10 @@ import numpy as np
 from vllm_dllm.constraints.automaton.distance import NEVER
 from vllm_dllm.constraints.automaton.outcomes import LEFT, NO_WAY
 from vllm_dllm.constraints.automaton.pushdown import NO_CLASS, PushdownTables
+from vllm_dllm.constraints.automaton.stacks import EMPTY_STACK, Stacks
 from vllm_dllm.constraints.limits import ConstraintError
 
-# Numbers of a stack, and of two states.
-EMPTY_STACK = 0
+# Numbers of states.
 START, END_OF_TEXT = 0, 1
 NO_STATE = -1
 # Ways to read the same text that are followed; a grammar may have more with every character.
@@ -47,6 +47,7 @@ class Configurations:
     Attributes:
         tables: the constraint.
         depth: the most states that a stack may hold.
+        stacks: the stacks of the states that have been met.
     """
 
     def __init__(self, tables: PushdownTables, depth: int) -> None:
@@ -56,6 +57,7 @@ class Configurations:
             ConstraintError: every text of the constraint nests deeper than `depth`.
         """
         self.tables, self.depth = tables, depth
+        self.stacks = Stacks(tables)
         self._alternatives = tables.alternatives
         # The suffix with which an outcome leaves a rule, for outcomes that only do that.
         self._suffix_left = np.array(
@@ -65,12 +67,6 @@ class Configurations:
         self._tokens, self._calls = tables.tokens.tolist(), tables.calls.tolist()
         self._may_leave = tables.may_leave.tolist()
         self._must_leave = tables.must_leave.tolist()
-        # Stacks: what is below the top, the top, the height, the tokens to the end, whether a text
-        # may end there, and a digest of all states on it.
-        self._below, self._back, self._height, self._rest = [0], [0], [0], [0]
-        self._may_end = [True]
-        self._content = [0]
-        self._stack_number: dict[tuple[int, int], int] = {}
         self.members: list[tuple[Configuration, ...]] = []
         self.distance: list[int] = []
         self._state_number: dict[tuple[Configuration, ...], int] = {}
@@ -105,7 +101,7 @@ class Configurations:
         moves = [self._moves[state] for state in known]
         flat = [pair for some in self.members for pair in some]
         parts = {
-            "stacks": [self._below, self._back],
+            "stacks": [self.stacks.below, self.stacks.back],
             "member_count": [len(some) for some in self.members],
             "member": flat,
             "known": known,
@@ -119,7 +115,7 @@ class Configurations:
     def restore(self, stored: dict[str, np.ndarray]) -> None:
         """Meet what another object for the same constraint had met when `stored` was taken."""
         for below, back in stored["stacks"].T[1:].tolist():
-            self._push(below, back)
+            self.stacks.push(below, back)
         bounds = np.cumsum(stored["member_count"])[:-1]
         for number, some in enumerate(np.split(stored["member"].reshape(-1, 2), bounds)):
             if number > END_OF_TEXT:
@@ -144,16 +140,8 @@ class Configurations:
 
     def stack_of(self, state: int) -> int:
         """The highest stack of a state's configurations."""
-        return max((stack for stack, _ in self.members[state]), key=self._height.__getitem__,
+        return max((stack for stack, _ in self.members[state]), key=self.stacks.height.__getitem__,
                    default=EMPTY_STACK)  # fmt: skip
-
-    def below(self, stack: int) -> int:
-        """The stack without its top."""
-        return self._below[stack]
-
-    def back(self, stack: int) -> int:
-        """The rule state to which the top of a stack returns."""
-        return self._back[stack]
 
     def moves(self, state: int) -> Moves:
         """Where tokens lead from a state."""
@@ -224,9 +212,9 @@ class Configurations:
         """The state after each suffix is read below the top of a stack, int64 ``[suffixes]``."""
         known = self._left.get(stack)
         if known is None:
-            column = self.tables.suffix_outcomes(self._back[stack])
+            column = self.tables.suffix_outcomes(self.stacks.back[stack])
             outcomes, kind = np.unique(column, return_inverse=True)
-            known = self._resolved(self._below[stack], outcomes)[kind.reshape(-1)]
+            known = self._resolved(self.stacks.below[stack], outcomes)[kind.reshape(-1)]
             self._left[stack] = known
         return known
 
@@ -258,30 +246,17 @@ class Configurations:
                 continue
             top = stack
             for back in pushed:
-                if self._height[top] + self._calls[back] > self.depth:
+                if self.stacks.height[top] + self._calls[back] > self.depth:
                     break
-                top = self._push(top, back)
+                top = self.stacks.push(top, back)
             else:
                 while top and self._must_leave[state]:
-                    top, state = self._below[top], self._back[top]
+                    top, state = self.stacks.below[top], self.stacks.back[top]
                 if (
-                    self._height[top] + self._calls[state] <= self.depth
-                    and self._tokens[state] + self._rest[top] < NEVER
+                    self.stacks.height[top] + self._calls[state] <= self.depth
+                    and self._tokens[state] + self.stacks.rest[top] < NEVER
                 ):
                     found.add((top, state))
-
-    def _push(self, stack: int, back: int) -> int:
-        key = (stack, back)
-        number = self._stack_number.get(key)
-        if number is None:
-            number = self._stack_number[key] = len(self._below)
-            self._below.append(stack)
-            self._back.append(back)
-            self._content.append(hash((self._content[stack], back)))
-            self._height.append(self._height[stack] + 1)
-            self._rest.append(min(self._rest[stack] + self._tokens[back], NEVER))
-            self._may_end.append(self._may_end[stack] and bool(self._may_leave[back]))
-        return number
 
     def _state(self, found: set[Configuration]) -> int:
         if len(found) > MOST_READINGS:
@@ -292,17 +267,19 @@ class Configurations:
             number = self._state_number[configurations] = len(self.members)
             self.members.append(configurations)
             self.distance.append(
-                1 + min(self._tokens[s] + self._rest[stack] for stack, s in configurations)
+                1 + min(self._tokens[s] + self.stacks.rest[stack] for stack, s in configurations)
             )
         return number
 
     def _order(self, configuration: Configuration) -> tuple[int, int, int]:
         """Sorts by what can end soonest, and not by numbers that depend on what was met before."""
         stack, state = configuration
-        return self._tokens[state] + self._rest[stack], state, self._content[stack]
+        return self._tokens[state] + self.stacks.rest[stack], state, self.stacks.content[stack]
 
     def _may_end_in(self, state: int) -> bool:
-        return any(self._may_leave[s] and self._may_end[stack] for stack, s in self.members[state])
+        return any(
+            self._may_leave[s] and self.stacks.may_end[stack] for stack, s in self.members[state]
+        )
 
     def _label(self, classes: np.ndarray) -> int:
         key = classes.tobytes()

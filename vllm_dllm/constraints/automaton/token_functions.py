@@ -45,9 +45,8 @@ class TokenFunctions:
         """
         self.moves, self.outcomes, self.limits = moves, outcomes, limits
         states, width = moves.outcome.shape
-        # Memory is taken from the system only where it is written.
-        self.most = limits.cells // states
-        self.read: np.ndarray = np.zeros((max(self.most, 2), states), dtype=np.int32)
+        self.most = max(limits.cells // states, 2)
+        self.read: np.ndarray = np.zeros((min(64, self.most), states), dtype=np.int32)
         self.read[EMPTY_TEXT] = np.arange(1, states + 1)
         # From the states in which a function reads, and its outcomes there, to its number.
         self.number: dict[tuple[bytes, bytes], int] = {}
@@ -116,6 +115,11 @@ class TokenFunctions:
                     f"the constraint is too large: more than {self.limits.cells} pairs of a state "
                     "and a kind of token"
                 )
+            if self.count > len(self.read):
+                rows = min(2 * len(self.read), self.most)
+                larger: np.ndarray = np.zeros((rows, self.read.shape[1]), dtype=np.int32)
+                larger[: len(self.read)] = self.read
+                self.read = larger
             if self.count > len(self.composed):
                 more = ((0, len(self.composed)), (0, 0))
                 self.composed = np.pad(self.composed, more, constant_values=UNKNOWN)

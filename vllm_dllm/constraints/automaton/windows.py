@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dllm.constraints.automaton.configurations import (
-    EMPTY_STACK,
     END_OF_TEXT,
     START,
     Configurations,
 )
 from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
+from vllm_dllm.constraints.automaton.stacks import EMPTY_STACK
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 
 # How far a call leads, and a call that repeats the calls around it.
@@ -109,12 +109,12 @@ class _Remoteness:
     """How far states are from a canvas' first state, by the calls that they are inside of."""
 
     def __init__(self, configurations: Configurations, first: int) -> None:
-        self.configurations = configurations
+        self.configurations, self.stacks = configurations, configurations.stacks
         self.known = {EMPTY_STACK: 0}
         stack = configurations.stack_of(first)
         while stack != EMPTY_STACK:
             self.known[stack] = 0
-            stack = configurations.below(stack)
+            stack = self.stacks.below[stack]
 
     def of(self, state: int) -> int:
         """The remoteness of a state."""
@@ -122,7 +122,7 @@ class _Remoteness:
 
     def _of_stack(self, stack: int) -> int:
         if stack not in self.known:
-            below = self._of_stack(self.configurations.below(stack))
+            below = self._of_stack(self.stacks.below[stack])
             self.known[stack] = below + (REPEATED_CALL if self._repeats(stack) else CALL)
         return self.known[stack]
 
@@ -130,8 +130,8 @@ class _Remoteness:
         """Whether the calls on top of a stack are the same as those right below them."""
         calls: list[int] = []
         while stack != EMPTY_STACK and len(calls) < 2 * LONGEST_PERIOD:
-            calls.append(self.configurations.back(stack))
-            stack = self.configurations.below(stack)
+            calls.append(self.stacks.back[stack])
+            stack = self.stacks.below[stack]
         return any(
             calls[:period] == calls[period : 2 * period] for period in range(1, len(calls) // 2 + 1)
         )
