@@ -7,7 +7,6 @@ operations on all canvases at once; the only loop is over the algorithms that sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +23,9 @@ from vllm_dllm.worker.algorithm_state import (
     AlgorithmStates,
     adjustments,
     asked,
-    in_batch_order,
     temperatures,
 )
+from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
 from vllm_dllm.worker.slots import Phase, SlotState, Standing
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
@@ -111,16 +110,18 @@ class CanvasUpdate:
         updates = [_step(batch, plan, readings, present) for batch in plan.batches]
         canvas, done = updates[0].canvas, updates[0].done
         if len(updates) > 1:
-            canvas, done = _merged(plan, updates)
+            canvas, done = merged(plan, updates)
         if readings.path is not None and self.slots.kind.mask_token is not None:
             fixed = canvas.fixed | skips[:, None]
             tokens = tokens_kept_to_path(canvas.tokens, canvas.masked, readings.path, fixed)
             canvas = replace(canvas, tokens=tokens)
         if sync:
-            canvas, done = _where(skips, plan.before, canvas), done | skips
+            canvas, done = kept_where(skips, plan.before, canvas), done | skips
         if plan.waits is not None:
-            canvas, done = _where(plan.waits, plan.before, canvas), done & ~plan.waits
+            canvas, done = kept_where(plan.waits, plan.before, canvas), done & ~plan.waits
             skips = skips | plan.waits
+            # They follow a part of a constraint that is no longer theirs, to no effect.
+            readings.path.feasible.logical_or_(plan.waits)
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
         ready = self._ready(plan, canvas, done, reach)
@@ -164,7 +165,7 @@ class CanvasUpdate:
         slots = plan.request.slots
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.all_slots.algorithm.state:
-                kept = new if plan.waits is None else _old_where(plan.waits, batch, new)
+                kept = new if plan.waits is None else old_where(plan.waits, batch, new)
                 batch.all_slots.keep(batch.slots, kept, batch.rows(leaves))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
@@ -282,37 +283,3 @@ def _step(
         asked=batch.rows(readings.log_probabilities),
     )
     return batch.all_slots.algorithm.step(batch.canvas, context)
-
-
-def _merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:
-    """The canvases of all algorithms and whether they are done (bool ``[n]``), in batch order."""
-    tokens, masked, done = (
-        in_batch_order(parts, plan.batches)
-        for parts in (
-            [update.canvas.tokens for update in updates],
-            [update.canvas.masked for update in updates],
-            [update.done for update in updates],
-        )
-    )
-    return Canvas(tokens, masked, plan.before.fixed), done
-
-
-def _where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
-    """The canvases of ``before`` where ``old`` (bool ``[n]``) is true, else those of ``after``."""
-    keep = old[:, None]
-    return Canvas(
-        torch.where(keep, before.tokens, after.tokens),
-        torch.where(keep, before.masked, after.masked),
-        after.fixed,
-    )
-
-
-def _old_where(
-    waits: torch.Tensor, batch: AlgorithmBatch, new: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """An algorithm's state: as it was for canvases that wait (bool ``[n]``), else `new`."""
-    rows = batch.rows(waits)
-    return {
-        name: torch.where(rows.view(-1, *[1] * (tensor.ndim - 1)), batch.state[name], tensor)
-        for name, tensor in new.items()
-    }

@@ -201,9 +201,6 @@ class DiffusionSampler:
         compile = self.compiles(on_host) and present is None
         plan = self.canvas_update.plan(slot, on_host, width, compile)
         readings = self.readout.read(hidden_states, plan.request)
-        if plan.waits is not None and readings.path is not None:
-            # They follow a part of the constraint that is no longer theirs, to no effect.
-            readings.path.feasible.logical_or_(plan.waits)
         # Neither the paths of constraints nor logprobs, which loop over requests, are compiled; nor
         # are batches without a soft embedding, which would take a graph of their own.
         compile = compile and plan.request.may_go_on
