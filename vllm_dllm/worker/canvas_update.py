@@ -121,6 +121,7 @@ class CanvasUpdate:
             canvas, done = kept_where(plan.waits, plan.before, canvas), done & ~plan.waits
             skips = skips | plan.waits
             # They follow a part of a constraint that is no longer theirs, to no effect.
+            assert readings.path is not None
             readings.path.feasible.logical_or_(plan.waits)
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
