@@ -22,7 +22,8 @@ ASK = [{"role": "user", "content": "Who?"}]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
     options = ("--additional-config", '{"dllm": {"constraint_tokens": 30}}')
-    with Server(CHECKPOINT / "tiny-llada2", *options, log=log) as running:
+    told = {"VLLM_LOGGING_LEVEL": "INFO"}
+    with Server(CHECKPOINT / "tiny-llada2", *options, log=log, env=told) as running:
         yield running
 
 

@@ -211,7 +211,7 @@ def automaton(vocabulary: int) -> bytes:
     tokens += map(bytes, islice(words, vocabulary - len(tokens)))
     known = Vocabulary.of(tokens, [0])
     letters = Constraint.of("regex", "[a-z]{1,40}")
-    return compile_constraint(letters, known, CompileLimits()).to_bytes()
+    return compile_constraint(letters, known, CompileLimits()).packed
 
 
 def no_head(

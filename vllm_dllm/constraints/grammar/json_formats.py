@@ -112,7 +112,7 @@ AUTOMATA = {
     "uri-template": URI_TEMPLATE,
     "uuid": f"{HEX}{{8}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{12}}",
     "json-pointer": POINTER,
-    "relative-json-pointer": rf"(?:0|[1-9]\d{{0,8}})(?:#|{POINTER})",
+    "relative-json-pointer": rf"(?:0|[1-9]{{1,8}}0?)(?:#|{POINTER})",
     "regex": _regex(),
     "color": COLOR,
 }
