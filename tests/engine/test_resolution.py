@@ -59,6 +59,8 @@ def test_what_show_config_prints() -> None:
         "window": ["symmetric", "default"],
         "kernels": ["auto", "default"],
         "request_step_limit": ["default", "default"],
+        "constraint_depth": ["default", "default"],
+        "constraint_tokens": ["2048", "default"],
     }
     chosen = {
         "algorithm": "LowConfidence",

@@ -147,4 +147,5 @@ CALLED: Mapping[frozenset[str], set[str]] = {
     frozenset({"vllm_xargs"}): {"extra_args", "diffusion"},
     frozenset({"response_format", "structured_outputs", "text"}): {"structured"},
     frozenset({"max_completion_tokens", "max_output_tokens"}): {"max_tokens"},
+    frozenset({"previous_response_id"}): {"response_id"},
 }
