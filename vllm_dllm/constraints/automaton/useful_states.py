@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
+from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps, reachable
 
 
 def alive_states(moves: np.ndarray, accepting: np.ndarray, calls: np.ndarray) -> np.ndarray:
@@ -32,8 +32,7 @@ def used_states(moves: np.ndarray, calls: np.ndarray, alive: np.ndarray, start: 
     source = np.concatenate([source, calls[:, 0], calls[:, 0]])
     target = np.concatenate([target, calls[:, 1], calls[:, 2]])
     inside = alive[source] & alive[target]
-    goal: np.ndarray = np.arange(len(moves)) == start
-    return fewest_steps(target[inside], source[inside], goal) != NEVER
+    return reachable(source[inside], target[inside], np.arange(len(moves)) == start)
 
 
 def _pairs(moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,14 +1,10 @@
-"""How characters and constants are written in JSON.
+"""How characters are written in JSON.
 
 Only a part of what JSON allows is offered, so that each character has one spelling: it is escaped
 only where it must be, and then in the shortest way.
 """
 
 from __future__ import annotations
-
-import json
-import math
-from typing import Any
 
 from vllm_dllm.constraints.grammar.language import (
     Node,
@@ -21,10 +17,11 @@ from vllm_dllm.constraints.grammar.language import (
     sequence,
     union,
 )
-from vllm_dllm.constraints.limits import ConstraintError
 
 SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 ESCAPED: Ranges = union([(0x0, 0x1F), *((ord(c), ord(c)) for c in SHORT_ESCAPES)])
+PLAIN = chars(complement(ESCAPED))
+SHORT_ESCAPE = sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values()))
 
 
 def inside_string(ranges: Ranges) -> Node:
@@ -40,12 +37,10 @@ def inside_string(ranges: Ranges) -> Node:
 
 def _any_character(null: str) -> Node:
     """Any character as `inside_string` writes it; `null` is the last digit of the first escape."""
-    plain = chars(complement(ESCAPED))
-    short = sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values()))
     # The other controls: those below U+0010, and those from there on.
     low = sequence(literal("0"), chars([(ord(null), 0x37), (0x62, 0x62), (0x65, 0x66)]))
     high = sequence(literal("1"), chars([(0x30, 0x39), (0x61, 0x66)]))
-    return either([plain, short, sequence(literal("\\u00"), either([low, high]))])
+    return either([PLAIN, SHORT_ESCAPE, sequence(literal("\\u00"), either([low, high]))])
 
 
 # An escaped U+0000 is allowed, because its escape contains no U+0000.
@@ -55,34 +50,5 @@ ANY_CHARACTER = _any_character(null="0")
 ANY_BUT_NULL = _any_character(null="1")
 # In strings of counted lengths: a character has half as many ways to be cut by tokens without the
 # escapes of controls, of which no reader of a bounded string has a use.
-ANY_BUT_CONTROLS = either(
-    [
-        chars(complement(ESCAPED)),
-        sequence(literal("\\"), chars((ord(c), ord(c)) for c in SHORT_ESCAPES.values())),
-    ]
-)
+ANY_BUT_CONTROLS = either([PLAIN, SHORT_ESCAPE])
 QUOTE = literal('"')
-
-
-def json_literal(value: Any) -> Node:
-    """Exactly one value, written as by `json.dumps` with ``ensure_ascii=False``.
-
-    Raises:
-        ConstraintError: the value is not JSON.
-    """
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
-            text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConstraintError(f"a value of the schema is no JSON: {error}") from error
-    return literal(text)
-
-
-def whole_number(value: Any) -> int | None:
-    """The integer that a JSON number is (1.0 is 1), or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
-        return None
-    return int(value)

@@ -14,7 +14,7 @@ from vllm_dllm.constraints.grammar.language import (
     repeat,
     sequence,
 )
-from vllm_dllm.constraints.grammar.rules import Call, Rule
+from vllm_dllm.constraints.grammar.rules import Behind, Call, Rule
 
 
 def calls(node: Node) -> Iterator[Rule]:
@@ -88,17 +88,20 @@ def may_be_empty(node: Node, nullable: Collection[Rule] = ()) -> bool:
 
 
 def productive_rules(rules: Collection[Rule]) -> set[Rule]:
-    """The rules whose languages contain any text at all."""
+    """The rules whose languages contain any text at all. All that is called beside them does."""
+    own = set(rules)
 
     def productive(node: Node, known: set[Rule]) -> bool:
         if isinstance(node, Call):
-            return node.rule in known
+            return node.rule in known or node.rule not in own
         if isinstance(node, Chain):
             return all(productive(part, known) for part in node.parts)
         if isinstance(node, Either):
             return any(productive(option, known) for option in node.options)
         if isinstance(node, Repeat):
             return node.least == 0 or productive(node.part, known)
+        if isinstance(node, Behind):
+            return productive(node.rest, known)
         return not node.empty
 
     return _closure(rules, productive)
@@ -138,4 +141,7 @@ def _replaced(node: Node, replace: Callable[[Rule], Node], known: dict[int, Node
         return either(replaced(option, replace, known) for option in node.options)
     if isinstance(node, Repeat):
         return repeat(replaced(node.part, replace, known), node.least, node.most)
+    if isinstance(node, Behind):
+        rest = replaced(node.rest, replace, known)
+        return NOTHING if rest.empty else Behind(node.first, rest)
     return NOTHING if node.empty else node

@@ -47,14 +47,11 @@ class ArrayWriter:
         self.expansion, self.layout, self.value = expansion, layout, value
 
     def language(self, facts: Facts) -> Node:
-        """The arrays that meet conditions.
+        """The arrays that meet conditions, where these do not enumerate them.
 
         Raises:
             ConstraintError: a condition cannot be expressed.
         """
-        if facts.values is not None:
-            left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
-            return either(literal(json_text(value)) for value in left)
         if facts.distinct and (facts.most is None or facts.most > 1):
             return self._distinct(facts)
         if facts.counted:

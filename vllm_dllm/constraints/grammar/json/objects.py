@@ -62,14 +62,11 @@ class ObjectWriter:
         self.expansion, self.layout, self.value = expansion, layout, value
 
     def language(self, facts: Facts) -> Node:
-        """The objects that meet conditions.
+        """The objects that meet conditions, where these do not enumerate them.
 
         Raises:
             ConstraintError: a condition cannot be expressed.
         """
-        if facts.values is not None:
-            left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
-            return either(literal(json_text(value)) for value in left)
         naming = self.expansion.alternatives("string", facts.names) if facts.names else [
             Facts("string")
         ]  # fmt: skip

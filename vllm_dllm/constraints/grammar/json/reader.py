@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from vllm_dllm.constraints.grammar.json.arrays import ArrayWriter
+from vllm_dllm.constraints.grammar.json.constants import json_text
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Facts
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout, short
@@ -22,7 +23,7 @@ from vllm_dllm.constraints.grammar.json.parts import Literal, unique
 from vllm_dllm.constraints.grammar.json.productive import Pruned
 from vllm_dllm.constraints.grammar.json.references import Document
 from vllm_dllm.constraints.grammar.json.scalars import scalar_language
-from vllm_dllm.constraints.grammar.language import NOTHING, Node, either
+from vllm_dllm.constraints.grammar.language import NOTHING, Node, either, literal
 from vllm_dllm.constraints.grammar.rules import Call, Rule
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
@@ -116,7 +117,7 @@ class _SchemaReader:
         return self.known[key]
 
     def _value(self, literals: tuple[Literal, ...], place: str) -> Node:
-        if any(literal.hopeless for literal in literals):
+        if any(each.hopeless for each in literals):
             return NOTHING
         options, compound = [], []
         for kind in self.expansion.kinds(literals):
@@ -144,10 +145,14 @@ class _SchemaReader:
         return Call(self.rules[key])
 
     def _bodies(self, alternatives: list[Facts]) -> Node:
-        return either(
-            (self.objects if facts.kind == "object" else self.arrays).language(facts)
-            for facts in alternatives
-        )
+        return either(map(self._body, alternatives))
+
+    def _body(self, facts: Facts) -> Node:
+        """The objects or arrays that meet conditions."""
+        if facts.values is not None:
+            left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
+            return either(literal(json_text(value)) for value in left)
+        return (self.objects if facts.kind == "object" else self.arrays).language(facts)
 
     def _located(self, read: Callable[[], Node], place: str) -> Node:
         """Run a reader; its errors get a place if they name none."""
