@@ -54,6 +54,8 @@ BASE = {"t_min": 0.1, "t_max": 0.7000000000000001}
 # What a request may ask for, where that is less: four times the block length, which is 32 here.
 OF_REQUEST = {"max_post_edit_steps": Number(most=4 * 32, whole=True)}
 STEP = Number(least=1, most=STEPS, whole=True)
+DEPTH = Number(least=16, most=1024, whole=True)
+BOUND = Number(least=1, most=2**31 - 1, whole=True)
 WORDS = {
     "window": ("symmetric", "reference"),
     "execution": ("fdfo", "sync"),
@@ -72,11 +74,12 @@ def test_every_option_is_fuzzed() -> None:
     assert set(MASKED) == parameter_names("mask")
     assert set(UNIFORM) == parameter_names("uniform")
     own = {"algorithm", "max_steps", "request_step_limit", "parameters", "given"}
+    own |= {"constraint_depth", "constraint_tokens"}
     flags = {"eos_early_stop", "skip_last_commit", "fused_commit"}
     assert {f.name for f in fields(DllmSettings)} == own | flags | set(WORDS)
     assert {f.name for f in fields(RequestOptions)} == {
         "algorithm", "max_steps", "parameters", "seed_canvas", "pinned", "canvas_length",
-        "read_only", "constrained", "stream_prefix",
+        "read_only", "constrained", "stream_prefix", "constraint_depth", "constraint_tokens",
     }  # fmt: skip
 
 
@@ -161,17 +164,20 @@ def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
         "eos_early_stop": lambda v: v is None or flag(v),
         "skip_last_commit": flag,
         "fused_commit": lambda v: v is None or flag(v),
+        "constraint_depth": lambda v: v is None or DEPTH.takes(v),
+        "constraint_tokens": BOUND.takes,
     }
     for name, words in WORDS.items():
         taken[name] = lambda v, words=words: isinstance(v, str) and v in words
     return taken
 
 
+EDGES = STEP.edges() | DEPTH.edges() | BOUND.edges()
 NAMES = st.sampled_from(sorted(set().union(*ALGORITHMS.values(), *WORDS.values())))
 
 
 @settings(max_examples=share(0.1))
-@given(KINDS, st.sampled_from(sorted(own_options("mask"))), WILD | STEP.edges() | NAMES)
+@given(KINDS, st.sampled_from(sorted(own_options("mask"))), WILD | EDGES | NAMES)
 @example("mask", "algorithm", "")
 @example("mask", "algorithm", "nobody:Nothing")
 def test_an_option_of_the_server(kind: str, name: str, value: Any) -> None:
@@ -204,6 +210,8 @@ REQUEST: dict[str, Callable[[Any], bool]] = {
     "read_only": bit,
     "constrained": bit,
     "stream_prefix": bit,
+    "constraint_depth": lambda v: v is None or DEPTH.takes(v),
+    "constraint_tokens": lambda v: v is None or BOUND.takes(v),
 }
 LISTS = st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(
     [[1] * STEPS, [1] * (STEPS + 1), [0, -1], [True], [0.0], ["0"], [[0]], (0, 1), [2**31]]
@@ -211,7 +219,7 @@ LISTS = st.lists(st.integers(0, 9), max_size=5) | st.sampled_from(
 
 
 @settings(max_examples=share(0.1))
-@given(st.sampled_from(sorted(REQUEST)), WILD | STEP.edges() | LISTS | NAMES)
+@given(st.sampled_from(sorted(REQUEST)), WILD | EDGES | LISTS | NAMES)
 def test_an_option_of_a_request(name: str, value: Any) -> None:
     asked = {f"diffusion_{name}": value}
     if name == "pinned":
