@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -21,6 +22,8 @@ from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from tests.support.engine import Engine
+from tests.support.schemas.corpora import real_cases, suite_cases
+from tests.support.schemas.validators import Judge
 from vllm_dllm.constraints.limits import ConstraintError
 from vllm_dllm.decoding import Corruption, algorithms
 
@@ -52,14 +55,17 @@ GRAMMARS = (
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked for, and what tells whether a text is it."""
+    """What is asked for, what tells whether a text is it, and whether a refusal is expected."""
 
     structured: dict[str, Any]
     fits: Callable[[str], bool]
+    may_be_refused: bool = False
 
 
 def random_case(random: Random) -> Case:
-    kind = random.choice(["choice", "regex", "json", "json", "wide", "object", "grammar"])
+    kind = random.choice(
+        ["choice", "regex", "json", "json", "wide", "object", "grammar", "suite", "real"]
+    )
     if kind == "choice":
         options = random.sample(WORDS, random.randint(1, 4))
         return Case({"choice": options}, options.__contains__)
@@ -73,6 +79,8 @@ def random_case(random: Random) -> Case:
         grammar = random.choice(GRAMMARS)
         judge = Grammar.from_ebnf(grammar)
         return Case({"grammar": grammar}, lambda text: accepts(judge, text))
+    if kind in ("suite", "real"):
+        return published_case(random, kind)
     schema = random_schema(random, 2) if kind == "json" else wide_schema(random)
 
     def fits(text: str) -> bool:
@@ -80,6 +88,31 @@ def random_case(random: Random) -> Case:
         return True
 
     return Case({"json": schema}, fits)
+
+
+@functools.cache
+def short_schemas(corpus: str) -> list[tuple[Any, str]]:
+    """Schemas of a corpus, with their drafts, that are quickly compiled.
+
+    A validator may read what `contentEncoding` describes; here it is an annotation.
+    """
+    cases = real_cases() if corpus == "real" else suite_cases()
+    return [
+        (case.schema, case.draft)
+        for case in cases
+        if isinstance(case.schema, dict)
+        and len(json.dumps(case.schema)) < 1500
+        and "/optional/content/" not in case.name
+    ]
+
+
+def published_case(random: Random, corpus: str) -> Case:
+    """A schema of the standard's own suite, or one that somebody wrote, if these are there."""
+    schema, draft = random.choice(short_schemas(corpus) or short_schemas("suite"))
+    judge = Judge.of(schema, draft)
+    return Case(
+        {"json": schema}, lambda text: judge.complaint(text.encode()) is None, may_be_refused=True
+    )
 
 
 def wide_schema(random: Random) -> dict[str, Any]:
@@ -154,8 +187,12 @@ def random_params(random: Random, case: Case, corruption: Corruption) -> Samplin
         temperature=random.choice([0.3, 1.0, 2.0]) if warm else 0,
         top_p=random.choice([1.0, 0.9]),
         top_k=random.choice([0, 20]),
+        logprobs=random.choice([None, None, 0, 3]),
         seed=random.getrandbits(30),
-        extra_args={"diffusion_algorithm": algorithm.name},
+        extra_args={
+            "diffusion_algorithm": algorithm.name,
+            "diffusion_stream_prefix": not algorithm.edits and random.random() < 0.2,
+        },
         structured_outputs=StructuredOutputsParams(**case.structured),
     )
 
@@ -191,28 +228,37 @@ def fuzz(running: Engine, family: str, cases: int, seed: int) -> None:
             {"prompt_token_ids": prompt}
             for prompt in prompts(running, len(asked), random.getrandbits(30))
         ]
-        outputs = running.llm.generate(given, [one for _, one in asked], use_tqdm=False)
-        for (case, one), output in zip(asked, outputs, strict=True):
+        outputs = running.llm.generate(given, [one for _, one, _ in asked], use_tqdm=False)
+        for (case, one, most), output in zip(asked, outputs, strict=True):
             found = output.outputs[0]
             what = (case.structured, found.text, one)
             assert found.finish_reason == "stop", what
-            assert len(found.token_ids) <= one.max_tokens, what
+            assert len(found.token_ids) <= most, what
             assert case.fits(found.text), what
     running.assert_idle()
 
 
-def drawn(running: Engine, family: str, random: Random) -> tuple[Case, SamplingParams]:
-    """A case, and parameters with a budget from the least possible on."""
+def drawn(running: Engine, family: str, random: Random) -> tuple[Case, SamplingParams, int]:
+    """A case, parameters, and the most tokens of the output, from the least possible on."""
     structured = running.llm.llm_engine.input_processor.dllm_front_end.structured
-    for _ in range(5):
+    longest = running.llm.llm_engine.vllm_config.model_config.max_model_len // 2
+    for _ in range(40):
         case = random_case(random)
         params = random_params(random, case, MODELS[family][1])
         try:
             least = structured.submit(params).result().minimum
         except ConstraintError as error:
             # Some are too large for a busy machine; what is refused is refused for that only.
-            assert "too large" in str(error) or "seconds" in str(error), case.structured
+            sized = "too large" in str(error) or "seconds" in str(error)
+            assert case.may_be_refused or sized, case.structured
             continue
-        params.max_tokens = least + random.choice([0, 1, 7, 60])
-        return case, params
-    raise AssertionError("five constraints in a row were refused")
+        most = least + random.choice([0, 1, 7, 60])
+        if most > longest:
+            continue
+        if random.random() < 0.2:
+            params.max_tokens = None
+            params.extra_args["diffusion_constraint_tokens"] = most
+        else:
+            params.max_tokens = most
+        return case, params, most
+    raise AssertionError("forty constraints in a row were refused")
