@@ -52,14 +52,11 @@ class Engine:
 
     def close(self) -> None:
         """Take the engine down; nothing happens the second time."""
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
         if self.llm is None:
             return
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = self.core = self.scheduler = self.runner = None
         gc.collect()
-        cleanup_dist_env_and_memory()
 
     def step(self) -> None:
         """One step of the engine core, as its own loop runs it."""
@@ -101,6 +98,8 @@ def engine(model: Path, block: int, **options: Any) -> Iterator[Engine]:
     """Start an engine, and take it down so that another can follow in this process."""
     from vllm import LLM
 
+    # A start collects garbage eight times, half a second each: mostly modules, which stay anyway.
+    gc.freeze()
     running = Engine(LLM(model=str(model), **(settings(block) | options)))
     try:
         yield running
