@@ -180,6 +180,6 @@ def refused_for(message: str) -> str:
     if "any JSON is allowed" in message:
         return "any JSON"
     words = re.findall(r"\$?[A-Za-z]+", message.partition(": ")[2] or message)
-    if named := [word for word in words if word in KEYWORDS]:
+    if named := [word for word in words if word in {*KEYWORDS, "false"}]:
         return named[0]
     return re.sub(r"[\W\d]+", " ", message.partition(": ")[2] or message)[:40].strip()

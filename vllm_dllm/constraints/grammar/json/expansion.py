@@ -77,6 +77,20 @@ class Expansion:
             )
         return self._possible[key]
 
+    def impossible_part(self, literals: tuple[Literal, ...]) -> tuple[Literal, ...] | None:
+        """Conditions on a demanded property or item that no value meets, if there are such."""
+        for kind in self.kinds(literals):
+            state = State(Facts(kind))
+            for literal in literals:
+                state.todo.append((literal, None))
+            for facts in self._states(state, True, depth=0):
+                parts = [facts.of_property(name, True) for name in facts.required]
+                parts += [facts.of_item(n) for n in range(min(facts.least, facts.leading + 1))]
+                for part in parts:
+                    if not self.possible(part):
+                        return part
+        return None
+
     def _may_be(self, kind: str, literals: tuple[Literal, ...], depth: int) -> bool:
         state = State(Facts(kind))
         for literal in literals:

@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm_dllm.constraints.grammar.json.arrays import ArrayWriter
 from vllm_dllm.constraints.grammar.json.constants import json_text
+from vllm_dllm.constraints.grammar.json.contradictions import Contradictions
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Facts
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout, short
@@ -89,6 +90,8 @@ class _SchemaReader:
         self.arrays = ArrayWriter(self.expansion, layout, self.value)
         self.known: dict[frozenset[Literal], Node] = {}
         self.rules: dict[tuple[object, ...], Rule] = {}
+        self.origin: dict[Rule, tuple[Literal, ...]] = {}
+        self.without = Contradictions(self.expansion)
         self.ahead: deque[tuple[Rule, list[Facts], str]] = deque()
 
     def whole(self) -> Node:
@@ -97,14 +100,12 @@ class _SchemaReader:
         while self.ahead:
             rule, alternatives, place = self.ahead.popleft()
             rule.body = self._located(partial(self._bodies, alternatives), place)
+            if rule.body.empty:
+                self.without.add(self.origin[rule])
         node = Pruned(self.rules.values()).node(node)
         if node.empty:
-            unsaid = [
-                f" (at {short(part.place)} it cannot be expressed that this does not hold: "
-                f"{', '.join(why)})"
-                for part, why in self.expansion.left_out.items()
-            ]
-            raise ConstraintError("the schema allows no value" + "".join(unsaid[:3]))
+            self.without.add((Literal(self.document.root),))
+            raise self.without.error()
         return node
 
     def value(self, literals: tuple[Literal, ...]) -> Node:
@@ -114,6 +115,8 @@ class _SchemaReader:
         if key not in self.known:
             place = literals[0].part.place if literals else "$"
             self.known[key] = self._located(lambda: self._value(literals, place), place)
+            if self.known[key].empty:
+                self.without.add(literals)
         return self.known[key]
 
     def _value(self, literals: tuple[Literal, ...], place: str) -> Node:
@@ -130,10 +133,10 @@ class _SchemaReader:
         if node.positions > LARGEST_INLINE:
             node = Call(Rule(place, node))
         if compound:
-            node = either([node, self._called(compound, place)])
+            node = either([node, self._called(compound, place, literals)])
         return node
 
-    def _called(self, alternatives: list[Facts], place: str) -> Node:
+    def _called(self, alternatives: list[Facts], place: str, literals: tuple[Literal, ...]) -> Node:
         key = tuple(facts.key() for facts in alternatives)
         if key not in self.rules:
             if len(self.rules) >= MOST_RULES:
@@ -141,6 +144,7 @@ class _SchemaReader:
                     f"the schema describes more than {MOST_RULES} kinds of objects and arrays"
                 )
             self.rules[key] = Rule(place)
+            self.origin[self.rules[key]] = literals
             self.ahead.append((self.rules[key], alternatives, place))
         return Call(self.rules[key])
 
