@@ -189,19 +189,24 @@ def step(compiled: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[
     logits = CanvasLogits.every(rows[None])
     window = far_to_go([compiled], length, torch.full((1, length), -1))
     wanted, kind = window.wanted(), constraint.kind_of_forced(window)
+    top, whole = rows.amax(-1)[None], logits.logsumexp(wanted)
     keys = row_keys(torch.arange(length))[None]
     best = class_maxima(logits, classes, wanted).by_class
     total = class_logsumexp(logits, classes, wanted)
-    drawn = drawn_paths(automata, total.by_class, window, kind, keys)
+    drawn = drawn_paths(automata, total.by_class, window, kind, whole, keys)
     if not drawn.feasible.all():
         raise RuntimeError("a canvas with a large budget has a path")
     return {
         "without_ms": milliseconds(lambda: row_statistics(rows, 0), repeats),
         "best_weights_ms": milliseconds(lambda: class_maxima(logits, classes, wanted), repeats),
-        "best_path_ms": milliseconds(lambda: best_paths(automata, best, window, kind), repeats),
-        "sums_ms": milliseconds(lambda: class_logsumexp(logits, classes, wanted), repeats),
+        "best_path_ms": milliseconds(
+            lambda: best_paths(automata, best, window, kind, top), repeats
+        ),
+        "sums_ms": milliseconds(
+            lambda: (logits.logsumexp(wanted), class_logsumexp(logits, classes, wanted)), repeats
+        ),
         "drawn_path_ms": milliseconds(
-            lambda: drawn_paths(automata, total.by_class, window, kind, keys), repeats
+            lambda: drawn_paths(automata, total.by_class, window, kind, whole, keys), repeats
         ),
         "drawn_token_ms": milliseconds(
             lambda: draw_in_class(logits, classes, total.by_chunk, drawn.classes, keys), repeats

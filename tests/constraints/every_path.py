@@ -32,6 +32,7 @@ def every_path(
     state: int,
     left: int,
     forced: Sequence[int] | None = None,
+    whole: Sequence[float] | None = None,
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """The classes of each path, and its weight.
 
@@ -41,9 +42,14 @@ def every_path(
         state: before the window.
         left: tokens that may be put out behind the window.
         forced: a token for each position, or -1; None for no token.
+        whole: what each position weighs behind the end of the text; None for what its token weighs.
     """
     target = target_of_class(automaton)
     held = [FREE] * len(weights) if forced is None else forced
+
+    def weight_of(place: int, kind: int, state: int) -> float:
+        ended = whole is not None and state == automaton.states - 1
+        return whole[place] if ended else weights[place][kind]
 
     def paths(place: int, state: int) -> Iterator[tuple[tuple[int, ...], float]]:
         if place == len(weights):
@@ -58,7 +64,7 @@ def every_path(
             behind = int(target[state, kind])
             if behind != DEAD:
                 for path, weight in paths(place + 1, behind):
-                    yield (kind, *path), weights[place][kind] + weight
+                    yield (kind, *path), weight_of(place, kind, state) + weight
 
     yield from paths(0, state)
 
@@ -69,7 +75,8 @@ def best_path(
     state: int,
     left: int,
     forced: Sequence[int] | None = None,
+    whole: Sequence[float] | None = None,
 ) -> tuple[tuple[int, ...], float] | None:
     """The path of the largest weight, or None where there is none; as `every_path`."""
-    found = every_path(automaton, weights, state, left, forced)
+    found = every_path(automaton, weights, state, left, forced, whole)
     return max(found, key=lambda pair: pair[1], default=None)

@@ -40,28 +40,44 @@ def with_no_class(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-def best(constraint: BatchConstraint, weights: torch.Tensor, window: CanvasWindow) -> ClassPaths:
-    """`best_paths` for weights ``[n, L, C + 1]``."""
-    return best_paths(constraint.automata, weights, window, constraint.kind_of_forced(window))
+def best(
+    constraint: BatchConstraint,
+    weights: torch.Tensor,
+    window: CanvasWindow,
+    whole: torch.Tensor | None = None,
+) -> ClassPaths:
+    """`best_paths` for weights ``[n, L, C + 1]``.
+
+    Without `whole`, tokens that end a text weigh behind the end what they weigh elsewhere.
+    """
+    kind = constraint.kind_of_forced(window)
+    whole = torch.full(weights.shape[:2], -torch.inf) if whole is None else whole
+    return best_paths(constraint.automata, weights, window, kind, whole)
 
 
 def drawn(
-    constraint: BatchConstraint, weights: torch.Tensor, window: CanvasWindow, keys: torch.Tensor
+    constraint: BatchConstraint,
+    weights: torch.Tensor,
+    window: CanvasWindow,
+    keys: torch.Tensor,
+    whole: torch.Tensor | None = None,
 ) -> ClassPaths:
-    """`drawn_paths` for weights ``[n, L, C + 1]``."""
+    """`drawn_paths` for weights ``[n, L, C + 1]``; `whole` as for `best`."""
     kind = constraint.kind_of_forced(window)
-    return drawn_paths(constraint.automata, weights, window, kind, keys)
+    whole = torch.full(weights.shape[:2], -torch.inf) if whole is None else whole
+    return drawn_paths(constraint.automata, weights, window, kind, whole, keys)
 
 
 def best_tokens(
     constraint: BatchConstraint, logits: torch.Tensor, window: CanvasWindow
 ) -> ConstrainedPath:
     """`best_tokens` for logits ``[n, L, ids]``."""
-    return step.best_tokens(constraint, CanvasLogits.every(logits), window)
+    return step.best_tokens(constraint, CanvasLogits.every(logits), window, logits.amax(-1))
 
 
 def drawn_tokens(
     constraint: BatchConstraint, scaled: torch.Tensor, window: CanvasWindow, keys: torch.Tensor
 ) -> ConstrainedPath:
     """`drawn_tokens` for logits ``[n, L, ids]``."""
-    return step.drawn_tokens(constraint, CanvasLogits.every(scaled), window, keys)
+    total = scaled.logsumexp(-1)
+    return step.drawn_tokens(constraint, CanvasLogits.every(scaled), window, total, keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,11 +43,16 @@ def cases(draw: st.DrawFn) -> tuple[TokenAutomaton, torch.Tensor, CanvasWindow, 
     return found, weights, some, budget - max(0, min(width - first, budget))
 
 
-def inside(weights: torch.Tensor, some: CanvasWindow) -> tuple[list[list[float]], list[int]]:
+def inside(weights: torch.Tensor, some: CanvasWindow) -> tuple[list[Any], list[int]]:
     """What the window's positions weigh, and what is forced there; forced positions weigh 0."""
     first, end = int(some.first), int(some.end)
-    free = weights.double() * (some.forced[0] < 0)[:, None]
+    free = (weights.double().t() * (some.forced[0] < 0)).t()
     return free.tolist()[first:end], some.forced[0].tolist()[first:end]
+
+
+def whole_of(weights: torch.Tensor) -> torch.Tensor:
+    """What all tokens weigh together, ``[n, L]``, for weights ``[n, L, C]``; more than others."""
+    return 20 + weights[..., 0]
 
 
 def first_of(paths: ClassPaths, some: CanvasWindow, canvas: int = 0) -> tuple[int, ...]:
@@ -74,10 +80,11 @@ def test_the_best_path_is_the_best_of_all(batch: list[Case]) -> None:
     """Of each canvas, in a batch of canvases with automata, windows and budgets of their own."""
     constraint = joined(*(found for found, _, _, _ in batch))
     weights, windows = padded(batch)
-    paths = best(constraint, weights, windows)
+    paths = best(constraint, weights, windows, whole_of(weights))
     for n, (found, own, some, left) in enumerate(batch):
         rows, forced = inside(own, some)
-        expected = best_path(found, rows, int(some.state), left, forced)
+        whole, _ = inside(whole_of(own[None])[0], some)
+        expected = best_path(found, rows, int(some.state), left, forced, whole)
         assert bool(paths.feasible[n]) == (expected is not None)
         outside = ~windows.inside()[n]
         assert (paths.classes[n][outside] == constraint.classes.classes).all()
@@ -100,10 +107,11 @@ def test_the_sum_of_all_paths_and_a_drawn_one(batch: list[Case]) -> None:
     constraint = joined(*(found for found, _, _, _ in batch))
     weights, windows = padded(batch)
     keys = row_keys(torch.arange(len(batch))[:, None], torch.arange(weights.shape[1]))
-    paths = drawn(constraint, weights, windows, keys)
+    paths = drawn(constraint, weights, windows, keys, whole_of(weights))
     for n, (found, own, some, left) in enumerate(batch):
         rows, forced = inside(own, some)
-        every = dict(every_path(found, rows, int(some.state), left, forced))
+        whole, _ = inside(whole_of(own[None])[0], some)
+        every = dict(every_path(found, rows, int(some.state), left, forced, whole))
         assert bool(paths.feasible[n]) == bool(every)
         if every:
             assert first_of(paths, some, n) in every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -19,10 +20,12 @@ from tests.constraints.helpers import (
     pieces,
     record,
     text_of,
+    together,
     window,
 )
 from tests.constraints.joined import best, best_tokens, drawn_tokens, joined
 from tests.constraints.simulation import Masked, Run
+from tests.ops.chi_square import chi_square, limit
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
@@ -31,6 +34,7 @@ from vllm_dllm.constraints.decoding.constrained_step import (
     path_probability,
     tokens_kept_to_path,
 )
+from vllm_dllm.ops.noise.keyed import row_keys
 
 PERSON = record(
     name={"type": "string", "minLength": 1, "maxLength": 12},
@@ -141,6 +145,50 @@ def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
     assert chosen.token[0].tolist() == [3, 2, 11, END, END]
     assert chosen.logit[0].tolist() == [2, 1, 1, 0, 0]
     assert chosen.feasible.tolist() == [True]
+
+
+def behind_the_end(length: int) -> torch.Tensor:
+    """Logits ``[1, L, ids]`` of a model that writes "ab", the end, and then the letter c."""
+    logits = torch.zeros(1, length, len(letters()))
+    for position, token in enumerate([1, 2, END, *[3] * (length - 3)]):
+        logits[0, position, token] = 9
+    logits[0, 3:, END] = -9
+    return logits
+
+
+@pytest.mark.parametrize("length", [3, 4, 12])
+def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int) -> None:
+    logits, constraint = behind_the_end(length), joined(automaton("regex", "[a-c]+"))
+    chosen = best_tokens(constraint, logits, window(length, 20))
+    assert chosen.token[0].tolist() == [1, 2, *[END] * (length - 2)]
+    assert constraint.behind_end(chosen)[0].tolist() == [False] * 3 + [True] * (length - 3)
+    short = best_tokens(constraint, logits, window(length, 3))
+    assert not constraint.behind_end(short).any(), "behind the budget is no position"
+    forced = best_tokens(constraint, logits, window(length, 20, forced=[-1, -1, 3]))
+    assert forced.token[0, :3].tolist() == [1, 2, 3]
+
+
+def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constraint() -> None:
+    """The text up to the first end, whatever is drawn behind it."""
+    count, length, allowed = 20_000, 3, [1, 2, 4, 5, 6]  # a, b, ab, ba, aa
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(1, length, len(letters()), generator=generator)
+    logits[0, 2, END] -= 3
+    found = automaton("regex", "(a|b)+")
+    every: dict[tuple[int, ...], float] = {}
+    log = logits[0].log_softmax(-1)
+    for size in range(1, length):
+        for ids in itertools.product(allowed, repeat=size):
+            chances = [log[place, token] for place, token in enumerate([*ids, END])]
+            every[(*ids, *[END] * (length - size))] = float(sum(chances).exp())
+    many = together([window(length, length)] * count)
+    keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
+    constraint = joined(*[found] * count)
+    drawn = drawn_tokens(constraint, logits.expand(count, -1, -1), many, keys)
+    order = {row: number for number, row in enumerate(every)}
+    numbers = torch.tensor([order[tuple(row)] for row in drawn.token.tolist()])
+    probability = torch.tensor(list(every.values()), dtype=torch.float64)
+    assert chi_square(numbers, probability / probability.sum()) < limit(len(every))
 
 
 def test_sureness_is_the_models_probability() -> None:

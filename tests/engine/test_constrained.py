@@ -12,6 +12,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
+from examples.tiny.tasks import held_out_set
 from tests.engine.constrained import CASES, MODELS, fuzz, prompts
 from tests.engine.test_steady_step import Waits, counted_reads
 from tests.reliability.drive import Driver
@@ -86,6 +87,19 @@ def test_others_in_the_batch_do_not_notice(running: Engine) -> None:
     assert together[::2] == alone
     assert all(reason == "stop" for _, reason in together[1::2])
     assert len(running.slots.constraints.followers) <= 1
+
+
+def test_a_constraint_that_changes_nothing_changes_nothing(running: Engine) -> None:
+    """Token for token. DiffusionGemma writes padding behind its answers."""
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in held_out_set(4)]
+    every = StructuredOutputsParams(regex=r"[0-9a-z -]*")
+    found = []
+    for constraint in (None, every):
+        params = greedy(64, structured_outputs=constraint)
+        outputs = running.llm.chat(chats, params, use_tqdm=False)
+        found.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert found[0] == found[1]
+    assert len({len(tokens) for tokens in found[0]}) > 3
 
 
 def test_a_seed_gives_the_same_output_in_any_company(running: Engine) -> None:

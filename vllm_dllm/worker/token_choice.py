@@ -142,17 +142,18 @@ class MaskedRows:
         if draws and self.tempered is not None and self.filtered is not None:
             assert self.keys is not None
             keys = self.keys.index_select(0, index)
-            chosen = drawn_tokens(
-                followed.constraint, followed.logits(self.filtered), followed.window, keys
-            )
+            kept, window = followed.logits(self.filtered), followed.window
+            total = kept.logsumexp(window.wanted())
+            chosen = drawn_tokens(followed.constraint, kept, window, total, keys)
             tempered = followed.logits(self.tempered)
             weight = tempered.pick(chosen.token[..., None]) - tempered.pick(top)
             sampled = with_drawn(greedy, weight[..., 0].exp(), chosen.inside, chosen.token)
             sure = torch.where(chosen.inside, sampled.probability, 1.0)
         else:
             logits = followed.logits(self.logits)
-            chosen = best_tokens(followed.constraint, logits, followed.window)
-            sure = path_probability(chosen, logits.pick(top)[..., 0], greedy.probability)
+            largest = logits.pick(top)[..., 0]
+            chosen = best_tokens(followed.constraint, logits, followed.window, largest)
+            sure = path_probability(chosen, largest, greedy.probability)
         statistics.token.view(shape).index_copy_(0, index, chosen.token)
         statistics.probability.view(shape).index_copy_(0, index, sure)
         if isinstance(statistics, EntropyStatistics):
@@ -225,21 +226,25 @@ class NoiseRows:
         """See `RowChoice`: tokens come from the most probable path, samples from a drawn one.
 
         Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
-        behind the end of the text.
+        behind the budget. Behind the end of a path's text a canvas keeps what the model writes
+        there (DiffusionGemma does not repeat end-of-sequence tokens), because it reads it again.
         """
-        constraint, window = followed.constraint, followed.window
+        constraint, window, own = followed.constraint, followed.window, self.statistics
         logits = followed.logits(self.logits)
+        top = logits.pick(own.token[None, :, None])[..., 0]
         if draws:
             warmth, keys = self.temperature[None], self.keys[None]
-            best, drawn = best_and_drawn_tokens(constraint, logits, warmth, window, keys)
+            total = top / warmth - own.probability.log()
+            best, drawn = best_and_drawn_tokens(
+                constraint, logits, warmth, window, top, total, keys
+            )
         else:
-            best = drawn = best_tokens(constraint, logits, window)
-        paths = (best, drawn)
-        pick = [self.distribution.gather(1, path.token[0, :, None])[:, 0] for path in paths]
-        entropy = torch.where(best.inside[0], self.statistics.entropy, 0.0)
-        self.statistics = SampledStatistics(
-            best.token[0], pick[0], drawn.token[0], pick[1], entropy
-        )
+            best = drawn = best_tokens(constraint, logits, window, top)
+        token = torch.where(constraint.behind_end(best)[0], own.token, best.token[0])
+        sample = torch.where(constraint.behind_end(drawn)[0], own.sample, drawn.token[0])
+        pick = [self.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
+        entropy = torch.where(best.inside[0], own.entropy, 0.0)
+        self.statistics = SampledStatistics(token, pick[0], sample, pick[1], entropy)
         return best
 
     def reported(self, index: int, positions: slice) -> torch.Tensor:

@@ -27,7 +27,7 @@ class OwnEdges:
             dead one, which has no edges.
         source, target, label: ``[edges]``, by source, then by the lowest class of the label. No two
             edges of a state have a class in common, so this order does not depend on how states
-            are numbered.
+            are numbered. The last label is that of the end state's only edge, and of no other.
         members: the classes of all labels, one label after the other, each ascending.
         label_size: ``[labels]``.
     """
@@ -45,13 +45,16 @@ class OwnEdges:
         members: np.ndarray = automaton.members.astype(np.int64)
         lowest = members[automaton.label_first[:-1]]
         order = np.lexsort((lowest[automaton.edge_label], automaton.edge_source))
+        source = automaton.edge_source[order].astype(np.int64)
+        label = automaton.edge_label[order].astype(np.int64)
+        label[source == automaton.states - 1] = automaton.label_first.size - 1
         return cls(
             distance=np.append(automaton.distance.astype(np.int64), UNREACHABLE),
-            source=automaton.edge_source[order].astype(np.int64),
+            source=source,
             target=automaton.edge_target[order].astype(np.int64),
-            label=automaton.edge_label[order].astype(np.int64),
-            members=members,
-            label_size=np.diff(automaton.label_first).astype(np.int64),
+            label=label,
+            members=np.append(members, automaton.classes - 1),
+            label_size=np.append(np.diff(automaton.label_first).astype(np.int64), 1),
         )
 
     @property
@@ -74,6 +77,7 @@ class AutomatonBatch:
         edge: ``[edges + most_edges, 3]``, the target of each edge, S plus its label, and its
             source. The last ones are padding, and leave no state.
         edge_source, edge_target, edge_label: ``[edges]``, the same without padding.
+        end_label: ``[n]``, the label between tokens behind the end of the canvas' text.
         first_member, member_count: ``[labels]``, the classes of a label.
         member: ``[members + most_members]``, classes; the last ones are padding.
         member_label: ``[members]``.
@@ -91,6 +95,7 @@ class AutomatonBatch:
     edge_source: torch.Tensor
     edge_target: torch.Tensor
     edge_label: torch.Tensor
+    end_label: torch.Tensor
     first_member: torch.Tensor
     member_count: torch.Tensor
     member: torch.Tensor
@@ -132,6 +137,7 @@ class AutomatonBatch:
             "edge_source": source,
             "edge_target": target,
             "edge_label": label,
+            "end_label": np.cumsum([len(part.label_size) for part in parts]) - 1,
             "first_member": _firsts(size),
             "member_count": size,
             "member": np.pad(members, (0, most_members)),

@@ -3,7 +3,10 @@
 A canvas of L positions gives each class of tokens a weight at each position. A path is one class
 for each position of the canvas' *window*. It starts in a given state and ends in a state from which
 the rest of the token budget is enough to finish the text. Its weight is the sum of the weights of
-its classes, but forced positions, where all paths have the same class, weigh nothing.
+its classes, but forced positions, where all paths have the same class, weigh nothing. Nobody reads
+what is behind the end of a text, so each position there weighs as much as all tokens together: the
+largest of all weights, or their log-sum-exp. Otherwise a model that writes something else there
+than end-of-sequence tokens would be led to texts that do not end.
 
 First, messages are passed from the last position to the first. The message of a state is the
 largest weight of any path from that state on (Viterbi), or the logarithm of the sum over all paths.
@@ -103,7 +106,11 @@ class ClassPaths:
 
 
 def best_paths(
-    batch: AutomatonBatch, weights: torch.Tensor, window: CanvasWindow, kind: torch.Tensor
+    batch: AutomatonBatch,
+    weights: torch.Tensor,
+    window: CanvasWindow,
+    kind: torch.Tensor,
+    whole: torch.Tensor,
 ) -> ClassPaths:
     """The path of the largest weight in each canvas (Viterbi).
 
@@ -115,9 +122,11 @@ def best_paths(
         weights: ``[n, L, C + 1]``, any floating dtype; where a token is forced they are not read.
         window: of the canvases.
         kind: int64 ``[n, L]``, the class of each forced token, C if it has none.
+        whole: float32 ``[n, L]``, the largest weight of any token, allowed or not.
     """
     allowed = _allowed_weights(weights, window, kind)
     labels = _label_weights(batch, allowed, _segment_max)
+    _weigh_behind_end(batch, labels, window, whole)
     table = _backward_messages(batch, labels, window, _segment_max)
     return _forward_walk(batch, table, allowed, window)
 
@@ -127,6 +136,7 @@ def drawn_paths(
     weights: torch.Tensor,
     window: CanvasWindow,
     kind: torch.Tensor,
+    whole: torch.Tensor,
     keys: torch.Tensor,
 ) -> ClassPaths:
     """A path through each canvas, drawn with a probability proportional to exp(its weight).
@@ -138,10 +148,12 @@ def drawn_paths(
         weights: ``[n, L, C + 1]``, the log-sum-exp of the weights of the tokens of each class.
         window: of the canvases.
         kind: int64 ``[n, L]``, the class of each forced token, C if it has none.
+        whole: float32 ``[n, L]``, the log-sum-exp of the weights of all tokens, allowed or not.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
     allowed = _allowed_weights(weights, window, kind).mul_(LOG2_E)
     labels = _label_weights(batch, allowed, _segment_log2_sum)
+    _weigh_behind_end(batch, labels, window, whole.double() * LOG2_E)
     table = _backward_messages(batch, labels, window, _segment_log2_sum)
     paths = _forward_walk(batch, table, allowed, window, keys)
     return ClassPaths(paths.classes, paths.states, paths.feasible, paths.weight / LOG2_E)
@@ -179,6 +191,16 @@ def _label_weights(
     index = batch.member_canvas * classes + batch.member[: len(batch.member_canvas)]
     members = by_class.index_select(0, index)  # [members, L]
     return reduce(members, batch.member_count, batch.member_label).t().contiguous()
+
+
+def _weigh_behind_end(
+    batch: AutomatonBatch, labels: torch.Tensor, window: CanvasWindow, whole: torch.Tensor
+) -> None:
+    """Let free positions behind the end of a text weigh `whole`, ``[n, L]``; in place."""
+    own = labels.index_select(1, batch.end_label)  # [L, n]
+    free = whole.double().nan_to_num(FLOOR, -FLOOR, FLOOR).clamp_(FLOOR, -FLOOR).t()
+    free = torch.where(window.forced.t() < 0, torch.maximum(own, free), own)
+    labels.index_copy_(1, batch.end_label, free)
 
 
 def _backward_messages(

@@ -57,6 +57,19 @@ class CanvasLogits:
         token = token.clamp_max(self.logits.shape[2] - 1)
         return self.logits[self.index[:, None, None], position, token].float()
 
+    def logsumexp(self, wanted: torch.Tensor) -> torch.Tensor:
+        """The log-sum-exp of whole rows, float32 ``[n, L]``.
+
+        Args:
+            wanted: bool ``[n, L]``, the positions that are needed; others may be 0.
+        """
+        found = torch.zeros(wanted.shape, device=wanted.device)
+        for canvas, wants in enumerate(wanted):
+            some = wants if may_read(wanted) else slice(None)
+            rows = self.logits[self.on_host[canvas]][some]
+            found[canvas, some] = rows.float().logsumexp(-1)
+        return found
+
 
 @dataclass(frozen=True)
 class ClassWeights:

@@ -88,36 +88,52 @@ class BatchConstraint:
         none = self.classes.classes
         return torch.where(window.forced >= 0, kind.clamp_max(none), none)
 
+    def behind_end(self, path: ConstrainedPath) -> torch.Tensor:
+        """Positions of the window that are behind the token that ends the text, bool ``[n, L]``."""
+        state = path.states[:, :-1] + self.automata.first_state[:, None]
+        return path.inside & (self.automata.distance[state] == 0)
+
 
 def best_tokens(
-    constraint: BatchConstraint, logits: CanvasLogits, window: CanvasWindow
+    constraint: BatchConstraint, logits: CanvasLogits, window: CanvasWindow, top: torch.Tensor
 ) -> ConstrainedPath:
     """The tokens of the best path through each canvas.
+
+    If the text of the likeliest tokens of all, up to the first one that ends a text, satisfies the
+    constraint, then these are the path's.
 
     Args:
         constraint: of the ``n`` canvases.
         logits: of the canvases; they need not be normalized.
         window: of the canvases.
+        top: float32 ``[n, L]``, the largest logit of any token, allowed or not.
     """
     weights = class_maxima(logits, constraint.classes, window.wanted())
-    return _best(constraint, weights, logits, window)
+    return _best(constraint, weights, logits, window, top)
 
 
 def drawn_tokens(
-    constraint: BatchConstraint, scaled: CanvasLogits, window: CanvasWindow, keys: torch.Tensor
+    constraint: BatchConstraint,
+    scaled: CanvasLogits,
+    window: CanvasWindow,
+    total: torch.Tensor,
+    keys: torch.Tensor,
 ) -> ConstrainedPath:
     """The tokens of a path drawn from all that satisfy the constraint.
 
-    The probability of a path is proportional to the exponential of the sum of its tokens' logits.
+    The probability of a path is proportional to the exponential of the sum of its tokens' logits,
+    up to the token that ends the text. So it is the one that the path's text would have if canvases
+    were drawn without a constraint, again and again until one has an allowed text.
 
     Args:
         constraint: of the ``n`` canvases.
         scaled: logits of the canvases, divided by the temperature.
         window: of the canvases.
+        total: float32 ``[n, L]``, the log-sum-exp of the scaled logits of all tokens.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
     weights = class_logsumexp(scaled, constraint.classes, window.wanted())
-    return _drawn(constraint, weights, scaled, window, keys)
+    return _drawn(constraint, weights, scaled, window, total, keys)
 
 
 def best_and_drawn_tokens(
@@ -125,6 +141,8 @@ def best_and_drawn_tokens(
     logits: CanvasLogits,
     temperature: torch.Tensor,
     window: CanvasWindow,
+    top: torch.Tensor,
+    total: torch.Tensor,
     keys: torch.Tensor,
 ) -> tuple[ConstrainedPath, ConstrainedPath]:
     """`best_tokens` of logits, and `drawn_tokens` of logits divided by a temperature.
@@ -136,18 +154,24 @@ def best_and_drawn_tokens(
         logits: of the canvases; they need not be normalized.
         temperature: float32 ``[n, L]``, above 0.
         window: of the canvases.
+        top: float32 ``[n, L]``, the largest logit of any token, not divided.
+        total: float32 ``[n, L]``, the log-sum-exp of the divided logits of all tokens.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
     both = class_maxima_and_logsumexp(logits, temperature, constraint.classes, window.wanted())
-    best = _best(constraint, both[0], logits, window)
-    return best, _drawn(constraint, both[1], logits, window, keys, temperature)
+    best = _best(constraint, both[0], logits, window, top)
+    return best, _drawn(constraint, both[1], logits, window, total, keys, temperature)
 
 
 def _best(
-    constraint: BatchConstraint, weights: ClassWeights, logits: CanvasLogits, window: CanvasWindow
+    constraint: BatchConstraint,
+    weights: ClassWeights,
+    logits: CanvasLogits,
+    window: CanvasWindow,
+    top: torch.Tensor,
 ) -> ConstrainedPath:
     kind = constraint.kind_of_forced(window)
-    paths = best_paths(constraint.automata, weights.by_class, window, kind)
+    paths = best_paths(constraint.automata, weights.by_class, window, kind, top)
     token = best_in_class(logits, constraint.classes, weights.by_chunk, paths.classes)
     return _with_tokens(constraint, logits, window, paths, token)
 
@@ -157,11 +181,12 @@ def _drawn(
     weights: ClassWeights,
     logits: CanvasLogits,
     window: CanvasWindow,
+    total: torch.Tensor,
     keys: torch.Tensor,
     temperature: torch.Tensor | None = None,
 ) -> ConstrainedPath:
     kind = constraint.kind_of_forced(window)
-    paths = drawn_paths(constraint.automata, weights.by_class, window, kind, keys)
+    paths = drawn_paths(constraint.automata, weights.by_class, window, kind, total, keys)
     token = draw_in_class(
         logits, constraint.classes, weights.by_chunk, paths.classes, keys, temperature
     )
