@@ -131,7 +131,10 @@ def offline(
     dtype: str,
     quantization: str | None = None,
 ) -> Iterator[Any]:
-    """An engine; yields a function from (problems, setting) to a `Run`."""
+    """An engine; yields a function from (problems, setting) to a `Run`.
+
+    The function also takes sampling parameters of each problem, which go before the setting's.
+    """
     from vllm import LLM
 
     llm = LLM(
@@ -153,15 +156,22 @@ def offline(
         }
         return {name: values.get(counter, 0) for name, counter in COUNTERS.items()}
 
-    def answer(problems: Sequence[Problem], setting: Setting) -> Run:
-        params = llm.get_default_sampling_params()
-        params.max_tokens = MAX_TOKENS
-        for name, value in setting.sampling.items():
-            setattr(params, name, value)
-        params.extra_args = setting.request or None
+    def answer(
+        problems: Sequence[Problem],
+        setting: Setting,
+        own: Sequence[dict[str, Any]] | None = None,
+    ) -> Run:
+        asked = []
+        for sampling in own or [{}] * len(problems):
+            params = llm.get_default_sampling_params()
+            params.max_tokens = MAX_TOKENS
+            for name, value in (setting.sampling | sampling).items():
+                setattr(params, name, value)
+            params.extra_args = setting.request or None
+            asked.append(params)
         chats = [[{"role": "user", "content": problem.prompt}] for problem in problems]
         before, begin = counters(), time.monotonic()
-        outputs = llm.chat(chats, params)
+        outputs = llm.chat(chats, asked)
         run = Run(seconds=time.monotonic() - begin)
         for name, value in counters().items():
             setattr(run, name, value - before[name])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.support.statistics import wilson_interval
+
 # A checkpoint that takes more than this many times the original's steps is pointed out.
 MANY_STEPS = 1.1
 
@@ -68,3 +70,42 @@ def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
                 f"{100 * last['likeliest']:.1f} %",
                 *(f"{count} of {found['prompts']}" for count in counts),
             ]
+
+
+def constrained_over_free(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    """The rows of the documentation's table: the header, then the rows."""
+    yield [
+        *("model", "answers", "decoding", "without: exact match", "95 % interval"),
+        *("constrained", "tasks within", "passes", "at most, for a task"),
+    ]
+    for model, by_form in results.items():
+        for form, by_decoding in by_form.items():
+            for decoding, ways in by_decoding.items():
+                free, held = ways["free"], ways["constrained"]
+                low, high = (100 * bound for bound in _interval(free))
+                within = sum(
+                    found["right"] / found["of"] >= free[task]["interval"][0]
+                    for task, found in held.items()
+                )
+                ratios = [found["passes"] / free[task]["passes"] for task, found in held.items()]
+                passes = (sum(found["passes"] for found in way.values()) for way in (held, free))
+                more, less = passes
+                yield [
+                    *(model, form, decoding, f"{_percent(free):.1f} %", f"{low:.1f} - {high:.1f}"),
+                    *(f"{_percent(held):.1f} %", f"{within} of {len(held)}"),
+                    *(f"{more / less:.2f}x", f"{max(ratios):.2f}x"),
+                ]
+
+
+def _totals(by_task: Mapping[str, Any]) -> tuple[int, int]:
+    right, of = (sum(found[key] for found in by_task.values()) for key in ("right", "of"))
+    return right, of
+
+
+def _percent(by_task: Mapping[str, Any]) -> float:
+    right, of = _totals(by_task)
+    return 100 * right / of
+
+
+def _interval(by_task: Mapping[str, Any]) -> tuple[float, float]:
+    return wilson_interval(*_totals(by_task))

@@ -83,6 +83,16 @@ def corrupt(
     return seen, batch.weight * (masked | (edited & batch.free))
 
 
+def loss_of(model: LLaDA2, batch: Batch, mask: int, generator: torch.Generator) -> torch.Tensor:
+    """Cross-entropy of the hidden and the edited tokens of the current blocks."""
+    seen, weight = corrupt(batch, mask, generator)
+    block = seen.shape[1]
+    logits = model(torch.cat([batch.tokens[:, :-block], seen], dim=1))[:, -block:]
+    target = batch.tokens[:, -block:]
+    loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+    return (loss * weight.flatten()).sum() / weight.sum()
+
+
 @torch.no_grad()
 def generate(
     model: LLaDA2, prompts: list[list[int]], mask: int, end: int, threshold: float = 0.9
@@ -136,13 +146,7 @@ def main() -> None:
 
     def loss_of_next() -> torch.Tensor:
         model.balance(BALANCE_RATE)
-        batch = next(stream)
-        seen, weight = corrupt(batch, mask, generator)
-        block = seen.shape[1]
-        logits = model(torch.cat([batch.tokens[:, :-block], seen], dim=1))[:, -block:]
-        target = batch.tokens[:, -block:]
-        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
-        return (loss * weight.flatten()).sum() / weight.sum()
+        return loss_of(model, next(stream), mask, generator)
 
     seconds = train(model, loss_of_next, args.steps, with_adamw(model, PEAK_LEARNING_RATE))
     save(model, tokenizer, args.out)
