@@ -1,4 +1,4 @@
-"""The tables of `accuracy.py` and of `fidelity.py`."""
+"""The tables of `accuracy.py`, `wrapped_tasks.py` and `fidelity.py`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,24 @@ def show_recovery(text: str, recovery: dict[str, Any]) -> None:
     )
     if ratio > MANY_STEPS:
         print(f"  MORE STEPS: quantization costs {100 * (ratio - 1):.0f} % more of them")
+
+
+def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    # If all settings are of one option, its name heads the column and its values are the rows.
+    options = {setting.rpartition("=")[0] for setting in results}
+    option = options.pop() if len(options) == 1 else ""
+    title = option.removeprefix("diffusion_") or "setting"
+    yield [title, "exact match", "95 % interval", "steps per block", "seconds"]
+    for setting, result in results.items():
+        match = result["exact_match"]["all"]
+        low, high = (100 * bound for bound in match["interval"])
+        yield [
+            setting.removeprefix(f"{option}="),
+            f"{100 * match['right'] / match['of']:.1f} %",
+            f"{low:.1f} - {high:.1f}",
+            f"{result['steps_per_block']:.2f}",
+            f"{result['seconds']:.1f}",
+        ]
 
 
 def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:

@@ -12,6 +12,7 @@ REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine",
 KINDS = (
     *("accuracy", "constraints", "fdfo", "fidelity", "floor", "gemma", "growth", "head_memory"),
     *("levers", "llada2", "prefill", "real_size", "serve", "step_time", "turns"),
+    "wrapped_tasks",
 )
 # Former benchmark -> the one that took its place.
 REPLACED = {"serving": "benchmarks/serve.py"}

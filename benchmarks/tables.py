@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.accuracy_tables import fidelity
+from benchmarks.accuracy_tables import accuracy, constrained_over_free, fidelity
 from benchmarks.records import Record, RefusedError
 
 MEGABYTE = 1 << 20
@@ -90,24 +90,6 @@ def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             values = ((figures[key], form) for key, (_, form) in columns.items())
             cells = ("-" if value is None else format(value, form) for value, form in values)
             yield [system, concurrency, *cells]
-
-
-def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    # If all settings are of one option, its name heads the column and its values are the rows.
-    options = {setting.rpartition("=")[0] for setting in results}
-    option = options.pop() if len(options) == 1 else ""
-    title = option.removeprefix("diffusion_") or "setting"
-    yield [title, "exact match", "95 % interval", "steps per block", "seconds"]
-    for setting, result in results.items():
-        match = result["exact_match"]["all"]
-        low, high = (100 * bound for bound in match["interval"])
-        yield [
-            setting.removeprefix(f"{option}="),
-            f"{100 * match['right'] / match['of']:.1f} %",
-            f"{low:.1f} - {high:.1f}",
-            f"{result['steps_per_block']:.2f}",
-            f"{result['seconds']:.1f}",
-        ]
 
 
 def gemma_side(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -283,6 +265,8 @@ TABLES: dict[str, Table] = {
     "serve": Table("serve", ("serve",), serve),
     "accuracy_llada2": Table("accuracy", ("accuracy_llada2",), accuracy),
     "accuracy_gemma": Table("accuracy", ("accuracy_gemma",), accuracy),
+    "wrapped_tasks": Table("wrapped_tasks", ("wrapped_tasks",), constrained_over_free),
+    "wrapped_json": Table("wrapped_tasks", ("wrapped_json",), constrained_over_free),
     "gemma": Table("gemma", ("gemma", "gemma_32k"), gemma),
     "gemma_bound": Table("gemma", ("gemma",), gemma_bound),
     "llada2": Table("llada2", ("llada2",), llada2),

@@ -123,8 +123,6 @@ def test_llada2_module_is_the_reference(tmp_path: Path) -> None:
     "family", ["llada2", pytest.param("diffusion_gemma", marks=pytest.mark.long)]
 )
 def test_twenty_steps_make_a_checkpoint_that_serves(family: str, tmp_path: Path) -> None:
-    from tests.support.engine import engine
-
     command = [sys.executable, "-m", f"examples.tiny.train_{family}", str(tmp_path)]
     options = ["--steps", "20", "--held-out", "1", "--threads", "1"]
     done = subprocess.run(
@@ -135,7 +133,28 @@ def test_twenty_steps_make_a_checkpoint_that_serves(family: str, tmp_path: Path)
     record = json.loads((tmp_path / "training.json").read_text())
     assert record["steps"] == 20
     assert set(record["exact_match"]) >= {"add", "copy"}
-    with engine(tmp_path, 32, limit_mm_per_prompt={"image": 0, "video": 0}) as running:
+    served_in_small(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "family", ["llada2", pytest.param("diffusion_gemma", marks=pytest.mark.long)]
+)
+def test_two_steps_of_json_make_a_checkpoint_that_serves(family: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.tiny.learn_json", family, str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--steps", "2"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    served_in_small(tmp_path)
+
+
+def served_in_small(checkpoint: Path) -> None:
+    """A checkpoint answers through the engine."""
+    from tests.support.engine import engine
+
+    with engine(checkpoint, 32, limit_mm_per_prompt={"image": 0, "video": 0}) as running:
         params = running.llm.get_default_sampling_params()
         params.max_tokens = 20
         message = [{"role": "user", "content": "3 + 4"}]
