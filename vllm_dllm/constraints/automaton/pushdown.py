@@ -13,6 +13,7 @@ import numpy as np
 
 from vllm_dllm.constraints.automaton.byte_moves import byte_moves
 from vllm_dllm.constraints.automaton.distance import NEVER
+from vllm_dllm.constraints.automaton.followers import Followers
 from vllm_dllm.constraints.automaton.outcomes import LEFT, NO_WAY, Alternative, Outcomes
 from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata
 from vllm_dllm.constraints.automaton.shortest import shortest_endings
@@ -120,7 +121,8 @@ def pushdown_tables(
     """
     outcomes = Outcomes(automata.states)
     moves = byte_moves(automata, outcomes)
-    functions = TokenFunctions(moves, outcomes, vocabulary, limits)
+    followers = Followers.of(automata, moves.may_leave)
+    functions = TokenFunctions(moves, followers, outcomes, vocabulary, limits)
     used = np.unique(functions.of_token[functions.of_token != NOTHING_READ])
     # Classes by their lowest token, so that ties go to it.
     class_of_token, order = _by_first_token(functions.of_token, used)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dllm.constraints.automaton.byte_moves import ByteMoves
+from vllm_dllm.constraints.automaton.followers import Followers
 from vllm_dllm.constraints.automaton.outcomes import LEFT, NO_WAY, Alternative, Outcomes
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
@@ -36,7 +37,12 @@ class TokenFunctions:
     """
 
     def __init__(
-        self, moves: ByteMoves, outcomes: Outcomes, vocabulary: Vocabulary, limits: CompileLimits
+        self,
+        moves: ByteMoves,
+        followers: Followers,
+        outcomes: Outcomes,
+        vocabulary: Vocabulary,
+        limits: CompileLimits,
     ) -> None:
         """Find all functions.
 
@@ -55,7 +61,7 @@ class TokenFunctions:
         self.composed[NOTHING_READ] = NOTHING_READ
         self.steps = [_Step.of(column, states) for column in moves.outcome.T]
         self.through: dict[tuple[int, int], int] = {}
-        self.leaving = np.flatnonzero(moves.may_leave)
+        self.followers = followers
         self.of_token = self._of_tokens(vocabulary)
 
     def _of_tokens(self, vocabulary: Vocabulary) -> np.ndarray:
@@ -95,9 +101,11 @@ class TokenFunctions:
         found = self.read[np.ix_(functions, step.targets)]  # [n, states that read the byte]
         for place, move in step.calls:
             found[:, place] = [self._after_call(move, function) for function in functions.tolist()]
+        known = self.count
         for function, outcomes in zip(functions.tolist(), found, strict=True):
             number = self._number(step.states, outcomes)  # may make `composed` larger
             self.composed[function, column] = number
+        self._leave(known)
 
     def _number(self, states: np.ndarray, outcomes: np.ndarray) -> int:
         """The number of a function, given by its outcomes in the states in which it reads."""
@@ -123,16 +131,19 @@ class TokenFunctions:
             if self.count > len(self.composed):
                 more = ((0, len(self.composed)), (0, 0))
                 self.composed = np.pad(self.composed, more, constant_values=UNKNOWN)
-            row = self.read[number]
-            row[states] = outcomes
-            # Whoever may leave may also leave the whole text to others.
-            unread = self.outcomes.number([((number,), LEFT)])
-            row[self.leaving] = [
-                unread if outcome == NO_WAY
-                else self.outcomes.number([*self.outcomes.alternatives[outcome], ((number,), LEFT)])
-                for outcome in row[self.leaving].tolist()
-            ]  # fmt: skip
+            self.read[number, states] = outcomes
         return number
+
+    def _leave(self, first: int) -> None:
+        """Let functions from `first` on leave rules: a caller may read the whole text."""
+        read = self.read[first : self.count]
+        number, place = np.nonzero(self.followers.read(read != NO_WAY))
+        states = self.followers.leaving[place]
+        inner = read[number, states].tolist()
+        read[number, states] = [
+            self.outcomes.number([*self.outcomes.alternatives[outcome], ((function,), LEFT)])
+            for function, outcome in zip((first + number).tolist(), inner, strict=True)
+        ]
 
     def _after_call(self, move: int, function: int) -> int:
         """The outcome of a byte's outcome, followed by a function."""
