@@ -44,13 +44,16 @@ class Followers:
         for _, start, back in automata.calls.tolist():
             backs[start].add(back)
         behind = _closed(backs, ends)
+        # Most states belong to the same rules as others.
+        of_rules: dict[frozenset[int], frozenset[int]] = {}
         number: dict[frozenset[int], int] = {}
         leaving = sorted(ends)
-        group = [
-            number.setdefault(frozenset().union(*(behind[start] for start in ends[state])),
-                              len(number))
-            for state in leaving
-        ]  # fmt: skip
+        group = []
+        for state in leaving:
+            rules = frozenset(ends[state])
+            if rules not in of_rules:
+                of_rules[rules] = frozenset().union(*(behind[start] for start in rules))
+            group.append(number.setdefault(of_rules[rules], len(number)))
         groups = [sorted(states) for states in number]
         return cls(
             np.array(leaving, dtype=np.int64),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from vllm_dllm.constraints.automaton.distance import NEVER
@@ -26,29 +28,21 @@ def shortest_endings(
         The tokens, int64 ``[states]``, `NEVER` where there is no such ending; and the calls inside
         each other that this ending makes, int64 ``[states]``.
     """
-    edge_state, parts = _edges(state, outcome, outcomes)
-    owner: np.ndarray = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    flat = np.array([state for part in parts for state in part], dtype=np.int64)
-    order = np.argsort(flat, kind="stable")
-    first = np.asarray(np.searchsorted(flat[order], np.arange(len(may_leave) + 1)))
-    missing = np.array([len(part) for part in parts])
-    total: np.ndarray = np.ones(len(parts), dtype=np.int64)
-    depth: np.ndarray = np.zeros(len(parts), dtype=np.int64)
-    # How many calls are open while a part of an edge is read: the first is the innermost.
-    level = np.concatenate([np.arange(len(part))[::-1] for part in parts]) if parts else flat
+    ways = _Ways.of(state, outcome, outcomes, len(may_leave))
+    total: np.ndarray = np.ones(ways.count, dtype=np.int64)
+    depth: np.ndarray = np.zeros(ways.count, dtype=np.int64)
+    missing = np.bincount(ways.way, minlength=ways.count)
     tokens: np.ndarray = np.where(may_leave, 0, NEVER).astype(np.int64)
     calls: np.ndarray = np.zeros(len(may_leave), dtype=np.int64)
     waiting: dict[int, list[np.ndarray]] = {}
     now, count = np.flatnonzero(may_leave), 0
     while True:
-        sizes = first[now + 1] - first[now]
-        begin: np.ndarray = np.repeat(first[now] - (sizes.cumsum() - sizes), sizes)
-        places = order[begin + np.arange(sizes.sum())]
-        edges = owner[places]
-        np.add.at(total, edges, tokens[flat[places]])
-        np.maximum.at(depth, edges, calls[flat[places]] + level[places])
-        np.subtract.at(missing, edges, 1)
-        done = np.unique(edges)
+        places, _ = _members(ways.first, now)
+        some = ways.way[places]
+        np.add.at(total, some, tokens[ways.state[places]])
+        np.maximum.at(depth, some, calls[ways.state[places]] + ways.level[places])
+        np.subtract.at(missing, some, 1)
+        done = np.unique(some)
         done = done[missing[done] == 0]
         for value in np.unique(total[done]).tolist():
             waiting.setdefault(value, []).append(done[total[done] == value])
@@ -56,34 +50,81 @@ def shortest_endings(
         while waiting and not len(now):
             count = min(waiting)
             ready = np.concatenate(waiting.pop(count))
-            ready = ready[tokens[edge_state[ready]] == NEVER]
+            edges, sizes = _members(ways.edge_first, ready)
+            source = ways.edge_state[edges]
+            deep: np.ndarray = np.repeat(depth[ready], sizes)
+            fresh = tokens[source] == NEVER
+            source, deep = source[fresh], deep[fresh]
             # Of equally short endings, the one that makes the fewest calls.
-            ready = ready[np.lexsort((depth[ready], edge_state[ready]))]
-            now, chosen = np.unique(edge_state[ready], return_index=True)
-            tokens[now], calls[now] = count, depth[ready[chosen]]
+            order = np.lexsort((deep, source))
+            now, chosen = np.unique(source[order], return_index=True)
+            tokens[now], calls[now] = count, deep[order[chosen]]
         if not len(now):
             return tokens, calls
 
 
-def _edges(
-    state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes
-) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """Ways to read one token: the state before it, and the states that must then end, each once.
+def _members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the members of some groups, and how many each group has.
 
-    The first of those states is the innermost.
+    Args:
+        first: int64 ``[all groups + 1]``, where the members of each group begin.
+        groups: int64 ``[n]``.
     """
-    count = len(outcomes.alternatives)
-    stays = np.array([any(inner != LEFT for _, inner in some) for some in outcomes.alternatives])
-    # Neighbours are often equal: tokens inside a string all do the same.
-    new = (np.diff(state, prepend=-1) != 0) | (np.diff(outcome, prepend=-1) != 0)
-    new &= stays[outcome]
-    state, outcome = state[new], outcome[new]
-    before, numbers = np.divmod(np.unique(state.astype(np.int64) * count + outcome), count)
-    states: list[int] = []
-    parts: list[tuple[int, ...]] = []
-    for source, number in zip(before.tolist(), numbers.tolist(), strict=True):
-        for pushed, inner in outcomes.alternatives[number]:
-            if inner != LEFT:
-                states.append(source)
-                parts.append((inner, *pushed[::-1]))
-    return np.array(states, dtype=np.int64), parts
+    sizes = first[groups + 1] - first[groups]
+    begin: np.ndarray = np.repeat(first[groups] - (sizes.cumsum() - sizes), sizes)
+    return begin + np.arange(sizes.sum()), sizes
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Ways to go on: states that must all end, and the states of which a token leads there.
+
+    All arrays but `count` are int64.
+
+    Attributes:
+        count: number of ways. Way ``n`` is that of rule state ``n`` alone; others follow.
+        first: ``[states + 1]``, where each state begins in the next three.
+        state, way, level: ``[n]``, a state, a way that it is part of, and how many calls are open
+            while it is read.
+        edge_first: ``[ways + 1]``, where each way begins in the next one.
+        edge_state: ``[edges]``, a state of which a token leads to the way.
+    """
+
+    count: int
+    first: np.ndarray
+    state: np.ndarray
+    way: np.ndarray
+    level: np.ndarray
+    edge_first: np.ndarray
+    edge_state: np.ndarray
+
+    @classmethod
+    def of(cls, state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes, states: int) -> _Ways:
+        """Of edges, as in `shortest_endings`."""
+        # From the outermost state to the innermost one.
+        special = [
+            [(*pushed, inner) for pushed, inner in some if inner != LEFT]
+            for some in outcomes.alternatives[1 + states :]
+        ]
+        longer = [part for some in special for part in some]
+        members = [*range(states), *(member for part in longer for member in part)]
+        lengths = np.array([1] * states + [len(part) for part in longer], dtype=np.int64)
+        way: np.ndarray = np.repeat(np.arange(len(lengths)), lengths)
+        level = np.concatenate([np.zeros(states), *(np.arange(len(part)) for part in longer)])
+        flat = np.array(members, dtype=np.int64)
+        order = np.argsort(flat, kind="stable")
+        first = np.asarray(np.searchsorted(flat[order], np.arange(states + 1)))
+        # The ways of each outcome: a plain one has the way of its state.
+        counts = np.array([0] + [1] * states + [len(some) for some in special], dtype=np.int64)
+        # Neighbours are often equal: tokens inside a string all do the same.
+        new = (np.diff(state, prepend=-1) != 0) | (np.diff(outcome, prepend=-1) != 0)
+        pairs = np.unique(state[new].astype(np.int64) * len(counts) + outcome[new])
+        source, number = np.divmod(pairs, len(counts))
+        target, sizes = _members(np.concatenate([[0], counts.cumsum()]), number)
+        source = np.repeat(source, sizes)
+        by_target = np.argsort(target, kind="stable")
+        edge_first = np.asarray(np.searchsorted(target[by_target], np.arange(len(lengths) + 1)))
+        return cls(
+            len(lengths), first, flat[order], way[order], level.astype(np.int64)[order],
+            edge_first, source[by_target],
+        )  # fmt: skip
