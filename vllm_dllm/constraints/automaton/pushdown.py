@@ -14,7 +14,7 @@ import numpy as np
 from vllm_dllm.constraints.automaton.byte_moves import byte_moves
 from vllm_dllm.constraints.automaton.distance import NEVER
 from vllm_dllm.constraints.automaton.followers import Followers
-from vllm_dllm.constraints.automaton.outcomes import LEFT, NO_WAY, Alternative, Outcomes
+from vllm_dllm.constraints.automaton.outcomes import LEFT, Alternative, Outcomes
 from vllm_dllm.constraints.automaton.rule_automata import RuleAutomata
 from vllm_dllm.constraints.automaton.shortest import shortest_endings
 from vllm_dllm.constraints.automaton.token_functions import NOTHING_READ, TokenFunctions
@@ -22,6 +22,7 @@ from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 NO_CLASS = -1
+STATES_AT_ONCE = 1024  # so that no copy of a whole table is made
 # Every position of a canvas has one weight for each class, so more classes would decode slowly.
 MOST_CLASSES = 1 << 14
 
@@ -185,8 +186,12 @@ class _Sparse:
     @classmethod
     def of(cls, read: np.ndarray, functions: np.ndarray) -> _Sparse:
         """Of some functions, int64 ``[columns]``; `read` is that of `TokenFunctions`."""
-        state, column = np.nonzero(np.ascontiguousarray((read[functions] != NO_WAY).T))
-        return cls(state, column, read[functions[column], state].astype(np.int64))
+        parts = []
+        for begin in range(0, read.shape[1], STATES_AT_ONCE):
+            some = read[:, begin : begin + STATES_AT_ONCE][functions].T
+            state, column = np.nonzero(some)
+            parts.append((begin + state, column, some[state, column].astype(np.int64)))
+        return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def first(self, states: int) -> np.ndarray:
         """Where each state begins, int64 ``[states + 1]``."""

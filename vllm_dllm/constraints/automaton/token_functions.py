@@ -52,15 +52,17 @@ class TokenFunctions:
         self.moves, self.outcomes, self.limits = moves, outcomes, limits
         states, width = moves.outcome.shape
         self.most = max(limits.cells // states, 2)
-        self.read: np.ndarray = np.zeros((min(64, self.most), states), dtype=np.int32)
+        # Memory that is never written is never used.
+        self.read: np.ndarray = np.zeros((self.most, states), dtype=np.int32)
         self.read[EMPTY_TEXT] = np.arange(1, states + 1)
         # From the states in which a function reads, and its outcomes there, to its number.
-        self.number: dict[tuple[bytes, bytes], int] = {}
+        self.number: dict[bytes, int] = {}
         self.count = 2
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
         self.composed[NOTHING_READ] = NOTHING_READ
-        self.steps = [_Step.of(column, states) for column in moves.outcome.T]
-        self.through: dict[tuple[int, int], int] = {}
+        self.steps = [_Step.of(column, outcomes) for column in moves.outcome.T]
+        # What is put on top of states to return to, by the outcome behind the call.
+        self.above: dict[tuple[tuple[int, ...], int], int] = {}
         self.followers = followers
         self.of_token = self._of_tokens(vocabulary)
 
@@ -99,21 +101,23 @@ class TokenFunctions:
         """Put a byte in front of functions, int ``[n]``."""
         step = self.steps[column]
         found = self.read[np.ix_(functions, step.targets)]  # [n, states that read the byte]
-        for place, move in step.calls:
-            found[:, place] = [self._after_call(move, function) for function in functions.tolist()]
+        self._call(step, found)
+        for place, alternatives in step.forks:
+            found[:, place] = [self._fork(alternatives, f) for f in functions.tolist()]
+        row, place = np.nonzero(found)
+        pairs = np.column_stack([step.states[place], found[row, place]]).astype(np.int32)
+        bounds = np.asarray(np.searchsorted(row, np.arange(len(functions) + 1))).tolist()
         known = self.count
-        for function, outcomes in zip(functions.tolist(), found, strict=True):
-            number = self._number(step.states, outcomes)  # may make `composed` larger
+        for n, function in enumerate(functions.tolist()):
+            number = self._number(pairs[bounds[n] : bounds[n + 1]])
             self.composed[function, column] = number
         self._leave(known)
 
-    def _number(self, states: np.ndarray, outcomes: np.ndarray) -> int:
-        """The number of a function, given by its outcomes in the states in which it reads."""
-        reads = outcomes != NO_WAY
-        if not reads.any():
+    def _number(self, pairs: np.ndarray) -> int:
+        """The number of a function, given by pairs of a state and an outcome, int32 ``[n, 2]``."""
+        if not len(pairs):
             return NOTHING_READ
-        states, outcomes = states[reads], outcomes[reads]
-        key = (states.tobytes(), outcomes.tobytes())
+        key = pairs.tobytes()
         number = self.number.get(key)
         if number is None:
             number = self.number[key] = self.count
@@ -123,15 +127,10 @@ class TokenFunctions:
                     f"the constraint is too large: more than {self.limits.cells} pairs of a state "
                     "and a kind of token"
                 )
-            if self.count > len(self.read):
-                rows = min(2 * len(self.read), self.most)
-                larger: np.ndarray = np.zeros((rows, self.read.shape[1]), dtype=np.int32)
-                larger[: len(self.read)] = self.read
-                self.read = larger
             if self.count > len(self.composed):
                 more = ((0, len(self.composed)), (0, 0))
                 self.composed = np.pad(self.composed, more, constant_values=UNKNOWN)
-            self.read[number, states] = outcomes
+            self.read[number, pairs[:, 0]] = pairs[:, 1]
         return number
 
     def _leave(self, first: int) -> None:
@@ -145,15 +144,30 @@ class TokenFunctions:
             for function, outcome in zip((first + number).tolist(), inner, strict=True)
         ]
 
-    def _after_call(self, move: int, function: int) -> int:
-        """The outcome of a byte's outcome, followed by a function."""
-        key = (move, function)
-        if key not in self.through:
-            found: set[Alternative] = set()
-            for pushed, state in self.outcomes.alternatives[move]:
-                self._return(pushed, int(self.read[function, state]), found)
-            self.through[key] = self.outcomes.number(found)
-        return self.through[key]
+    def _call(self, step: _Step, found: np.ndarray) -> None:
+        """Put the states to which calls return below what is found behind the calls, in place."""
+        inside = found[:, step.calls]
+        row, call = np.nonzero(inside)
+        # Few pairs are different: all letters do the same in a string.
+        width = len(self.outcomes.alternatives)
+        pairs, which = np.unique(call * width + inside[row, call], return_inverse=True)
+        done = []
+        for pair in pairs.tolist():
+            below, outcome = step.pushed[pair // width], pair % width
+            number = self.above.get((below, outcome))
+            if number is None:
+                alternatives: set[Alternative] = set()
+                self._return(below, outcome, alternatives)
+                number = self.above[below, outcome] = self.outcomes.number(alternatives)
+            done.append(number)
+        found[row, step.calls[call]] = np.array(done, dtype=np.int32)[which.reshape(-1)]
+
+    def _fork(self, alternatives: tuple[Alternative, ...], function: int) -> int:
+        """The outcome of several alternatives, followed by a function."""
+        found: set[Alternative] = set()
+        for pushed, state in alternatives:
+            self._return(pushed, int(self.read[function, state]), found)
+        return self.outcomes.number(found)
 
     def _return(self, pushed: tuple[int, ...], outcome: int, found: set[Alternative]) -> None:
         """Add the alternatives of an outcome above a stack; those that leave read on below."""
@@ -179,19 +193,31 @@ class _Step:
 
     Attributes:
         states: int64 ``[n]``, those states, ascending.
-        targets: int64 ``[n]``, the states after the byte; any state where a rule is called.
-        calls: places in `states` where the byte does more than lead to a state, and its outcomes.
+        targets: int64 ``[n]``, the states after the byte; any state where there are several.
+        calls: int64 ``[calls]``, places in `states` where the byte is read in a called rule.
+        pushed: ``[calls]``, the states to which the calls return.
+        forks: places in `states` where there are several alternatives, and these.
     """
 
     states: np.ndarray
     targets: np.ndarray
-    calls: list[tuple[int, int]]
+    calls: np.ndarray
+    pushed: tuple[tuple[int, ...], ...]
+    forks: tuple[tuple[int, tuple[Alternative, ...]], ...]
 
     @classmethod
-    def of(cls, outcome: np.ndarray, states: int) -> _Step:
+    def of(cls, outcome: np.ndarray, outcomes: Outcomes) -> _Step:
         """From the outcome of the byte in every state, int ``[states]``."""
         reads = np.flatnonzero(outcome != NO_WAY)
         some = outcome[reads]
-        plain = some <= states
-        calls = [(place, int(some[place])) for place in np.flatnonzero(~plain).tolist()]
-        return cls(reads, np.where(plain, some - 1, 0), calls)
+        targets = (some - 1).astype(np.int64)
+        calls, pushed, forks = [], [], []
+        for place in np.flatnonzero(some > outcomes.states).tolist():
+            alternatives = outcomes.alternatives[some[place]]
+            (below, targets[place]), *others = alternatives
+            if others:
+                forks.append((place, alternatives))
+            else:
+                calls.append(place)
+                pushed.append(below)
+        return cls(reads, targets, np.array(calls, dtype=np.int64), tuple(pushed), tuple(forks))
