@@ -38,7 +38,7 @@ class CompileLimits:
         expression_characters: length of the regular expression that is given to `outlines_core`.
         positions: byte positions of that expression with all repetitions counted, which is
             roughly its size as a nondeterministic automaton.
-        byte_states: states of the automata over bytes.
+        byte_states: states of the automata over bytes, without common endings.
         cells: entries of the table from states and kinds of tokens to what they do.
         window_states: about how many states a canvas is decoded with.
     """
@@ -53,6 +53,6 @@ class CompileLimits:
     calls: int = 64
     expression_characters: int = 4 << 20
     positions: int = 200_000
-    byte_states: int = 16_000
+    byte_states: int = 24_000
     cells: int = 48 << 20
     window_states: int = 2048

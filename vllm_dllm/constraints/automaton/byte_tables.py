@@ -23,6 +23,8 @@ from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.equal_rows import equal_rows
 from vllm_dllm.constraints.limits import ConstraintError
 
+SYMBOL = 0  # the byte with which symbols begin
+END = 0x7F  # the byte behind it that stands for the end of a rule
 # Each round merges the common endings that cycles are in up to one byte further from the end.
 MOST_ROUNDS = 64
 

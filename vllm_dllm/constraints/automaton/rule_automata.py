@@ -14,20 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dllm.constraints.automaton.byte_tables import (
+    END,
+    SYMBOL,
     check_states,
     expression_table,
     kept_states,
     merged_states,
 )
+from vllm_dllm.constraints.automaton.chains import chain_table
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.automaton.useful_states import alive_states, used_states
 from vllm_dllm.constraints.grammar.automata import Automaton
-from vllm_dllm.constraints.grammar.language import Node, as_expression
+from vllm_dllm.constraints.grammar.language import Node, as_expression, check_size
 from vllm_dllm.constraints.grammar.rules import Behind, Both, Call, Without
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
-SYMBOL = 0  # the byte with which symbols begin
-END = 0x7F  # the byte behind it that stands for the end of a rule
 # Symbols of calls are two bytes below `END`, neither of which is 0.
 BASE = END - 1
 
@@ -94,9 +95,15 @@ class _Builder:
     def table(self, language: Node) -> tuple[np.ndarray, np.ndarray]:
         """The tables of all rules, one below the other, and where each rule starts."""
         self._symbol(language)
-        tables, starts, states = [], [], 0
+        tables: list[np.ndarray] = []
+        starts: list[int] = []
+        states = 0
         for node in self.nodes:  # grows while rules are read
             table, start = self._table(node)
+            if states + len(table) > self.limits.byte_states and tables:
+                # Rules have endings in common; only what is left of them counts.
+                merged, number = merged_states(np.concatenate(tables))
+                tables, starts, states = [merged], number[starts].tolist(), len(merged)
             tables.append(np.where(table == DEAD, DEAD, table + states))
             starts.append(states + start)
             states += len(table)
@@ -133,6 +140,10 @@ class _Builder:
     def _plain(self, node: Node) -> np.ndarray:
         if node.empty:
             return np.full((1, 256), DEAD, dtype=np.int32)
+        check_size(node, self.limits)
+        table = chain_table(node, self._plain, self.limits.byte_states)
+        if table is not None:
+            return table
         expression = as_expression(node, self.limits, self._symbol)
         return expression_table(
             rf"(?:{expression})\x{SYMBOL:02x}\x{END:02x}", self.limits.byte_states

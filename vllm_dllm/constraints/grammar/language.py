@@ -217,6 +217,18 @@ def as_expression(node: Node, limits: CompileLimits, symbol: Callable[[Node], st
     Raises:
         ConstraintError: the language exceeds `limits`.
     """
+    check_size(node, limits)
+    pieces: list[str] = []
+    _write(node, pieces, symbol)
+    return "".join(pieces)
+
+
+def check_size(node: Node, limits: CompileLimits) -> None:
+    """Refuse a language whose expression would be too large.
+
+    Raises:
+        ConstraintError: says how large it would be.
+    """
     for name, have, most in (
         ("byte positions", node.positions, limits.positions),
         ("characters as a regular expression", node.length, limits.expression_characters),
@@ -226,9 +238,6 @@ def as_expression(node: Node, limits: CompileLimits, symbol: Callable[[Node], st
                 f"the constraint is too large: {have} {name}, at most {most} are served "
                 "(repetitions count in full)"
             )
-    pieces: list[str] = []
-    _write(node, pieces, symbol)
-    return "".join(pieces)
 
 
 def _write(node: Node, pieces: list[str], symbol: Callable[[Node], str]) -> None:
