@@ -11,7 +11,7 @@ from typing import Any
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
     *("accuracy", "constraints", "fdfo", "fidelity", "floor", "gemma", "growth", "head_memory"),
-    *("levers", "llada2", "prefill", "real_size", "serve", "step_time", "turns"),
+    *("large_schemas", "levers", "llada2", "prefill", "real_size", "serve", "step_time", "turns"),
     "wrapped_tasks",
 )
 # Former benchmark -> the one that took its place.

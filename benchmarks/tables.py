@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.accuracy_tables import accuracy, constrained_over_free, fidelity
+from benchmarks.constraint_tables import constraints, large_schemas
 from benchmarks.records import Record, RefusedError
 
 MEGABYTE = 1 << 20
@@ -155,27 +156,6 @@ def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["a request holds", f"{kv:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
 
 
-def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield [
-        *("vocabulary", "constraint", "states", "classes", "compiled in", "L"),
-        *("without", "greedy: weights + path", "sampled: weights + path + tokens"),
-    ]
-    for vocabulary, by_constraint in results.items():
-        for name, figures in by_constraint.items():
-            compiled = figures["bytes_ms"] + figures["tokens_ms"]
-            for length, parts in figures["steps"].items():
-                greedy = [parts["best_weights_ms"], parts["best_path_ms"]]
-                drawn = [parts["sums_ms"], parts["drawn_path_ms"], parts["drawn_token_ms"]]
-                yield [
-                    *(vocabulary, name, f"{figures['states']}", f"{figures['classes']}"),
-                    *(f"{compiled:.0f} ms", length, f"{parts['without_ms']:.1f} ms"),
-                    *(
-                        " + ".join(f"{part:.1f}" for part in times) + " ms"
-                        for times in (greedy, drawn)
-                    ),
-                ]
-
-
 def turns(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["lever", "requests", "times as fast, median", "least", "most", "turns"]
     for lever, by_requests in results.items():
@@ -273,6 +253,7 @@ TABLES: dict[str, Table] = {
     "growth": Table("growth", ("growth",), growth),
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "constraints": Table("constraints", ("constraints",), constraints),
+    "large_schemas": Table("large_schemas", ("large_schemas",), large_schemas),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
     "turns": Table("turns", ("turns",), turns),

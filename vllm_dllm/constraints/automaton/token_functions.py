@@ -63,6 +63,7 @@ class TokenFunctions:
         self.steps = [_Step.of(column, outcomes) for column in moves.outcome.T]
         # What is put on top of states to return to, by the outcome behind the call.
         self.above: dict[tuple[tuple[int, ...], int], int] = {}
+        self.forks: dict[tuple[tuple[Alternative, ...], tuple[int, ...]], int] = {}
         self.followers = followers
         self.of_token = self._of_tokens(vocabulary)
 
@@ -103,9 +104,14 @@ class TokenFunctions:
         found = self.read[np.ix_(functions, step.targets)]  # [n, states that read the byte]
         self._call(step, found)
         for place, alternatives in step.forks:
-            found[:, place] = [self._fork(alternatives, f) for f in functions.tolist()]
-        row, place = np.nonzero(found)
-        pairs = np.column_stack([step.states[place], found[row, place]]).astype(np.int32)
+            inside = self.read[np.ix_(functions, [state for _, state in alternatives])]
+            found[:, place] = NO_WAY
+            for n in np.flatnonzero((inside != NO_WAY).any(1)).tolist():
+                found[n, place] = self._fork(alternatives, tuple(inside[n].tolist()))
+        reads = found != NO_WAY
+        row, place = np.nonzero(reads)
+        pairs: np.ndarray = np.empty((len(row), 2), dtype=np.int32)
+        pairs[:, 0], pairs[:, 1] = step.states[place], found[reads]
         bounds = np.asarray(np.searchsorted(row, np.arange(len(functions) + 1))).tolist()
         known = self.count
         for n, function in enumerate(functions.tolist()):
@@ -162,12 +168,15 @@ class TokenFunctions:
             done.append(number)
         found[row, step.calls[call]] = np.array(done, dtype=np.int32)[which.reshape(-1)]
 
-    def _fork(self, alternatives: tuple[Alternative, ...], function: int) -> int:
-        """The outcome of several alternatives, followed by a function."""
-        found: set[Alternative] = set()
-        for pushed, state in alternatives:
-            self._return(pushed, int(self.read[function, state]), found)
-        return self.outcomes.number(found)
+    def _fork(self, alternatives: tuple[Alternative, ...], outcomes: tuple[int, ...]) -> int:
+        """The outcome of several alternatives, each with an outcome behind it."""
+        number = self.forks.get((alternatives, outcomes))
+        if number is None:
+            found: set[Alternative] = set()
+            for (pushed, _), outcome in zip(alternatives, outcomes, strict=True):
+                self._return(pushed, outcome, found)
+            number = self.forks[alternatives, outcomes] = self.outcomes.number(found)
+        return number
 
     def _return(self, pushed: tuple[int, ...], outcome: int, found: set[Alternative]) -> None:
         """Add the alternatives of an outcome above a stack; those that leave read on below."""

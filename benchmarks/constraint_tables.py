@@ -1,0 +1,77 @@
+"""Tables of constraints: what they cost in a step, and what compiling the largest ones takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# What a refusal is about, by the words that its message has in every version of the code.
+REASONS = {
+    r"positions|characters": "expression",
+    r"states over bytes": "states",
+    r"pairs of|edges|kinds|cells": "table",
+    r"CPU time|time or memory": "time",
+    r"memory": "memory",
+    r"alternatives": "alternatives",
+    r"any JSON": "any JSON",
+}
+
+
+def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("vocabulary", "constraint", "states", "classes", "compiled in", "L"),
+        *("without", "greedy: weights + path", "sampled: weights + path + tokens"),
+    ]
+    for vocabulary, by_constraint in results.items():
+        for name, figures in by_constraint.items():
+            compiled = figures["bytes_ms"] + figures["tokens_ms"]
+            for length, parts in figures["steps"].items():
+                greedy = [parts["best_weights_ms"], parts["best_path_ms"]]
+                drawn = [parts["sums_ms"], parts["drawn_path_ms"], parts["drawn_token_ms"]]
+                yield [
+                    *(vocabulary, name, f"{figures['states']}", f"{figures['classes']}"),
+                    *(f"{compiled:.0f} ms", length, f"{parts['without_ms']:.1f} ms"),
+                    *(
+                        " + ".join(f"{part:.1f}" for part in times) + " ms"
+                        for times in (greedy, drawn)
+                    ),
+                ]
+
+
+def large_schemas(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    after, before = results["after"]["schemas"], results.get("before", {}).get("schemas", {})
+    vocabularies = ("272 tokens", "150,000 tokens")
+    yield [
+        *("schema", "characters", "states"),
+        *(f"{when}, {name}" for name in vocabularies for when in ("before", "now")),
+        "kinds",
+    ]
+    for name, found in after.items():
+        figures = [
+            _cost(by_name.get(name, {}).get(vocabulary))
+            for vocabulary in vocabularies
+            for by_name in (before, after)
+        ]
+        large = found["150,000 tokens"]
+        sizes = (f"{large[key]:,}" if key in large else "-" for key in ("states", "kinds"))
+        states, kinds = sizes
+        shown = name.partition("---")[2].replace("_Normalized", "") or name
+        yield [shown, f"{found['characters']:,}", states, *figures, kinds]
+    yield ["served", "", "", *(_served(by, v) for v in vocabularies for by in (before, after)), ""]
+
+
+def _served(schemas: Mapping[str, Any], vocabulary: str) -> str:
+    served = [found for found in schemas.values() if "refused" not in found[vocabulary]]
+    return f"{len(served)} of {len(schemas)}"
+
+
+def _cost(run: Mapping[str, Any] | None) -> str:
+    """CPU seconds and memory, or what a refusal is about."""
+    if run is None:
+        return "-"
+    if "refused" not in run:
+        return f"{run['seconds']:.2f} s, {run['mib']} MiB"
+    about = next((word for words, word in REASONS.items() if re.search(words, run["refused"])),
+                 "keyword")  # fmt: skip
+    return f"refused: {about}" + (f" ({run['seconds']:.1f} s)" if about == "time" else "")
