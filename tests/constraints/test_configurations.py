@@ -21,6 +21,7 @@ from vllm_dllm.constraints.automaton.rule_automata import rule_automata
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.automaton.windows import window
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
+from vllm_dllm.constraints.grammar.regex import regex
 from vllm_dllm.constraints.grammar.rules import Call, Rule
 
 END = 0
@@ -119,3 +120,16 @@ def test_distance_counts_tokens() -> None:
         inside = found.after(found.after(START, WORDS.index(b"a")), WORDS.index(b"a"))
     # b, b, end: a token that ends both rules is not counted on.
     assert found.distance[inside] == 3
+
+
+def test_what_no_caller_reads_makes_no_kinds_of_tokens() -> None:
+    words = ["".join(letters) for length in (1, 2, 3) for letters in product("abc", repeat=length)]
+    rests = ['"', '",', '";']
+    tokens = [
+        b"",
+        *(word.encode() for word in [*words, *rests, *(w + r for w in words for r in rests)]),
+    ]
+    language = sequence(literal('"'), Call(Rule("letters", regex("[abc]*"))), literal('",'))
+    tables = pushdown_tables(rule_automata(language, LIMITS), Vocabulary.of(tokens, [0]), LIMITS)
+    # Letters; a quotation mark; one and a comma; letters in front of both; the end of the text.
+    assert tables.classes == 6

@@ -19,7 +19,7 @@ from vllm_dllm.constraints.grammar.language import Chain, Node, Repeat
 # Chains with fewer copies of parts are left to `outlines_core`.
 FEWEST_COPIES = 16
 # Parts of fewer byte positions are no pieces of their own, unless they are repeated.
-LEAST_POSITIONS = 12
+LEAST_POSITIONS = 4
 MOST_PAIRS = 4096  # that a choice looks at
 
 Piece = tuple[Node, int, int]  # a part, and how often it may come at least and at most
