@@ -82,9 +82,14 @@ def check_states(count: int, most: int) -> None:
 
 def kept_states(table: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """The rows of the states that are `kept`, bool ``[states]``, renumbered; others are dead."""
-    number: np.ndarray = np.where(kept, kept.cumsum() - 1, DEAD).astype(np.int32)
-    rows = table[kept]
-    return np.where(rows == DEAD, DEAD, number[rows])
+    return _renumbered(table[kept], np.where(kept, kept.cumsum() - 1, DEAD))
+
+
+def _renumbered(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Rows with other numbers of states, int32; `number` is int ``[old states]``."""
+    # `DEAD` is -1, the last place.
+    renumbered: np.ndarray = np.append(number, DEAD).astype(np.int32)[rows]
+    return renumbered
 
 
 def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,10 +108,9 @@ def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first, number = equal_rows(small)
         if len(first) == len(small):
             break
-        rows = small[first]
-        small = np.where(rows == DEAD, DEAD, number[rows])
+        small = _renumbered(small[first], number)
         whole = number[whole]
-    return small[:, column_of_byte].astype(np.int32), whole
+    return small[:, column_of_byte], whole
 
 
 def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -140,5 +144,4 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     kept = number == np.arange(len(table))
     place = np.cumsum(kept) - 1
     number = place[number]
-    rows = table[kept]
-    return np.where(rows == DEAD, DEAD, number[rows]), number
+    return _renumbered(table[kept], number), number
