@@ -106,6 +106,17 @@ def test_only_wanted_positions_are_reduced() -> None:
         assert torch.equal(alone.by_class[0, :, :5], some.by_class[1, :, :5])
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_sums_of_whole_rows(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are wanted, also where nobody may know which are, and in several parts."""
+    monkeypatch.setattr(reduction, "may_read", lambda wanted: reads)
+    monkeypatch.setattr(reduction, "GATHERED_BYTES_GPU", 1)
+    whole = logits_of(2)
+    wanted = torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.5
+    found = CanvasLogits(whole, torch.tensor([1, 0]), (1, 0)).logsumexp(wanted)
+    torch.testing.assert_close(found[wanted], whole.flip(0).logsumexp(-1)[wanted])
+
+
 def test_both_reductions_at_once() -> None:
     classes, whole = batch(), logits_of(3)
     temperature = torch.rand(2, LENGTH) + 0.2

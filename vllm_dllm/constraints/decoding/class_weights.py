@@ -63,11 +63,14 @@ class CanvasLogits:
         Args:
             wanted: bool ``[n, L]``, the positions that are needed; others may be 0.
         """
-        found = torch.zeros(wanted.shape, device=wanted.device)
-        for canvas, wants in enumerate(wanted):
-            some = wants if may_read(wanted) else slice(None)
-            rows = self.logits[self.on_host[canvas]][some]
-            found[canvas, some] = rows.float().logsumexp(-1)
+        if not may_read(wanted):
+            at_once = max(1, GATHERED_BYTES_GPU // (4 * self.logits[0].numel()))
+            parts = self.index.split(at_once)
+            rows = (self.logits.index_select(0, part).float() for part in parts)
+            return torch.cat([some.logsumexp(-1) for some in rows])
+        found = torch.zeros(wanted.shape)
+        for number, (canvas, some) in enumerate(zip(self.on_host, wanted, strict=True)):
+            found[number, some] = self.logits[canvas][some].float().logsumexp(-1)
         return found
 
 
