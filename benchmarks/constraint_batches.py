@@ -31,8 +31,8 @@ from benchmarks.constraints import (  # noqa: E402
     real_tokens,
     rounded,
 )
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
+from vllm_dllm.constraints.automaton.windows import Window  # noqa: E402
 from vllm_dllm.constraints.decoding.class_weights import CanvasLogits  # noqa: E402
 from vllm_dllm.constraints.decoding.constrained_step import best_tokens, drawn_tokens  # noqa: E402
 from vllm_dllm.ops.noise.keyed import row_keys  # noqa: E402
@@ -57,17 +57,17 @@ def different_schemas(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def batch(automata: list[TokenAutomaton], decided: float, repeats: int) -> dict[str, float]:
+def batch(parts: list[Window], decided: float, repeats: int) -> dict[str, float]:
     """Milliseconds of a step of canvases of which a share of the positions is decided."""
-    count, length = len(automata), LENGTH
+    count, length = len(parts), LENGTH
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(count, length, IDS, generator=generator) * 3
-    logits, constraint = CanvasLogits.every(rows), joined(automata)
-    free = far_to_go(automata, length, torch.full((count, length), -1))
+    logits, constraint = CanvasLogits.every(rows), joined(parts)
+    free = far_to_go(parts, length, torch.full((count, length), -1))
     keep = torch.rand(count, length, generator=generator) < decided
     top = rows.amax(-1)
     path = best_tokens(constraint, logits, free, top).token
-    window = far_to_go(automata, length, torch.where(keep, path, -1))
+    window = far_to_go(parts, length, torch.where(keep, path, -1))
     keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
 
     def drawn() -> None:
@@ -87,7 +87,7 @@ def batches(repeats: int) -> dict[str, Any]:
     missing = [b""] * (IDS - len(tokens) - 1)
     vocabulary = Vocabulary.of([*tokens, b"", *missing], [len(tokens)])
 
-    def compiled(schema: dict[str, Any]) -> TokenAutomaton:
+    def compiled(schema: dict[str, Any]) -> Window:
         return compile_timed("json_schema", schema, vocabulary, LENGTH)[0]
 
     one = [compiled(CONSTRAINTS[name][1]) for name in ("tool call", "four fields")]

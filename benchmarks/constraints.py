@@ -36,9 +36,8 @@ from vllm_dllm.constraints.automaton.compilation import Constraint, constraint_l
 from vllm_dllm.constraints.automaton.configurations import START, Configurations  # noqa: E402
 from vllm_dllm.constraints.automaton.pushdown import pushdown_tables  # noqa: E402
 from vllm_dllm.constraints.automaton.rule_automata import rule_automata  # noqa: E402
-from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton  # noqa: E402
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
-from vllm_dllm.constraints.automaton.windows import window  # noqa: E402
+from vllm_dllm.constraints.automaton.windows import Window, window  # noqa: E402
 from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges  # noqa: E402
 from vllm_dllm.constraints.decoding.best_path import (  # noqa: E402
     CanvasWindow,
@@ -139,8 +138,8 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
 
 def compile_timed(
     kind: str, value: Any, vocabulary: Vocabulary, length: int
-) -> tuple[TokenAutomaton, dict[str, float]]:
-    """The automaton of a first canvas, its size, and the milliseconds that finding it takes."""
+) -> tuple[Window, dict[str, float]]:
+    """What a first canvas follows, its size, and the milliseconds that finding it takes."""
     limits = CompileLimits()
     began = time.perf_counter()
     automata = rule_automata(constraint_language(Constraint.of(kind, value), limits), limits)
@@ -152,7 +151,7 @@ def compile_timed(
     again = milliseconds(
         lambda: window(configurations, START, length, limits.window_states), repeats=3
     )
-    return found.automaton, {
+    return found, {
         "bytes_ms": (between - began) * 1e3,
         "tokens_ms": (behind - between) * 1e3,
         "window_ms": again,
@@ -164,24 +163,27 @@ def compile_timed(
     }
 
 
-def joined(automata: list[TokenAutomaton]) -> BatchConstraint:
-    """What canvases with these automata follow; equal objects share their classes."""
-    edges = {id(one): OwnEdges.of(one) for one in automata}
-    classes = {id(one): TokenClasses.of(one.class_of_token, one.classes) for one in automata}
+def joined(parts: list[Window]) -> BatchConstraint:
+    """What canvases that follow these parts of constraints follow; equal objects share classes."""
+    edges = {id(one): OwnEdges.of(one.automaton, one.depth) for one in parts}
+    classes = {
+        id(one): TokenClasses.of(one.automaton.class_of_token, one.automaton.classes)
+        for one in parts
+    }
     return BatchConstraint(
-        AutomatonBatch.of([edges[id(one)] for one in automata], torch.from_numpy),
-        BatchClasses.of([classes[id(one)] for one in automata]),
+        AutomatonBatch.of([edges[id(one)] for one in parts], torch.from_numpy),
+        BatchClasses.of([classes[id(one)] for one in parts]),
     )
 
 
-def far_to_go(automata: list[TokenAutomaton], length: int, forced: torch.Tensor) -> CanvasWindow:
+def far_to_go(parts: list[Window], length: int, forced: torch.Tensor) -> CanvasWindow:
     """Windows of canvases whose budget is no limit."""
-    zero = torch.zeros(len(automata), dtype=torch.int64)
-    budget = torch.tensor([10 * length + int(one.distance[0]) for one in automata])
+    zero = torch.zeros(len(parts), dtype=torch.int64)
+    budget = torch.tensor([10 * length + int(one.automaton.distance[0]) for one in parts])
     return CanvasWindow(zero, zero, budget, zero + length, forced)
 
 
-def step(compiled: TokenAutomaton, ids: int, length: int, repeats: int) -> dict[str, float]:
+def step(compiled: Window, ids: int, length: int, repeats: int) -> dict[str, float]:
     """Milliseconds of each part of a step of one canvas that has far to go."""
     constraint = joined([compiled])
     automata, classes = constraint.automata, constraint.classes

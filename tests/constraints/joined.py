@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from vllm_dllm.constraints.automaton.token_automaton import TokenAutomaton
@@ -20,9 +21,9 @@ from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, Con
 from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
 
 
-def joined(*automata: TokenAutomaton) -> BatchConstraint:
-    """What canvases follow, an automaton for each."""
-    edges = {id(found): OwnEdges.of(found) for found in automata}
+def joined(*automata: TokenAutomaton, depth: np.ndarray | None = None) -> BatchConstraint:
+    """What canvases follow, an automaton for each; `depth` as in `OwnEdges.of`."""
+    edges = {id(found): OwnEdges.of(found, depth) for found in automata}
     classes = {
         id(found): TokenClasses.of(found.class_of_token, found.classes) for found in automata
     }

@@ -88,7 +88,7 @@ class Masked:
             self.windows.append(window(self.configurations, state, run.length, run.most))
         part = self.windows[-1]
         (place,) = (part.states == state).nonzero()[0]
-        return joined(part.automaton), torch.tensor([int(place)])
+        return joined(part.automaton, depth=part.depth), torch.tensor([int(place)])
 
     def is_end(self, token: int) -> bool:
         tables = self.configurations.tables

@@ -73,7 +73,8 @@ class Follower:
             return first
         if state not in self._views:
             found = window(self.configurations, state, self.length, MOST_STATES)
-            self._views[state] = View(OwnEdges.of(found.automaton), found.states, found.whole)
+            edges = OwnEdges.of(found.automaton, found.depth)
+            self._views[state] = View(edges, found.states, found.whole)
             while len(self._views) > MOST_VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end(state)

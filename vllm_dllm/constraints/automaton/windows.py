@@ -20,7 +20,6 @@ import numpy as np
 
 from vllm_dllm.constraints.automaton.configurations import (
     END_OF_TEXT,
-    START,
     Configurations,
 )
 from vllm_dllm.constraints.automaton.distance import DEAD, NEVER, fewest_steps
@@ -40,11 +39,14 @@ class Window:
     Attributes:
         automaton: the states, numbered anew.
         states: int64 ``[states]``, the number that each of them has in `Configurations`.
+        depth: int32 ``[states]``, the fewest tokens that lead to each state from the first one, at
+            most L + 1; None for a whole one, which canvases may follow that begin elsewhere.
         whole: whether it is all states that can be reached from the first one.
     """
 
     automaton: TokenAutomaton
     states: np.ndarray
+    depth: np.ndarray | None
     whole: bool
 
 
@@ -60,17 +62,18 @@ def window(configurations: Configurations, first: int, length: int, most: int) -
     chosen, whole = _nearest(
         configurations, first, most, _shortest_way(configurations, first, length)
     )
-    number: np.ndarray = np.full(len(configurations.members), DEAD, dtype=np.int64)
     states = np.array(chosen, dtype=np.int64)
-    if not whole:
-        number[states] = np.arange(len(states))
-        source, target, _ = _edges(configurations, states, number)
-        near = _within(source, target, len(states), length)
-        states = states[near]
-    states = np.append(states[states != END_OF_TEXT], END_OF_TEXT)
-    number.fill(DEAD)
+    states, depth = np.append(states[states != END_OF_TEXT], END_OF_TEXT), None
+    number: np.ndarray = np.full(len(configurations.members), DEAD, dtype=np.int64)
     number[states] = np.arange(len(states))
-    return Window(_automaton(configurations, states, number, whole), states, whole)
+    if not whole:
+        source, target, _ = _edges(configurations, states, number)
+        steps = fewest_steps(target, source, states == first)
+        near = (steps <= length) | (states == END_OF_TEXT)
+        states, depth = states[near], np.minimum(steps[near], length + 1)
+        number.fill(DEAD)
+        number[states] = np.arange(len(states))
+    return Window(_automaton(configurations, states, number, whole), states, depth, whole)
 
 
 def _shortest_way(configurations: Configurations, first: int, length: int) -> list[int]:
@@ -149,12 +152,6 @@ def _edges(
     label = np.concatenate([m.labels for m in moves])
     inside = target != DEAD
     return source[inside], target[inside], label[inside]
-
-
-def _within(source: np.ndarray, target: np.ndarray, states: int, length: int) -> np.ndarray:
-    """The states that can be reached from state 0 within `length` tokens, bool ``[states]``."""
-    start: np.ndarray = np.arange(states) == START
-    return fewest_steps(target, source, start) <= length
 
 
 def _automaton(

@@ -172,7 +172,10 @@ def _allowed_weights(
 
 def _segment_max(data: torch.Tensor, count: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """The maximum of each group of adjacent rows, ``[rows, ...]`` to ``[groups, ...]``."""
-    return torch.segment_reduce(data, "max", lengths=count, axis=0, unsafe=True)
+    top = data.new_full((len(count), *data.shape[1:]), -torch.inf)
+    # Twice as fast on a CPU as `segment_reduce`. A maximum does not depend on the order.
+    index = group if data.ndim == 1 else group[:, None].expand_as(data)
+    return top.scatter_reduce_(0, index, data, "amax")
 
 
 def _segment_log2_sum(data: torch.Tensor, count: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -188,9 +191,10 @@ def _label_weights(
     """The weight of each label at each position, float64 ``[L, labels]``."""
     count, length, classes = allowed.shape
     by_class = allowed.transpose(1, 2).reshape(count * classes, length)
-    index = batch.member_canvas * classes + batch.member[: len(batch.member_canvas)]
-    members = by_class.index_select(0, index)  # [members, L]
-    return reduce(members, batch.member_count, batch.member_label).t().contiguous()
+    members = by_class.index_select(0, batch.bundle_canvas * classes + batch.bundle_class)
+    bundles = reduce(members, batch.bundle_count, batch.class_bundle)  # [bundles, L]
+    parts = bundles.index_select(0, batch.part)
+    return reduce(parts, batch.part_count, batch.part_label).t().contiguous()
 
 
 def _weigh_behind_end(
@@ -209,7 +213,8 @@ def _backward_messages(
     """The message of each state before each position, and the labels of the position before.
 
     Returns:
-        float64 ``[L + 1, S + labels]``. So what an edge adds up is in one row.
+        float64 ``[L + 1, S + labels]``. So what an edge adds up is in one row. Where a position
+        cannot be in a state, the message is -inf.
     """
     length, states = len(labels), len(batch.canvas)
     budget_left = window.budget - (window.end - window.first)
@@ -220,12 +225,13 @@ def _backward_messages(
     table[length, :states].masked_fill_(possible, 0)
     # Tensors are unbound once before the loop, because most of the loop's time is call overhead.
     rows = table[:, :states].unbind(0)
-    steps = list(zip(rows, rows[1:], labels.unbind(0), inside.unbind(0), strict=False))
-    for message, next_message, label, active in reversed(steps):
-        edges = next_message.index_select(0, batch.edge_target)
-        edges += label.index_select(0, batch.edge_label)
-        through = reduce(edges, batch.edge_count, batch.edge_source)
-        torch.where(active, through, next_message, out=message)
+    steps = list(enumerate(zip(rows, rows[1:], labels.unbind(0), inside.unbind(0), strict=False)))
+    for position, (message, next_message, label, active) in reversed(steps):
+        near, leaving = batch.at(position)
+        edges = next_message.index_select(0, batch.edge_target[:leaving])
+        edges += label.index_select(0, batch.edge_label[:leaving])
+        through = reduce(edges, batch.edge_count[:near], batch.edge_source[:leaving])
+        torch.where(active[:near], through, next_message[:near], out=message[:near])
     return table
 
 
@@ -242,7 +248,7 @@ def _forward_walk(
     """
     inside = window.inside()
     rank = torch.arange(batch.most_edges, device=inside.device)
-    state = window.state + batch.first_state
+    state = batch.number.index_select(0, window.state + batch.first_state)
     weight = table[0].index_select(0, state)
     feasible = weight > -torch.inf
     # Where there is no path, the walk stays where it is: it must not stray to another canvas.
@@ -266,7 +272,7 @@ def _forward_walk(
     none = allowed.shape[2] - 1
     return ClassPaths(
         classes.masked_fill_(~inside, none),
-        torch.stack(states, 1) - batch.first_state[:, None],
+        batch.own[torch.stack(states, 1)],
         feasible,
         weight,
     )
