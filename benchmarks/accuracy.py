@@ -157,9 +157,7 @@ def offline(
         return {name: values.get(counter, 0) for name, counter in COUNTERS.items()}
 
     def answer(
-        problems: Sequence[Problem],
-        setting: Setting,
-        own: Sequence[dict[str, Any]] | None = None,
+        problems: Sequence[Problem], setting: Setting, own: Sequence[dict[str, Any]] = ()
     ) -> Run:
         asked = []
         for sampling in own or [{}] * len(problems):
