@@ -124,11 +124,10 @@ def options(
 
 
 def figures(run: Run, problems: Sequence[Problem], aligned: bool) -> dict[str, Any]:
-    """Exact matches with their interval, passes, and the texts."""
-    texts = [answer.text for answer in run.answers]
+    """Exact matches with their interval, and passes."""
     run.answers = [replace(answer, text=read(answer.text)) for answer in run.answers]
     match = summary(run, problems, aligned)["exact_match"]["all"]
-    return {**match, "passes": run.steps, "texts": texts}
+    return {**match, "passes": run.steps}
 
 
 def show(title: str, by_task: dict[str, Any]) -> None:
