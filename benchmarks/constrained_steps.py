@@ -167,7 +167,8 @@ def _ratio(some: list[float], others: list[float]) -> float:
 
 def hostile_schema(number: int) -> dict[str, Any]:
     """One that takes all the CPU time that a compilation may have; each number another one."""
-    return {"type": "string", "pattern": f"^(.*{number}.{{9}}[ab].{{9}}[cd].{{9}}|x)*$"}
+    slow = {"type": "string", "pattern": "^(.*17.{9}[ab].{9}[cd].{9}|x)*$"}
+    return {"type": "object", "properties": {f"field_{number}": slow}}
 
 
 @contextmanager
@@ -176,7 +177,7 @@ def hostile_client(pool: CompilerPool, refusals: list[str]) -> Iterator[None]:
     stop = threading.Event()
 
     def send() -> None:
-        client = Client("203.0.113.7", None)
+        client: Client = ("203.0.113.7", "")
         for number in range(1, 1 << 30):
             if stop.is_set():
                 return
@@ -210,6 +211,8 @@ def beside_hostile(llm: Any, pool: CompilerPool, turns: int) -> dict[str, Any]:
         alone += calm
         beside += disturbed
         ratios.append(_p99(disturbed) / _p99(calm))
+    if "None" in refusals or not refusals:
+        raise RuntimeError("the hostile schemas are not refused")
     return {
         "steps": [len(alone), len(beside)],
         "median_ms": [statistics.median(alone), statistics.median(beside)],

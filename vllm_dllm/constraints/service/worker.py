@@ -10,6 +10,7 @@ verdict on it does not depend on how busy the machine is.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import select
@@ -42,6 +43,9 @@ SIGNALS_FROM_OUTSIDE = {
     signal.SIGQUIT,
 }
 TICKS = os.sysconf("SC_CLK_TCK")
+# After so much CPU time a fork gives way, by this much niceness.
+FAIR_SECONDS, NICENESS = 0.5, 10
+DIE_WITH_PARENT = 1  # `PR_SET_PDEATHSIG` of Linux
 # Seconds between two looks at the CPU time of a fork that has almost used up its limit.
 SHORTEST_WAIT = 0.02
 
@@ -66,8 +70,9 @@ def main() -> None:
 def answer_from_fork(request: bytes, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
     """The answer to a request, which is compiled in a fork of this process."""
     reader, writer = os.pipe()
-    fork = os.fork()
+    parent, fork = os.getpid(), os.fork()
     if fork == 0:
+        _stand_alone(parent)
         _run_in_fork(writer, request, vocabulary, limits)
     os.close(writer)
     try:
@@ -86,6 +91,21 @@ def answer_from_fork(request: bytes, vocabulary: Vocabulary, limits: CompileLimi
         return KILLED
     # Libraries written in C abort where Python would raise `MemoryError`.
     return COSTLY + _too_large(limits).encode()
+
+
+def _stand_alone(parent: int) -> None:
+    """In a fork: a session of its own, whose share of CPU time is its own, but no other life."""
+    if ctypes.CDLL(None).prctl(DIE_WITH_PARENT, int(signal.SIGKILL)) != 0 or os.getppid() != parent:
+        os._exit(1)
+    os.setsid()
+
+
+def _give_way(fork: int) -> None:
+    """Let others have the CPU first; where Linux divides it between sessions, other sessions."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, fork, NICENESS)
+    with contextlib.suppress(OSError), open(f"/proc/{fork}/autogroup", "w") as file:
+        file.write(str(NICENESS))
 
 
 def compile_request(request: bytes, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
@@ -140,9 +160,14 @@ def _read_until_exit(reader: int, fork: int, seconds: float) -> bytes | None:
     waiting = select.poll()
     waiting.register(reader, select.POLLIN)
     pieces: list[bytes] = []
-    while (remaining := seconds - cpu_seconds(fork)) > 0:
+    fair = True
+    while (remaining := seconds - (used := cpu_seconds(fork))) > 0:
+        if fair and used >= FAIR_SECONDS:
+            fair = False
+            _give_way(fork)
         # It cannot have used up its CPU time before that much wall time has passed.
-        if not waiting.poll(1000 * max(remaining, SHORTEST_WAIT)):
+        until = min(remaining, FAIR_SECONDS - used) if fair else remaining
+        if not waiting.poll(1000 * max(until, SHORTEST_WAIT)):
             continue
         piece = os.read(reader, 1 << 20)
         if not piece:
