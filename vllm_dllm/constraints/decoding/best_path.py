@@ -249,7 +249,7 @@ def _forward_walk(
     inside = window.inside()
     rank = torch.arange(batch.most_edges, device=inside.device)
     state = batch.number.index_select(0, window.state + batch.first_state)
-    weight = table[0].index_select(0, state)
+    weight = table[window.first, state]
     feasible = weight > -torch.inf
     # Where there is no path, the walk stays where it is: it must not stray to another canvas.
     moves = (inside & feasible[:, None]).t()
