@@ -24,7 +24,7 @@ from xgrammar.testing import _is_grammar_accept_string as accepts
 from tests.support.engine import Engine
 from tests.support.schemas.corpora import real_cases, suite_cases
 from tests.support.schemas.validators import Judge
-from vllm_dllm.constraints.limits import ConstraintError
+from vllm_dllm.constraints.limits import BusyError, ConstraintError
 from vllm_dllm.decoding import Corruption, algorithms
 
 MODELS: dict[str, tuple[str, Corruption]] = {
@@ -251,6 +251,8 @@ def drawn(running: Engine, family: str, random: Random) -> tuple[Case, SamplingP
             # Some are too large for a busy machine; what is refused is refused for that only.
             sized = "too large" in str(error) or "seconds" in str(error)
             assert case.may_be_refused or sized, case.structured
+            continue
+        except BusyError:  # says nothing about the constraint
             continue
         most = least + random.choice([0, 1, 7, 60])
         if most > longest:

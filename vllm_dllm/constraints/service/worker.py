@@ -44,7 +44,7 @@ SIGNALS_FROM_OUTSIDE = {
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 # After so much CPU time a fork gives way, by this much niceness.
-FAIR_SECONDS, NICENESS = 0.5, 10
+FAIR_SECONDS, NICENESS = 0.5, 5
 DIE_WITH_PARENT = 1  # `PR_SET_PDEATHSIG` of Linux
 # Seconds between two looks at the CPU time of a fork that has almost used up its limit.
 SHORTEST_WAIT = 0.02
