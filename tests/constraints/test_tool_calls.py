@@ -11,8 +11,10 @@ from openai.types.responses import FunctionTool, ToolChoiceFunction
 from openai.types.responses.tool_choice_allowed import ToolChoiceAllowed
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
+    ChatCompletionRequest,
     ChatCompletionToolsParam,
 )
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
@@ -26,7 +28,7 @@ from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import ConstraintError
-from vllm_dllm.frontend.tool_calls import constrained_calls
+from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
 from vllm_dllm.vllm_patches.tool_calls import follow_parameters
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
@@ -140,6 +142,36 @@ def test_calls_that_vllm_does_not_constrain_cannot_be_required(choice: Any, give
 def test_calls_that_vllm_does_not_constrain_may_be_optional(choice: Any) -> None:
     request = SimpleNamespace(tools=[tool("book", SEAT)], tool_choice=choice)
     assert constrained_calls(request, None) is None
+
+
+FREE = {"name": "book", "parameters": SEAT}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, OptionalCalls(asked_for=False)),
+        ({"response_format": {"type": "text"}}, OptionalCalls(asked_for=False)),
+        ({"vllm_xargs": {"diffusion_constraint_depth": 20}}, OptionalCalls(asked_for=True)),
+        ({"tool_choice": "none"}, None),
+        ({"tool_choice": "required"}, None),
+        ({"response_format": {"type": "json_object"}}, None),
+        ({"structured_outputs": {"regex": "a"}}, None),
+    ],
+    ids=str,
+)
+def test_what_asks_for_a_constraint(fields: dict[str, Any], found: OptionalCalls | None) -> None:
+    chat = {"messages": [], "tools": [{"type": "function", "function": FREE}]}
+    assert optional_calls(ChatCompletionRequest.model_validate(chat | fields)) == found
+    if "response_format" in fields:
+        fields = {"text": {"format": fields["response_format"]}}
+    response = {"input": "", "tools": [{"type": "function", **FREE}]}
+    assert optional_calls(ResponsesRequest.model_validate(response | fields)) == found
+
+
+def test_a_strict_tool_asks_for_a_constraint() -> None:
+    chat = {"messages": [], "tools": [{"type": "function", "function": FREE | {"strict": True}}]}
+    assert optional_calls(ChatCompletionRequest.model_validate(chat)) == OptionalCalls(True)
 
 
 def test_the_strictness_of_a_server_follows_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,16 @@ def test_langchain_s_tools(url: str) -> None:
         Person.model_validate(call["args"], strict=True)
 
 
+def test_langchain_s_agents_stop_in_front_of_observations(url: str) -> None:
+    """Agents of the kind ReAct send a text that ends an output, and may have tools as well."""
+    model = ChatOpenAI(base_url=url, api_key="none", model="m", max_tokens=BUDGET, seed=1)
+    bound = model.bind_tools([Person]).bind(stop=["\nObservation:"], temperature=1.5)
+    answer = bound.invoke("Who?")
+    assert answer.response_metadata["finish_reason"] in ("stop", "tool_calls", "length")
+    for call in answer.tool_calls:
+        Person.model_validate(call["args"], strict=True)
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_pydantic_ai(url: str, native: bool) -> None:
     """Its own way is a required call of a tool."""

@@ -34,7 +34,7 @@ from vllm_dllm.frontend.client_identity import client_of
 from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
-from vllm_dllm.frontend.tool_calls import constrained_calls
+from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
 from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class AwaitedConstraint(NamedTuple):
 _pending: ContextVar[list[PendingConstraint] | None] = ContextVar("pending", default=None)
 # Who sent the HTTP request that is being answered. Offline all requests are of the same client.
 _client: ContextVar[Client] = ContextVar("client", default=NOBODY)
+# What the HTTP request that is being answered is constrained by, if nothing but optional calls.
+_optional: ContextVar[OptionalCalls | None] = ContextVar("optional", default=None)
 # The constraint that was waited for last in this context, see `FrontEnd.admit`.
 _awaited: ContextVar[AwaitedConstraint | None] = ContextVar("awaited", default=None)
 
@@ -128,12 +130,16 @@ class FrontEnd:
         """
         self.shutdown.refuse_when_asked()
         pending: list[PendingConstraint] = []
-        tokens = _pending.set(pending), _client.set(client_of(arguments))
+        # Now, because vLLM's handler puts a constraint into the request.
+        known = (it for it in arguments if isinstance(it, tuple(self.request_classes)))
+        calls = next(map(optional_calls, known), None)
+        tokens = _pending.set(pending), _client.set(client_of(arguments)), _optional.set(calls)
         try:
             answer = await handle()
         finally:
             _pending.reset(tokens[0])
             _client.reset(tokens[1])
+            _optional.reset(tokens[2])
         if hasattr(answer, "__aiter__"):
             for constraint in pending:
                 await self._settle(*constraint)
@@ -158,6 +164,7 @@ class FrontEnd:
         refuse_misplaced_fields(request, self.request_classes)
         params = to_sampling_params()
         params.structured_outputs = constrained_calls(request, params.structured_outputs)
+        self.structured.reconcile(params, _optional.get())
         resolve_options(params, self.served, sets_its_maximum(request))
         validate_sampling_params(params, self.served)
         # vLLM's own check of its diffusion options. It changes the parameters and is made again
@@ -258,8 +265,9 @@ class FrontEnd:
         if params.structured_outputs is None:
             return None
         resolved = ResolvedRequest.given(params.extra_args)
-        if resolved is None:
+        if resolved is None:  # a request that `convert` has not seen
             resolved = resolve_options(params.clone(), self.served)
+            self.structured.reconcile(params)
         return self.structured.submit(params, _client.get(), resolved.constraint_depth)
 
     async def _settle(self, automaton: Future[CompiledConstraint], max_tokens: int | None) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.logger import init_logger
 
 from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
@@ -23,7 +24,10 @@ from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
 from vllm_dllm.constraints.service.pool import CompilerPool
 from vllm_dllm.constraints.service.turns import NOBODY, Client
+from vllm_dllm.frontend.tool_calls import OptionalCalls
 from vllm_dllm.settings.ranges import shown
+
+logger = init_logger("vllm.dllm")
 
 # vLLM's field for each kind of constraint, and our name of the kind.
 KIND_OF_FIELD = {
@@ -36,6 +40,8 @@ KIND_OF_FIELD = {
 }
 # The pattern that allows no white space.
 NO_WHITESPACE = ""
+# The parameter of texts that end an output: the front end of vLLM looks for them.
+STOP = "stop"
 # Seconds after which a client may retry if its constraint was not compiled because of others.
 RETRY_SECONDS = 2
 
@@ -72,19 +78,16 @@ def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
     return Constraint.of(KIND_OF_FIELD[field], getattr(structured, field), whitespace)
 
 
-def refuse_incompatible_parameters(params: Any, end_tokens: Iterable[int]) -> None:
-    """Refuse parameters that might end a constrained output early, or keep it from ending.
+def incompatible_parameters(params: Any, end_tokens: Collection[int]) -> list[str]:
+    """Names of the parameters that might end a constrained output early, or keep it from ending.
 
     Args:
         params: vLLM's ``SamplingParams``.
         end_tokens: ids that end a text.
-
-    Raises:
-        ConstraintError: names the parameter.
     """
     other_stop_tokens = set(params.stop_token_ids or ()) - set(end_tokens)
     incompatible = {
-        "stop": bool(params.stop),
+        STOP: bool(params.stop),
         f"stop_token_ids={shown(sorted(other_stop_tokens))}": bool(other_stop_tokens),
         "ignore_eos": params.ignore_eos,
         "min_tokens": params.min_tokens > 0,
@@ -93,12 +96,7 @@ def refuse_incompatible_parameters(params: Any, end_tokens: Iterable[int]) -> No
             for name in ("diffusion_pinned", "diffusion_read_only", "diffusion_constrained")
         },
     }
-    for name, is_set in incompatible.items():
-        if is_set:
-            raise ConstraintError(
-                f"{name} is not supported beside structured outputs with diffusion models: an "
-                "output ends where its constraint is satisfied, and nowhere else"
-            )
+    return [name for name, is_set in incompatible.items() if is_set]
 
 
 @dataclass(frozen=True)
@@ -168,8 +166,46 @@ class StructuredOutput:
     def _vocabulary(self, tokenizer_json: str | None) -> Vocabulary:
         if tokenizer_json is None:
             raise ConstraintError("they need a tokenizer with a tokenizer.json")
-        end_tokens = self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
-        return Vocabulary.read(tokenizer_json, self.settings.vocabulary_size, end_tokens)
+        return Vocabulary.read(tokenizer_json, self.settings.vocabulary_size, self._ends())
+
+    def _ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
+
+    def reconcile(self, params: Any, calls: OptionalCalls | None = None) -> None:
+        """Let the other parameters of a request agree with its constraint, or refuse them.
+
+        A constraint that only keeps optional calls valid gives way. Texts of ``stop`` end such an
+        output, as without a constraint. For other parameters that do not agree with the constraint
+        it is dropped, unless it was asked for: so vLLM serves such a request by default.
+
+        Args:
+            params: of the request; ``structured_outputs`` may become None.
+            calls: what the constraint is of, if nothing but these.
+
+        Raises:
+            VLLMValidationError: names a parameter that might end the output early, or keep it from
+                ending.
+        """
+        if params.structured_outputs is None:
+            return
+        names = incompatible_parameters(params, self._ends())
+        if calls is not None:
+            names = [name for name in names if name != STOP]
+        if names and calls is not None and not calls.asked_for:
+            params.structured_outputs = None
+            logger.warning_once(
+                "dllm: the calls of tools are not constrained in requests with optional tools and "
+                "%s, so they need be neither finished nor valid.",
+                names[0].partition("=")[0],
+            )
+        elif names:
+            raise _refusal(
+                ConstraintError(
+                    f"{names[0]} is not supported beside structured outputs with diffusion models: "
+                    "an output ends where its constraint is satisfied, and nowhere else"
+                )
+            )
 
     def submit(
         self, params: Any, client: Client = NOBODY, depth: int | None = None
@@ -179,7 +215,7 @@ class StructuredOutput:
         Equal constraints are compiled once, so this may be called again for the same request.
 
         Args:
-            params: of the request.
+            params: of the request, which `reconcile` has passed.
             client: who sent the request; clients take turns.
             depth: calls of the constraint's rules that may be open inside each other; None for
                 the usual number.
@@ -204,7 +240,6 @@ class StructuredOutput:
             constraint = constraint_of(params.structured_outputs, self.settings.forbids_whitespace)
             constraint = replace(constraint, depth=depth)
             compiler = self._ready_compiler()
-            refuse_incompatible_parameters(params, compiler.vocabulary.ends)
             return compiler.submit(constraint, client)
         except ConstraintError as error:
             raise _refusal(error) from error

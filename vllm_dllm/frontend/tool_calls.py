@@ -11,14 +11,48 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from vllm_dllm.constraints.grammar.structural_tag import LENIENT
+from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 
 ANY_OBJECT = {"type": "object"}
+
+
+class OptionalCalls(NamedTuple):
+    """All that a request is constrained by are calls of tools, which it need not make.
+
+    Attributes:
+        asked_for: the request asks for a constraint: a tool is strict, or there is an option of
+            constraints. Otherwise the server has added it.
+    """
+
+    asked_for: bool
+
+
+def optional_calls(request: Any) -> OptionalCalls | None:
+    """What a request may be constrained by if it has optional tools and no format of its own.
+
+    Args:
+        request: of vLLM's HTTP server, as it came: vLLM makes a constraint of its tools later.
+
+    Returns:
+        None for any other request.
+    """
+    tools = getattr(request, "tools", None)
+    if not tools or request.tool_choice != "auto" or request.structured_outputs is not None:
+        return None
+    # The Chat Completions API has the one, the Responses API the other.
+    form = getattr(request, "response_format", None)
+    form = form or getattr(getattr(request, "text", None), "format", None)
+    if form is not None and form.type != "text":
+        return None
+    options = request.vllm_xargs or {}
+    asked_for = any(name in options for name in CONSTRAINT_OPTIONS)
+    return OptionalCalls(asked_for or any(_is_strict(tool) for tool in tools))
 
 
 def constrained_calls(

@@ -21,6 +21,9 @@ NUMBERS = {
     "constraint_tokens": CONSTRAINT_TOKENS,
 }
 
+# Options that only requests with a constraint have.
+CONSTRAINT_OPTIONS = ("diffusion_constraint_depth", "diffusion_constraint_tokens")
+
 
 @dataclass(frozen=True)
 class RequestOptions:
@@ -92,10 +95,10 @@ def refuse_misplaced_constraint_options(
     Raises:
         SettingsError: names the option.
     """
-    for name in ("constraint_depth", "constraint_tokens"):
-        if getattr(options, name) is not None and not constrained:
+    for name in CONSTRAINT_OPTIONS:
+        if getattr(options, name.removeprefix(REQUEST_PREFIX)) is not None and not constrained:
             raise SettingsError(
-                f"{REQUEST_PREFIX}{name} is for requests with a constraint (structured_outputs, "
+                f"{name} is for requests with a constraint (structured_outputs, "
                 "response_format or tools), and this one has none"
             )
     if options.constraint_tokens is not None and own_maximum:
