@@ -136,7 +136,7 @@ def test_calls_that_are_optional(client: openai.OpenAI, strict: bool) -> None:
 
 def test_a_tool_whose_parameters_are_not_supported(client: openai.OpenAI) -> None:
     """It takes any object, unless it is strict."""
-    different = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    different = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 7}
     schema = {"type": "object", "properties": {"a": different}}
     asked: Any = {"model": "m", "messages": ASK, "tool_choice": "required", "max_tokens": BUDGET}
     answer = client.chat.completions.create(**asked, tools=[book(schema, strict=False)])

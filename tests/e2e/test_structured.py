@@ -122,7 +122,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "catastrophic": ({"regex": "((a{1,300}){1,300}){1,300}"}, "too large"),
     "states": ({"regex": "(.*a.{18}){3}"}, ""),
     "unsupported": ({"regex": "(?=a)b"}, ""),
-    "keyword": ({"json": {"items": {"type": "string"}, "uniqueItems": True}}, "uniqueItems"),
+    "keyword": (
+        {"json": {"items": {"type": "string"}, "uniqueItems": True, "minItems": 7}},
+        "uniqueItems",
+    ),
     "empty": ({"choice": []}, "choice"),
     "huge": ({"json": {"enum": ["x" * 10_000_000]}}, "long"),
     "deep": ({"json": DEEP}, "diffusion_constraint_depth"),

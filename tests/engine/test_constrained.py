@@ -166,7 +166,14 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
         ({"choice": ["a"]}, {"ignore_eos": True}, "ignore_eos"),
         ({"choice": ["a"]}, {"min_tokens": 3}, "min_tokens"),
         (
-            {"json": {"uniqueItems": True, "type": "array", "items": {"type": "string"}}},
+            {
+                "json": {
+                    "uniqueItems": True,
+                    "minItems": 7,
+                    "type": "array",
+                    "items": {"type": "string"},
+                }
+            },
             {},
             "unique",
         ),

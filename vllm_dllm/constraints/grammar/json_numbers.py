@@ -32,6 +32,7 @@ from vllm_dllm.constraints.grammar.decimal_shape import (
     bounds,
     divisors,
 )
+from vllm_dllm.constraints.grammar.few_numbers import few_numbers, surely_within
 from vllm_dllm.constraints.grammar.json_facts import NumberFacts
 from vllm_dllm.constraints.grammar.language import (
     NOTHING,
@@ -78,9 +79,14 @@ def number_tree(facts: NumberFacts) -> Node:
         return either([literal("0"), sequence(optional(literal("-")), digits)])
     if facts == NumberFacts():
         return _any_number()
+    few = few_numbers(facts) if facts.multiples else None
+    if few is not None and facts.excluded:  # several automata at once are large
+        return either(map(literal, few))
     try:
         return _number(facts)
     except ValueError as error:
+        if few is not None:
+            return either(map(literal, few))
         if isinstance(error, ConstraintError):
             raise
         raise ConstraintError(f"a bound or multipleOf is no decimal number: {error}") from error
@@ -104,7 +110,7 @@ def _number(facts: NumberFacts) -> Node:
     if any(divisor <= 0 for divisor in divisors(facts)):
         raise ConstraintError("multipleOf is a number above 0")
     facts = _plain(facts)
-    if facts.integer and NumberFacts(integer=True) in facts.excluded:
+    if any(surely_within(facts, excluded) for excluded in facts.excluded):
         return NOTHING
     if facts.least is not None and facts.most is not None:
         empty = facts.least > facts.most

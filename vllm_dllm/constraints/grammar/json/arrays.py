@@ -8,7 +8,9 @@ Not offered are
   ``minContains`` says,
 * with a ``maxItems`` above `MOST_COUNTED`, more items than these, unless `minItems` or items with
   places of their own demand them,
-* with ``uniqueItems``, other orders of enumerated items than that of the schema.
+* with ``uniqueItems``, other orders of enumerated items than that of the schema; of other items,
+  two or more that are no strings, numbers, booleans or null, or that have conditions by their place
+  or ``contains`` beside them; and what `unlike_items` leaves out.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Counted, Facts
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
 from vllm_dllm.constraints.grammar.json.parts import Literal, unique
+from vllm_dllm.constraints.grammar.json.unlike_items import in_any_order, unlike_kinds
 from vllm_dllm.constraints.grammar.language import (
     EMPTY_TEXT,
     NOTHING,
@@ -153,19 +156,33 @@ class ArrayWriter:
         raise ConstraintError("contains with a largest number beside prefixItems is not supported")
 
     def _distinct(self, facts: Facts) -> Node:
-        """Arrays without equal items: of enumerated values, and of at most one item."""
+        """Arrays without equal items: of enumerated values, of unlike ones, or of one item."""
         literals = facts.of_item(None)
-        values = self._enumerated(literals)
-        if values is None or facts.leading or facts.counted:
-            raise ConstraintError(
-                "uniqueItems is supported for items that are enumerated, and for at most one item: "
-                "nothing remembers which items were there"
-            )
+        alike = not facts.leading and not facts.counted
+        values = self._enumerated(literals) if alike else None
+        if values is None:
+            kinds = unlike_kinds(self.expansion, literals) if alike else []
+            if len(kinds) > 1 and facts.least <= len(kinds):
+                inside = in_any_order(list(map(self.layout.item, kinds)), facts.least, facts.most)
+                return self.layout.bracketed("[]", inside, facts.least == 0)
+            return self._single(facts)
         items = [self.layout.item(literal(text)) for text in values]
         most = len(items) if facts.most is None else min(facts.most, len(items))
         if facts.least > most:
             return NOTHING
         return either(self._selections(items, facts.least, most))
+
+    def _single(self, facts: Facts) -> Node:
+        """Arrays of at most one item, which have no equal ones."""
+        if facts.least > 1:
+            raise ConstraintError(
+                f"uniqueItems is supported for {facts.least} items or more only if these are "
+                "enumerated: nothing remembers which items were there"
+            )
+        single = facts.copy()
+        single.distinct = False
+        single.count(most=1)
+        return self.language(single)
 
     def _selections(self, items: list[Node], least: int, most: int) -> Iterator[Node]:
         if least <= 1 and most == len(items):

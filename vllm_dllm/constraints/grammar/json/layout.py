@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_dllm.constraints.grammar.json.constants import json_text
 from vllm_dllm.constraints.grammar.language import (
     EMPTY_TEXT,
     Node,
@@ -34,6 +35,10 @@ class JsonLayout:
     def pair(self, name: Node, value: Node) -> Node:
         """A comma, white space, a name, a colon and a value."""
         return sequence(literal(","), self.gap, name, literal(":"), self.gap, value)
+
+    def name(self, text: str) -> Node:
+        """A name that a condition names; `NOTHING` if it cannot be written."""
+        return literal(json_text(text))
 
     def bracketed(self, brackets: str, inside: Node, empty: bool) -> Node:
         """Brackets around items, of which each has a comma in front.

@@ -3,7 +3,9 @@
 Not offered are objects whose properties come in another order, and
 
 * with ``minProperties``, those that have enough properties only if two or more of them are unnamed
-  (their names could be equal),
+  (their names could be equal), unless there must be two or more such: then up to `MOST_KINDS`
+  unnamed ones whose names begin with characters of different groups (see `unlike_items`), beside
+  all named ones,
 * with a ``maxProperties`` that leaves room for more than `MOST_COUNTED` properties without names,
   more of these,
 * with a ``maxProperties`` below the number of named properties, those with optional named ones and
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from math import comb
 
@@ -24,6 +27,11 @@ from vllm_dllm.constraints.grammar.json.facts import Facts, both_strings
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
 from vllm_dllm.constraints.grammar.json.parts import Literal
 from vllm_dllm.constraints.grammar.json.scalars import strings_without
+from vllm_dllm.constraints.grammar.json.unlike_items import (
+    MOST_KINDS,
+    in_any_order,
+    unlike_strings,
+)
 from vllm_dllm.constraints.grammar.json_facts import StringFacts
 from vllm_dllm.constraints.grammar.language import (
     NOTHING,
@@ -78,13 +86,23 @@ class ObjectWriter:
         members = []
         for name in known:
             required = name in facts.required
-            node = self._named(facts, name)
-            if node.empty and required:
+            pair = self.layout.pair(self.layout.name(name), self._named(facts, name))
+            if pair.empty and required:
                 return NOTHING
-            if not node.empty:
-                members.append(Member(self.layout.pair(literal(json_text(name)), node), required))
+            if not pair.empty:
+                members.append(Member(pair, required))
         free = self._free(facts, naming, known)
-        return either(self._selected(facts, members, free))
+        return either(self._selected(facts, members, free, partial(self._unlike, naming, known)))
+
+    def _unlike(self, naming: list[Facts], known: list[str], facts: Facts) -> list[Node]:
+        """Kinds of properties that no schema names; no name belongs to two of them."""
+        kinds = []
+        for group in range(MOST_KINDS):
+            narrowed = [one.copy() for one in naming if one.values is None]
+            for one in narrowed:
+                one.spelled(unlike_strings(group))
+            kinds.append(self._free(facts, [one for one in narrowed if not one.dead], known))
+        return [kind for kind in kinds if not kind.empty]
 
     def _named(self, facts: Facts, name: str) -> Node:
         """The values of a property, if it may be there."""
@@ -93,9 +111,19 @@ class ObjectWriter:
             return NOTHING
         if facts.names and not self.expansion.admits(facts.names, name):
             return NOTHING
+        return self.named_value(name, literals)
+
+    def named_value(self, name: str, literals: tuple[Literal, ...]) -> Node:
+        """The values of a property that meet some conditions."""
         return self.value(literals)
 
-    def _selected(self, facts: Facts, members: list[Member], free: Node) -> Iterator[Node]:
+    def _selected(
+        self,
+        facts: Facts,
+        members: list[Member],
+        free: Node,
+        unlike: Callable[[Facts], list[Node]],
+    ) -> Iterator[Node]:
         """Objects with as many properties as there must and may be."""
         required = sum(member.required for member in members)
         optional_ones = [n for n, member in enumerate(members) if not member.required]
@@ -114,10 +142,15 @@ class ObjectWriter:
             yield self._chain(members, extra, empty=False)
         else:
             if least > len(optional_ones) + 1 and not free.empty:
-                raise ConstraintError(
-                    "minProperties is served for properties that are named, and one other one: the "
-                    "names of others may be equal"
-                )
+                others, kinds = least - len(optional_ones), unlike(facts)
+                if others > len(kinds):
+                    raise ConstraintError(
+                        f"minProperties asks for {others} properties that no schema names; at most "
+                        f"{len(kinds)} are served here, because the names of more may be equal"
+                    )
+                every = [Member(member.pair, True) for member in members]
+                yield self._chain(every, in_any_order(kinds, others, more), empty=False)
+                return
             # Another property counts once, because its name may be repeated.
             if not free.empty and more != 0:
                 some = repeat(free, 1, more)
@@ -173,14 +206,15 @@ class ObjectWriter:
         for spelled, literals in self._classes(facts):
             if any(literal.hopeless for literal in literals):
                 continue
-            names = [self._name(both_strings(n.string, spelled), n, known) for n in naming]
+            names = [self.unnamed(both_strings(n.string, spelled), n, known) for n in naming]
             name = either(names)
             value = NOTHING if name.empty else self.value(literals)
             if not value.empty:
                 options.append(self.layout.pair(name, value))
         return either(options)
 
-    def _name(self, spelled: StringFacts, naming: Facts, known: list[str]) -> Node:
+    def unnamed(self, spelled: StringFacts, naming: Facts, known: list[str]) -> Node:
+        """The names that meet conditions, without those that any condition names."""
         if naming.values is not None:
             others = [v for v in naming.values.values() if v not in known]
             return either(literal(json_text(value)) for value in others)

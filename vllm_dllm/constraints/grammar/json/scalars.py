@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from vllm_dllm.constraints.grammar.json.assertions import exact
@@ -36,7 +37,7 @@ def scalar_language(facts: Facts) -> Node:
         if facts.values is not None:
             left = (value for value in facts.values.values())
         return either(literal(json_text(value)) for value in left)
-    return _string(facts) if facts.kind == "string" else _number(facts)
+    return _string(facts) if facts.kind == "string" else number_values(facts)
 
 
 def _string(facts: Facts) -> Node:
@@ -63,11 +64,20 @@ def strings_without(facts: StringFacts, texts: list[str]) -> Node:
     return NOTHING if tree.empty else Without(tree, either(map(spellings, texts)))
 
 
-def _number(facts: Facts) -> Node:
+def number_values(facts: Facts, write: Callable[[NumberFacts], Node] = numbers) -> Node:
+    """The numbers that meet conditions.
+
+    Args:
+        facts: the conditions.
+        write: the language of the numbers that meet conditions which enumerate none.
+
+    Raises:
+        ConstraintError: a keyword cannot be expressed.
+    """
     if facts.values is None:
         barred = map(exact, facts.barred.values())
         excluded = tuple(NumberFacts(least=value, most=value) for value in barred)
-        return numbers(both_numbers(facts.number, NumberFacts(excluded=excluded)))
+        return write(both_numbers(facts.number, NumberFacts(excluded=excluded)))
     left = [value for value in facts.values.values() if fits_number(facts.number, value)]
     # A whole number without its fraction is an integer in every draft.
     return either(
