@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
 
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.server import Server
+from vllm_dllm.constraints.grammar.marks import MARKS
 
 pytestmark = pytest.mark.e2e
 
+FLAGS = (
+    *("--limit-mm-per-prompt", '{"image": 0, "video": 0}'),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "gemma4"),
+)
 ASKED = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 64}
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scratch = tmp_path_factory.mktemp("gemma")
-    flags = (
-        *("--limit-mm-per-prompt", '{"image": 0, "video": 0}'),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "gemma4"),
-    )
-    with Server(TINY_GEMMA, *flags, log=scratch / "log") as running:
+    with Server(TINY_GEMMA, *FLAGS, log=scratch / "log") as running:
         yield running
 
 
@@ -95,7 +99,6 @@ def test_refused_by_name(gemma: Server, options: dict[str, Any], name: str) -> N
 
 
 TOOL = {"type": "function", "function": {"name": "sort", "parameters": {"type": "object"}}}
-NAMED = {"type": "function", "function": {"name": "sort"}}
 
 
 def test_structured_output(gemma: Server) -> None:
@@ -109,14 +112,90 @@ def test_optional_calls_are_free(gemma: Server) -> None:
     assert text(chat(gemma, tools=[TOOL], temperature=0, seed=42)) == "14 35 61 88"
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-@pytest.mark.parametrize("form", [{}, {"response_format": {"type": "json_object"}}], ids=str)
-def test_calls_cannot_be_required(gemma: Server, choice: Any, form: Any) -> None:
-    """VLLM has no structural tag for Gemma's calls, and would answer with text."""
-    options = {"tools": [TOOL], "tool_choice": choice, **form}
-    response = gemma.post("/v1/chat/completions", **(ASKED | options))
-    assert response.status_code == 400, response.text
-    assert "tool_choice" in response.text and "--tool-call-parser" in response.text
+BOOK = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "seats": {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": 3},
+        "window": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        "who": {"type": "object", "properties": {"age": {"type": "number"}}, "required": ["age"]},
+    },
+    "required": ["name", "seats", "window", "who"],
+    "additionalProperties": False,
+}
+BOOKED = {"type": "function", "function": {"name": "book", "parameters": BOOK}}
+NAMED = {"type": "function", "function": {"name": "book"}}
+
+
+@pytest.fixture(scope="module")
+def gemma_with_marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its tokenizer has the tokens that calls are written with, in the place of others."""
+    scratch = tmp_path_factory.mktemp("marks")
+    shutil.copytree(TINY_GEMMA, scratch / "model")
+    for path in (scratch / "model").glob("tokenizer*.json"):
+        content = path.read_text(encoding="utf-8")
+        for other, token in zip(("<|audio>", "<|audio|>", "<audio|>"), MARKS, strict=True):
+            assert json.dumps(other) in content
+            content = content.replace(json.dumps(other), json.dumps(token))
+        path.write_text(content, encoding="utf-8")
+    with Server(scratch / "model", *FLAGS, log=scratch / "log") as running:
+        yield running
+
+
+def test_calls_are_marked_by_tokens(gemma_with_marks: Server) -> None:
+    for choice in ("required", NAMED):
+        options = {"tools": [BOOKED], "tool_choice": choice, "max_tokens": 256, "seed": 2}
+        (answer,) = chat(gemma_with_marks, **options, return_token_ids=True)["choices"]
+        for call in answer["message"]["tool_calls"]:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), BOOK)
+        assert {12, 13, 14} <= set(answer["token_ids"])
+    jsonschema.validate(streamed_arguments(gemma_with_marks), BOOK)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"], ids=["required", "named", "auto"])
+def test_calls_are_valid_and_finished(gemma: Server, choice: Any) -> None:
+    """VLLM has no structural tag for Gemma's calls; its parser reads what ours allows."""
+    for seed in range(4):
+        options = {"tools": [BOOKED], "tool_choice": choice, "max_tokens": 256, "seed": seed}
+        (answer,) = chat(gemma, **options, temperature=1.5)["choices"]
+        calls = answer["message"].get("tool_calls") or []
+        assert calls or choice == "auto"
+        assert len(calls) == 1 or choice != NAMED
+        for call in calls:
+            assert call["function"]["name"] == "book"
+            jsonschema.validate(json.loads(call["function"]["arguments"]), BOOK)
+        assert "<|tool_call>" not in (answer["message"]["content"] or "")
+
+
+def streamed_arguments(gemma: Server) -> Any:
+    body = ASKED | {"tools": [BOOKED], "tool_choice": NAMED, "max_tokens": 256, "stream": True}
+    url = f"{gemma.url}/v1/chat/completions"
+    arguments = ""
+    with httpx.stream("POST", url, json={"model": "m", **body, "seed": 1}, timeout=60) as events:
+        for line in events.iter_lines():
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                for choice in json.loads(data)["choices"]:
+                    for call in choice["delta"].get("tool_calls") or []:
+                        arguments += call["function"].get("arguments") or ""
+    return json.loads(arguments)
+
+
+def test_a_streamed_call(gemma: Server) -> None:
+    jsonschema.validate(streamed_arguments(gemma), BOOK)
+
+
+def test_calls_with_parameters_that_cannot_be_written(gemma: Server) -> None:
+    """VLLM's parser does not follow references, so it would read a text in place of a number."""
+    number = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"]}
+    number["$defs"] = {"n": {"type": "integer"}}
+    function = {"name": "f", "parameters": number}
+    asked: Any = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    (answer,) = chat(gemma, **asked)["choices"]
+    assert isinstance(json.loads(answer["message"]["tool_calls"][0]["function"]["arguments"]), dict)
+    function["strict"] = True
+    refused = gemma.post("/v1/chat/completions", **(ASKED | asked))
+    assert refused.status_code == 400 and "Gemma's notation" in refused.text, refused.text
 
 
 def test_nothing_is_held(gemma: Server) -> None:

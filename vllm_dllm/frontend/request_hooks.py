@@ -163,7 +163,9 @@ class FrontEnd:
         """
         refuse_misplaced_fields(request, self.request_classes)
         params = to_sampling_params()
-        params.structured_outputs = constrained_calls(request, params.structured_outputs)
+        params.structured_outputs = constrained_calls(
+            request, params.structured_outputs, self.structured.settings.tokenizer
+        )
         self.structured.reconcile(params, _optional.get())
         resolve_options(params, self.served, sets_its_maximum(request))
         validate_sampling_params(params, self.served)

@@ -9,17 +9,22 @@ not refuse its request: then its arguments are any object.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_dllm.constraints.grammar.structural_tag import LENIENT
+from vllm_dllm.constraints.grammar.marks import CALL, CALL_END, MARKS
+from vllm_dllm.constraints.grammar.structural_tag import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT
+from vllm_dllm.settings.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 
 ANY_OBJECT = {"type": "object"}
+GEMMA_BEGIN = f"{CALL}call:"
+GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class OptionalCalls(NamedTuple):
@@ -55,17 +60,54 @@ def optional_calls(request: Any) -> OptionalCalls | None:
     return OptionalCalls(asked_for or any(_is_strict(tool) for tool in tools))
 
 
+def gemma_structural_tag(tools: list[Any], builtin: Any, tool_choice: str, *_: Any) -> Any:
+    """The structural tag of Gemma's calls, for which vLLM has none.
+
+    The schema of a call's arguments stands where the arguments in Gemma's notation shall stand:
+    xgrammar has no format for these. `constrained_calls` puts ours there.
+
+    Args:
+        tools: functions, as vLLM's registry of structural tags gives them.
+        builtin: other tools, which Gemma's calls know nothing of.
+        tool_choice: ``auto``, ``required`` or ``forced``.
+    """
+    # Only here: an offline process does without vLLM's tool parsers.
+    from vllm.tool_parsers import structural_tag_registry as formats
+
+    tags = [
+        formats.TagFormat(
+            begin=GEMMA_BEGIN + tool.function.name,
+            content=formats.JSONSchemaFormat(
+                json_schema=formats.get_function_parameters(tool.function)
+            ),
+            end=CALL_END,
+        )
+        for tool in tools
+    ]
+    if tool_choice == "auto":
+        calls = formats.TriggeredTagsFormat(triggers=[CALL], tags=tags)
+    else:
+        calls = formats.TagsWithSeparatorFormat(
+            tags=tags, separator="", at_least_one=True, stop_after_first=tool_choice == "forced"
+        )
+    return formats.StructuralTag(format=calls)
+
+
 def constrained_calls(
-    request: Any, structured: StructuredOutputsParams | None
+    request: Any,
+    structured: StructuredOutputsParams | None,
+    tokenizer: Callable[[], Any],
 ) -> StructuredOutputsParams | None:
     """The constraint of a request with tools.
 
     Args:
         request: of vLLM's HTTP server.
         structured: what vLLM made of it.
+        tokenizer: returns vLLM's tokenizer.
 
     Raises:
-        VLLMValidationError: a call is required in a way that vLLM constrains nothing by.
+        VLLMValidationError: a call is required in a way that vLLM constrains nothing by, or the
+            name of a tool cannot be written in a call.
     """
     tools = getattr(request, "tools", None)
     if not tools:
@@ -90,7 +132,43 @@ def constrained_calls(
     tag = json.loads(structured.structural_tag)
     strict = [_parameters(tool) for tool in tools if _is_strict(tool)]
     _relax(tag, [schema for schema in map(_parameters, tools) if schema not in strict])
+    calls = list(_gemma_tags(tag))
+    for call in calls:
+        _write_as_gemma(call)
+    if calls:
+        found = tokenizer()
+        known = found.get_vocab()
+        special = [text for text in found.all_special_tokens if text not in MARKS]
+        tag[GEMMA_TOKENS] = {"marks": [m for m in MARKS if m in known], "special": special}
     return replace(structured, structural_tag=json.dumps(tag))
+
+
+def _gemma_tags(value: Any) -> Iterator[dict[str, Any]]:
+    """The tags in a structural tag that are calls of Gemma's."""
+    parts: Iterable[Any] = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        parts = value.values()
+        if value.get("type") == "tag" and str(value.get("begin")).startswith(GEMMA_BEGIN):
+            yield value
+    for part in parts:
+        yield from _gemma_tags(part)
+
+
+def _write_as_gemma(tag: dict[str, Any]) -> None:
+    """Let the arguments of a call have Gemma's notation, in place.
+
+    Raises:
+        VLLMValidationError: the name of the tool cannot be written.
+    """
+    name = tag["begin"].removeprefix(GEMMA_BEGIN)
+    if not GEMMA_NAME.fullmatch(name):
+        raise VLLMValidationError(
+            f"the name of a tool, {shown(name)}, is not supported with Gemma's calls: letters, "
+            "digits, _, - and . are.",
+            parameter="tools",
+        )
+    kept = {key: tag["content"][key] for key in ("json_schema", LENIENT) if key in tag["content"]}
+    tag["content"] = {"type": GEMMA_ARGUMENTS, **kept}
 
 
 def _is_forced(choice: Any) -> bool:

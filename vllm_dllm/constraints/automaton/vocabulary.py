@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from vllm_dllm.constraints.grammar.marks import MARKS
 from vllm_dllm.constraints.limits import ConstraintError
 
+MARK_BYTES = re.compile(b"[%s]" % bytes(MARKS.values()))
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -76,6 +78,16 @@ class Vocabulary:
         for added in content.get("added_tokens", ()):
             if added["id"] < size:
                 tokens[added["id"]] = b"" if added["special"] else write(added["content"])
+        marks = {
+            added["id"]: MARKS[added["content"]]
+            for added in content.get("added_tokens", ())
+            if added["content"] in MARKS and added["id"] < size
+        }
+        if marks:
+            # Only these tokens shall stand for their bytes, which no text contains.
+            tokens = [b"" if MARK_BYTES.search(token) else token for token in tokens]
+            for number, byte in marks.items():
+                tokens[number] = bytes([byte])
         return cls.of(tokens, ends)
 
     def __len__(self) -> int:

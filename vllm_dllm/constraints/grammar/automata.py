@@ -17,8 +17,8 @@ class Automaton(Node):
     """The texts that a deterministic automaton accepts; it starts in state 0.
 
     Attributes:
-        moves: for each state, from an ASCII character to the state behind it. Every state can be
-            reached, and can reach an accepting one.
+        moves: for each state, from a byte, as the character of that number, to the state behind
+            it. Every state can be reached, and can reach an accepting one.
         accepting: for each state, whether a text may end there.
     """
 

@@ -57,6 +57,21 @@ def dispatched(bodies: Mapping[str, Node], without: Collection[str], loop: bool)
     return either([begun, free_text(avoided)])
 
 
+def marked(token: Node, text: str, body: Node, without: Collection[str], loop: bool) -> Node:
+    """As `dispatched` for a single trigger that is a token which no text spells.
+
+    Args:
+        token: the trigger.
+        text: as which it is put out; the free text does not contain that either.
+        body: the language behind the trigger.
+        without: as of `dispatched`.
+        loop: as of `dispatched`.
+    """
+    prose = free_text([text, *without])
+    begun = sequence(prose, token, body)
+    return sequence(repeat(begun, 0, None), prose) if loop else either([begun, prose])
+
+
 def _up_to(trigger: str, triggers: Collection[str], without: Collection[str]) -> Node:
     """Free text up to the end of a trigger, with no trigger before; longer ones come first."""
     longer = [other for other in triggers if other != trigger and other.endswith(trigger)]

@@ -10,8 +10,9 @@ Not offered are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 from vllm_dllm.constraints.grammar.ecma_language import (
@@ -36,6 +37,7 @@ from vllm_dllm.constraints.grammar.language import (
     NOTHING,
     Node,
     Ranges,
+    chars,
     repeat,
     sequence,
 )
@@ -47,6 +49,32 @@ from vllm_dllm.constraints.limits import ConstraintError
 LONGEST_COUNTED = 512
 FEW = 16
 MOST_SHOWN = 200  # characters of a pattern in a message
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How the characters of a string are written.
+
+    Attributes:
+        leaf: from ranges to the language of how one of their characters is written.
+        character: the language of how any character is written.
+        nonzero: the same without U+0000, for strings with conditions.
+        counted: the same, for strings of counted lengths.
+    """
+
+    leaf: Callable[[Ranges], Node]
+    character: Node
+    nonzero: Node
+    counted: Node
+
+
+def _leaf(ranges: Ranges) -> Node:
+    return ANY_BUT_NULL if ranges == ANY else inside_string(ranges)
+
+
+ESCAPED = Spelling(_leaf, ANY_CHARACTER, ANY_BUT_NULL, ANY_BUT_CONTROLS)
+# Characters that stand for themselves.
+RAW = Spelling(chars, chars(ANY), chars(ANY), chars(ANY))
 
 
 @lru_cache(REMEMBERED)
@@ -67,18 +95,30 @@ def string_tree(facts: StringFacts) -> Node:
         ConstraintError: a pattern is none, or no automaton can follow it; or what is excluded
             cannot be told apart.
     """
-    return sequence(QUOTE, _content(facts, generous=False), QUOTE)
+    return sequence(QUOTE, string_content(facts), QUOTE)
 
 
-def _content(facts: StringFacts, generous: bool) -> Node:
-    """What stands between the quotes; see `ecma_language` for `generous`."""
+def string_content(
+    facts: StringFacts, spelling: Spelling = ESCAPED, generous: bool = False
+) -> Node:
+    """What stands between the quotes of `string_tree`.
+
+    Args:
+        facts: conditions on the string.
+        spelling: how its characters are written.
+        generous: whether a string need only meet the conditions for some reader, see
+            `ecma_language`.
+
+    Raises:
+        ConstraintError: see `string_tree`.
+    """
     facts = _without_lengths_excluded(facts)
     if facts.most is not None and facts.most < facts.least:
         return NOTHING
     counts = facts.least, facts.most
     conditions = _conditions(facts, generous)
     without_null = bool(facts.excluded) or bool(conditions)
-    language = reduce(_both, _languages(conditions, counts, generous, without_null))
+    language = reduce(_both, _languages(conditions, counts, generous, spelling, without_null))
     for excluded in facts.excluded:
         only_formats = excluded.formats and not excluded.patterns and not excluded.excluded
         if only_formats and not generous:
@@ -86,7 +126,7 @@ def _content(facts: StringFacts, generous: bool) -> Node:
                 f"format {excluded.formats[0]!r} cannot be excluded: readers disagree on it"
             )
         if not language.empty:
-            outside = _content(excluded, not generous)
+            outside = string_content(excluded, spelling, not generous)
             language = language if outside.empty else Without(language, outside)
     return language
 
@@ -121,10 +161,11 @@ def _languages(
     conditions: list[tuple[str, Tree]],
     counts: tuple[int, int | None],
     generous: bool,
+    spelling: Spelling,
     without_null: bool,
 ) -> Iterable[Node]:
     """Languages of which the strings are the intersection."""
-    writing = Writing(_leaf, ANY_BUT_NULL)
+    writing = Writing(spelling.leaf, spelling.nonzero)
     counts = _at_hand(conditions, counts, generous)
     counted = False
     for name, tree in conditions:
@@ -138,9 +179,9 @@ def _languages(
                 yield found_in(tree, writing, generous)
     if not counted and (not conditions or counts != (0, None)):
         least, most = counts
-        character = ANY_BUT_NULL if without_null else ANY_CHARACTER
+        character = spelling.nonzero if without_null else spelling.character
         if max(least, most or 0) > FEW and not generous:
-            character = ANY_BUT_CONTROLS
+            character = spelling.counted
         yield repeat(character, least, most)
 
 
@@ -192,7 +233,3 @@ def _clipped(tree: Tree, least: int, most: int | None) -> Tree | None:
 
 def _both(left: Node, right: Node) -> Node:
     return NOTHING if left.empty or right.empty else Both(left, right)
-
-
-def _leaf(ranges: Ranges) -> Node:
-    return ANY_BUT_NULL if ranges == ANY else inside_string(ranges)

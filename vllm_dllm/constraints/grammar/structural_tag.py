@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_dllm.constraints.grammar.ebnf import ebnf
-from vllm_dllm.constraints.grammar.free_text import dispatched, free_text
+from vllm_dllm.constraints.grammar.free_text import dispatched, free_text, marked
+from vllm_dllm.constraints.grammar.json.gemma import gemma_arguments
 from vllm_dllm.constraints.grammar.json.layout import short
-from vllm_dllm.constraints.grammar.json.reader import read_schema
+from vllm_dllm.constraints.grammar.json.reader import SchemaLanguage, read_schema
 from vllm_dllm.constraints.grammar.language import Node, either, literal, optional, repeat, sequence
+from vllm_dllm.constraints.grammar.marks import MARKS, mark
 from vllm_dllm.constraints.grammar.regex import regex
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
@@ -27,6 +29,10 @@ NARROWER: dict[str, tuple[Any, ...]] = {
 }
 # Our own field: where a schema is not supported, any object is the content.
 LENIENT = "or_any_object"
+# Our own format: the arguments of a call in Gemma's notation. A tag that holds it has a field
+# beside the format: the tokens that the vocabulary has for its marks, and its special tokens.
+GEMMA_ARGUMENTS = "gemma_arguments"
+GEMMA_TOKENS = "gemma_tokens"
 Format = Mapping[str, Any]
 
 
@@ -59,7 +65,41 @@ def read_structural_tag(value: Any, limits: CompileLimits) -> tuple[Node, tuple[
         ConstraintError: as `structural_tag`.
     """
     reader = _TagReader(limits)
+    if isinstance(value, Mapping) and GEMMA_TOKENS in value:
+        reader.tokens = GemmaTokens.read(value[GEMMA_TOKENS])
+        value = {name: field for name, field in value.items() if name != GEMMA_TOKENS}
     return reader.whole(value), tuple(reader.ignored)
+
+
+@dataclass(frozen=True)
+class GemmaTokens:
+    """What a vocabulary has for Gemma's calls.
+
+    Attributes:
+        marks: the tokens of `grammar.marks` that it has.
+        special: the texts of its special tokens.
+    """
+
+    marks: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, value: Any) -> GemmaTokens:
+        """From the field of a structural tag.
+
+        Raises:
+            ConstraintError: it is malformed.
+        """
+        if not isinstance(value, Mapping) or set(value) != {"marks", "special"}:
+            raise ConstraintError(f"structural_tag: {GEMMA_TOKENS} has marks and special")
+        return cls(*(tuple(_texts(value[name])) for name in ("marks", "special")))
+
+    def written(self, text: str) -> Node:
+        """A text that may begin with a mark."""
+        for token in self.marks:
+            if token in MARKS and text.startswith(token):
+                return sequence(mark(token, self.marks), literal(text.removeprefix(token)))
+        return literal(text)
 
 
 def _format_of(value: Any) -> Any:
@@ -84,11 +124,13 @@ class _TagReader:
     def __init__(self, limits: CompileLimits) -> None:
         self.limits = limits
         self.ignored: dict[str, None] = {}
+        self.tokens = GemmaTokens()
         self.kinds: dict[str, tuple[set[str], Callable[[Format, Place], Node]]] = {
             "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
             "regex": ({"pattern"}, lambda f, _: regex(_text(f["pattern"]))),
             "grammar": ({"grammar"}, lambda f, _: ebnf(_text(f["grammar"]), limits)),
             "json_schema": ({"json_schema", "max_whitespace_cnt", LENIENT}, self._schema),
+            GEMMA_ARGUMENTS: ({"json_schema", LENIENT}, self._gemma),
             "any_text": ({"excludes", "max_chars", "max_tokens"}, self._any_text),
             "tag": ({"begin", "content", "end"}, self._tag),
             "triggered_tags": (
@@ -141,12 +183,19 @@ class _TagReader:
         blanks = value.get("max_whitespace_cnt")
         if blanks is not None and not (isinstance(blanks, int) and blanks > 0):
             raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
+        return self._read(value, lambda schema: read_schema(schema, self.limits))
+
+    def _gemma(self, value: Format, _: Place) -> Node:
+        marks, special = self.tokens.marks, self.tokens.special
+        return self._read(value, lambda schema: gemma_arguments(schema, marks, special))
+
+    def _read(self, value: Format, read: Callable[[Any], SchemaLanguage]) -> Node:
         try:
-            found = read_schema(value["json_schema"], self.limits)
+            found = read(value["json_schema"])
         except ConstraintError:
             if value.get(LENIENT) is not True:
                 raise
-            found = read_schema({"type": "object"}, self.limits)
+            found = read({"type": "object"})
         self.ignored |= dict.fromkeys(found.ignored)
         return found.node
 
@@ -159,13 +208,16 @@ class _TagReader:
         return free_text([*_texts(value.get("excludes", [])), *place.ends], most)
 
     def _tag(self, value: Format, place: Place) -> Node:
-        return sequence(literal(_text(value["begin"])), self._behind_begin(value, place))
+        return sequence(self._written(value["begin"]), self._behind_begin(value, place))
+
+    def _written(self, text: Any) -> Node:
+        return self.tokens.written(_text(text))
 
     def _behind_begin(self, value: Format, place: Place) -> Node:
         """The content and the end of a tag."""
         ends = _texts(value["end"] if isinstance(value["end"], list) else [value["end"]])
         inside = replace(place, ends=place.ends + tuple(ends))
-        return sequence(self._content(value, inside), either(literal(end) for end in ends))
+        return sequence(self._content(value, inside), either(map(self._written, ends)))
 
     def _tags(self, value: Format, place: Place) -> list[tuple[str, Node]]:
         """The begins of tags, and what follows each of them."""
@@ -187,10 +239,16 @@ class _TagReader:
         without = [*_texts(value.get("excludes", [])), *place.ends]
         loop = not value.get("stop_after_first", False)
         bodies = {trigger: either(options) for trigger, options in behind.items()}
-        prose = dispatched(bodies, without, loop)
+        if any(trigger in self.tokens.marks for trigger in triggers):
+            if len(triggers) > 1:
+                raise ConstraintError("structural_tag: a mark is the only trigger")
+            (trigger,) = triggers
+            prose = marked(self._written(trigger), trigger, bodies[trigger], without, loop)
+        else:
+            prose = dispatched(bodies, without, loop)
         if not value.get("at_least_one", False):
             return prose
-        first = either(sequence(literal(begin), rest) for begin, rest in tags)
+        first = either(sequence(self._written(begin), rest) for begin, rest in tags)
         return sequence(first, prose) if loop else first  # no free text in front of the first one
 
     def _dispatch(self, value: Format, place: Place) -> Node:
@@ -210,7 +268,7 @@ class _TagReader:
 
     def _separated(self, value: Format, place: Place) -> Node:
         found = self._tags(value, place)
-        tag = either(sequence(literal(begin), rest) for begin, rest in found)
+        tag = either(sequence(self._written(begin), rest) for begin, rest in found)
         tags = tag
         if not value.get("stop_after_first"):
             further = sequence(literal(_text(value["separator"])), tag)

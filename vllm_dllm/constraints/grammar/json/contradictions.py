@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.layout import short
-from vllm_dllm.constraints.grammar.json.parts import Literal
+from vllm_dllm.constraints.grammar.json.parts import Literal, place_of
 from vllm_dllm.constraints.limits import ConstraintError
 
 MOST_NAMED = 3  # places of a message
@@ -22,12 +22,12 @@ class Contradictions:
 
     def add(self, literals: Conditions) -> None:
         """No value meets some conditions; a place counts only if none inside it was found."""
-        place = literals[0].part.place
+        place = place_of(literals)
         if not any(f"{inner}.".startswith(f"{place}.") for inner in self._found):
             self._found[place] = literals
 
-    def error(self) -> ConstraintError:
-        """The refusal of the schema, with places, keywords, and negations left unsaid."""
+    def error(self, refusal: str) -> ConstraintError:
+        """A refusal of the schema, with places, keywords, and negations left unsaid."""
         named = map(self._named, list(self._found.values())[:MOST_NAMED])
         why = [
             f" (at {short(part.place)} it cannot be expressed that this does not hold: "
@@ -35,7 +35,7 @@ class Contradictions:
             for part, words in list(self.expansion.left_out.items())[:MOST_NAMED]
         ]
         places = "; ".join(dict.fromkeys(named))
-        return ConstraintError(f"{places}: the schema allows no value{''.join(why)}")
+        return ConstraintError(f"{places}: {refusal}{''.join(why)}")
 
     def _named(self, literals: Conditions) -> str:
         for _ in range(DEEPEST):
@@ -44,7 +44,7 @@ class Contradictions:
                 break
             literals = inner
         words = [word for literal in literals for word in _keywords(literal)]
-        return f"{short(literals[0].part.place)}: {', '.join(dict.fromkeys(words))}"
+        return f"{short(place_of(literals))}: {', '.join(dict.fromkeys(words))}"
 
 
 def _keywords(literal: Literal) -> list[str]:

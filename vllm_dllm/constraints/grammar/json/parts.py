@@ -227,3 +227,8 @@ def _written(steps: tuple[str | int, ...]) -> str:
 def unique(literals: Iterator[Literal] | tuple[Literal, ...]) -> tuple[Literal, ...]:
     """Literals without repetitions, and without those that every value meets."""
     return tuple(dict.fromkeys(literal for literal in literals if not literal.certain))
+
+
+def place_of(literals: tuple[Literal, ...]) -> str:
+    """Where conditions on a value are, for messages; the whole document where there are none."""
+    return literals[0].part.place if literals else "$"

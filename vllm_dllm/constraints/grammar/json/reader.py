@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from vllm_dllm.constraints.grammar.json.arrays import ArrayWriter
 from vllm_dllm.constraints.grammar.json.constants import json_text
-from vllm_dllm.constraints.grammar.json.contradictions import Contradictions
+from vllm_dllm.constraints.grammar.json.contradictions import Conditions, Contradictions
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Facts
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout, short
 from vllm_dllm.constraints.grammar.json.objects import ObjectWriter
-from vllm_dllm.constraints.grammar.json.parts import Literal, unique
+from vllm_dllm.constraints.grammar.json.parts import Literal, place_of, unique
 from vllm_dllm.constraints.grammar.json.productive import Pruned
 from vllm_dllm.constraints.grammar.json.references import Document
 from vllm_dllm.constraints.grammar.json.scalars import scalar_language
@@ -29,6 +29,7 @@ from vllm_dllm.constraints.grammar.rules import Call, Rule
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 MOST_RULES = 20_000
+Context = TypeVar("Context")
 LARGEST_INLINE = 64  # byte positions of strings and numbers that are copied to where they occur
 
 
@@ -67,59 +68,84 @@ def read_schema(
     Raises:
         ConstraintError: as `json_schema`.
     """
-    try:
-        reader = _SchemaReader(schema, layout or JsonLayout())
-        node = reader.whole()
-    except RecursionError as error:
-        raise ConstraintError("the schema nests too deeply") from error
-    left_out = reader.expansion.left_out.items()
-    return SchemaLanguage(
-        node,
-        tuple(reader.document.ignored.values()),
-        tuple(f"{short(part.place)}: {', '.join(unsaid)}" for part, unsaid in left_out),
-    )
+    return JsonReader(schema, layout or JsonLayout()).read()
 
 
-class _SchemaReader:
-    """Makes one rule for all arrays and objects that meet the same conditions."""
+class SchemaReader(Generic[Context]):
+    """Makes one rule for all arrays and objects that meet the same conditions.
 
-    def __init__(self, schema: Any, layout: JsonLayout) -> None:
+    A notation of values says in a subclass how they are written. What is written may depend on a
+    context, which the notation gives to the parts of a value.
+
+    Attributes:
+        no_value: the refusal of a schema of which nothing can be written.
+    """
+
+    no_value = "the schema allows no value"
+
+    def __init__(self, schema: Any, context: Context) -> None:
         self.document = Document(schema)
         self.expansion = Expansion(self.document)
-        self.objects = ObjectWriter(self.expansion, layout, self.value)
-        self.arrays = ArrayWriter(self.expansion, layout, self.value)
-        self.known: dict[frozenset[Literal], Node] = {}
+        self.context = context
+        self.known: dict[tuple[frozenset[Literal], Context], Node] = {}
         self.rules: dict[tuple[object, ...], Rule] = {}
-        self.origin: dict[Rule, tuple[Literal, ...]] = {}
         self.without = Contradictions(self.expansion)
-        self.ahead: deque[tuple[Rule, list[Facts], str]] = deque()
+        self.ahead: deque[tuple[Rule, list[Facts], Context, Conditions]] = deque()
 
-    def whole(self) -> Node:
-        """The language of the document."""
-        node = self.value((Literal(self.document.root),))
+    def scalar(self, facts: Facts, context: Context) -> Node:
+        """The values of a type other than arrays and objects that meet conditions."""
+        raise NotImplementedError
+
+    def compound(self, facts: Facts, context: Context) -> Node:
+        """The arrays or objects that meet conditions."""
+        raise NotImplementedError
+
+    def constant(self, value: Any, context: Context) -> Node:
+        """A single array or object."""
+        raise NotImplementedError
+
+    def read(self) -> SchemaLanguage:
+        """The language of the document.
+
+        Raises:
+            ConstraintError: as `json_schema`.
+        """
+        try:
+            node = self._whole()
+        except RecursionError as error:
+            raise ConstraintError("the schema nests too deeply") from error
+        left_out = self.expansion.left_out.items()
+        return SchemaLanguage(
+            node,
+            tuple(self.document.ignored.values()),
+            tuple(f"{short(part.place)}: {', '.join(unsaid)}" for part, unsaid in left_out),
+        )
+
+    def _whole(self) -> Node:
+        node = self.value((Literal(self.document.root),), self.context)
         while self.ahead:
-            rule, alternatives, place = self.ahead.popleft()
-            rule.body = self._located(partial(self._bodies, alternatives), place)
+            rule, alternatives, context, literals = self.ahead.popleft()
+            rule.body = self._located(partial(self._bodies, alternatives, context), literals)
             if rule.body.empty:
-                self.without.add(self.origin[rule])
+                self.without.add(literals)
         node = Pruned(self.rules.values()).node(node)
         if node.empty:
             self.without.add((Literal(self.document.root),))
-            raise self.without.error()
+            raise self.without.error(self.no_value)
         return node
 
-    def value(self, literals: tuple[Literal, ...]) -> Node:
+    def value(self, literals: tuple[Literal, ...], context: Context) -> Node:
         """The language of the values that meet some conditions."""
         literals = unique(tuple(map(self.document.plain, literals)))
-        key = frozenset(literals)
+        key = frozenset(literals), context
         if key not in self.known:
-            place = literals[0].part.place if literals else "$"
-            self.known[key] = self._located(lambda: self._value(literals, place), place)
+            read = partial(self._value, literals, context)
+            self.known[key] = self._located(read, literals)
             if self.known[key].empty:
                 self.without.add(literals)
         return self.known[key]
 
-    def _value(self, literals: tuple[Literal, ...], place: str) -> Node:
+    def _value(self, literals: Conditions, context: Context) -> Node:
         if any(each.hopeless for each in literals):
             return NOTHING
         options, compound = [], []
@@ -128,41 +154,64 @@ class _SchemaReader:
             if kind in ("array", "object"):
                 compound += alternatives
             else:
-                options += [scalar_language(facts) for facts in alternatives]
+                options += [self.scalar(facts, context) for facts in alternatives]
         node = either(options)
         if node.positions > LARGEST_INLINE:
-            node = Call(Rule(place, node))
+            node = Call(Rule(place_of(literals), node))
         if compound:
-            node = either([node, self._called(compound, place, literals)])
+            node = either([node, self._called(compound, context, literals)])
         return node
 
-    def _called(self, alternatives: list[Facts], place: str, literals: tuple[Literal, ...]) -> Node:
-        key = tuple(facts.key() for facts in alternatives)
+    def _called(self, alternatives: list[Facts], context: Context, literals: Conditions) -> Node:
+        key = context, *(facts.key() for facts in alternatives)
         if key not in self.rules:
             if len(self.rules) >= MOST_RULES:
                 raise ConstraintError(
                     f"the schema describes more than {MOST_RULES} kinds of objects and arrays"
                 )
-            self.rules[key] = Rule(place)
-            self.origin[self.rules[key]] = literals
-            self.ahead.append((self.rules[key], alternatives, place))
+            self.rules[key] = Rule(place_of(literals))
+            self.ahead.append((self.rules[key], alternatives, context, literals))
         return Call(self.rules[key])
 
-    def _bodies(self, alternatives: list[Facts]) -> Node:
-        return either(map(self._body, alternatives))
+    def _bodies(self, alternatives: list[Facts], context: Context) -> Node:
+        return either(self._body(facts, context) for facts in alternatives)
 
-    def _body(self, facts: Facts) -> Node:
+    def _body(self, facts: Facts, context: Context) -> Node:
         """The objects or arrays that meet conditions."""
         if facts.values is not None:
             left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
-            return either(literal(json_text(value)) for value in left)
-        return (self.objects if facts.kind == "object" else self.arrays).language(facts)
+            return either(self.constant(value, context) for value in left)
+        return self.compound(facts, context)
 
-    def _located(self, read: Callable[[], Node], place: str) -> Node:
+    def _located(self, read: Callable[[], Node], literals: Conditions) -> Node:
         """Run a reader; its errors get a place if they name none."""
         try:
             return read()
         except ConstraintError as error:
             if str(error).startswith(("$", "#", "http")):
                 raise
-            raise ConstraintError(f"{short(place)}: {error}") from error
+            raise ConstraintError(f"{short(place_of(literals))}: {error}") from error
+
+
+class JsonReader(SchemaReader[None]):
+    """Values as JSON writes them."""
+
+    def __init__(self, schema: Any, layout: JsonLayout) -> None:
+        super().__init__(schema, None)
+        self.objects = ObjectWriter(self.expansion, layout, self._part)
+        self.arrays = ArrayWriter(self.expansion, layout, self._part)
+
+    def _part(self, literals: tuple[Literal, ...]) -> Node:
+        return self.value(literals, None)
+
+    def scalar(self, facts: Facts, context: None) -> Node:
+        """As `scalar_language`."""
+        return scalar_language(facts)
+
+    def compound(self, facts: Facts, context: None) -> Node:
+        """As the writers say."""
+        return (self.objects if facts.kind == "object" else self.arrays).language(facts)
+
+    def constant(self, value: Any, context: None) -> Node:
+        """As `json_text`."""
+        return literal(json_text(value))
