@@ -38,6 +38,7 @@ def unique(items: Any, **more: Any) -> dict[str, Any]:
         (unique({"anyOf": [{"const": "a"}, {"type": "string", "pattern": "^a"}]}), ['["a"]'],
          ['["a","ab"]']),
         (unique({"type": "object"}), ["[]", "[{}]"], ["[{},{}]"]),
+        (unique({"type": "string", "maxLength": 39}), ["[]", '["a"]'], ['["a","b"]']),
         (unique(STRING, contains={"const": "a"}), ['["a"]'], ["[]", '["a","b"]']),
         (unique(STRING, prefixItems=[INTEGER]), ["[]", "[1]"], ['[1,"a"]']),
     ],

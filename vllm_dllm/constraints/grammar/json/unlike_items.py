@@ -18,6 +18,7 @@ from vllm_dllm.constraints.grammar.json.parts import Literal
 from vllm_dllm.constraints.grammar.json.scalars import number_values, scalar_language
 from vllm_dllm.constraints.grammar.json_facts import NumberFacts, StringFacts
 from vllm_dllm.constraints.grammar.json_numbers import number_tree
+from vllm_dllm.constraints.grammar.json_strings import FEW
 from vllm_dllm.constraints.grammar.language import (
     EMPTY_TEXT,
     LAST,
@@ -41,7 +42,8 @@ def unlike_kinds(expansion: Expansion, literals: tuple[Literal, ...]) -> list[No
     """Languages of values that meet some conditions; no value belongs to two of them.
 
     Returns:
-        At most `MOST_KINDS`; none if a value may be an array or an object.
+        At most `MOST_KINDS`; none if a value may be an array or an object, or a string of which
+        more than `FEW` characters are counted: an automaton for each kind would be too large.
 
     Raises:
         ConstraintError: a condition cannot be expressed.
@@ -49,7 +51,8 @@ def unlike_kinds(expansion: Expansion, literals: tuple[Literal, ...]) -> list[No
     kinds = expansion.kinds(literals)
     found = {kind: expansion.alternatives(kind, literals) for kind in kinds}
     found = {kind: alternatives for kind, alternatives in found.items() if alternatives}
-    if found.keys() & {"array", "object"}:
+    lengths = ((one.string.least, one.string.most or 0) for one in found.get("string", ()))
+    if found.keys() & {"array", "object"} or any(max(pair) > FEW for pair in lengths):
         return []
     simple = [kind for kind in found if kind in ("null", "boolean")]
     languages = [either(map(scalar_language, found[kind])) for kind in simple]
