@@ -275,7 +275,7 @@ def main() -> None:
     for name in args.vocabularies:
         results[name] = child(__file__, "--child", name, *flags)
         print(name, json.dumps(results[name], indent=1), flush=True)
-    name = "constrained_steps, hostile" if args.hostile else "constrained_steps"
+    name = "hostile_steps" if args.hostile else "constrained_steps"
     write(args.json, name, results)
 
 

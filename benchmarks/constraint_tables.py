@@ -75,3 +75,27 @@ def _cost(run: Mapping[str, Any] | None) -> str:
     about = next((word for words, word in REASONS.items() if re.search(words, run["refused"])),
                  "keyword")  # fmt: skip
     return f"refused: {about}" + (f" ({run['seconds']:.1f} s)" if about == "time" else "")
+
+
+def constrained_steps(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("vocabulary", "16 requests", "CPU ms a step", "to none", "CPU ms of the first steps"),
+        "to none",
+    ]
+    for vocabulary, by_kind in results.items():
+        for kind, figures in by_kind.items():
+            yield [
+                *(vocabulary, "no constraint" if kind == "none" else kind),
+                *(f"{figures['cpu_ms']:.1f}", f"{figures['cpu_ratio']:.2f}x"),
+                f"{figures['first_steps_cpu_ms']:.1f}",
+                f"{figures['first_steps_cpu_ratio']:.2f}x",
+            ]
+
+
+def hostile_steps(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["vocabulary", "ms a step", "alone", "beside a hostile client", "ratio"]
+    for vocabulary, figures in results.items():
+        for name, key in (("median", "median_ms"), ("99th percentile", "p99_ms")):
+            alone, beside = figures[key]
+            ratio = f"{beside / alone:.2f}x"
+            yield [vocabulary, name, f"{alone:.1f}", f"{beside:.1f}", ratio]

@@ -230,11 +230,11 @@ def main() -> None:
         for name, (kind, value) in CONSTRAINTS.items():
             if args.only not in (None, name):
                 continue
-            automaton, figures = compile_timed(kind, value, vocabulary)
-            steps = {
-                str(length): step(automaton, len(vocabulary), length, args.repeats)
-                for length in args.lengths
-            }
+            figures: dict[str, Any] = {}
+            steps = {}
+            for length in args.lengths:
+                found, figures = compile_timed(kind, value, vocabulary, length)
+                steps[str(length)] = step(found, len(vocabulary), length, args.repeats)
             results.setdefault(size, {})[name] = {**figures, "steps": steps}
             print(f"{size}, {name}: {rounded(figures)}", flush=True)
             for length, parts in steps.items():

@@ -8,7 +8,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks.accuracy_tables import accuracy, constrained_over_free, fidelity
-from benchmarks.constraint_tables import constraints, large_schemas
+from benchmarks.constraint_tables import (
+    constrained_steps,
+    constraints,
+    hostile_steps,
+    large_schemas,
+)
 from benchmarks.records import Record, RefusedError
 
 MEGABYTE = 1 << 20
@@ -254,6 +259,8 @@ TABLES: dict[str, Table] = {
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "constraints": Table("constraints", ("constraints",), constraints),
     "large_schemas": Table("large_schemas", ("large_schemas",), large_schemas),
+    "constrained_steps": Table("constrained_steps", ("constrained_steps",), constrained_steps),
+    "hostile_steps": Table("hostile_steps", ("hostile_steps",), hostile_steps),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
     "turns": Table("turns", ("turns",), turns),

@@ -43,8 +43,10 @@ def test_states_that_a_position_cannot_be_in_change_no_path(name: str) -> None:
     weights = torch.randn(len(tails), LENGTH, found.classes + 1, generator=generator)
     keys = row_keys(torch.arange(len(tails))[:, None], torch.arange(LENGTH))
     near, all_states = (joined(*[found] * len(tails), depth=d) for d in (part.depth, None))
-    for paths in (best, lambda *of: drawn(*of, keys)):
-        one, two = (paths(each, weights, windows) for each in (near, all_states))
+    for one, two in (
+        [best(each, weights, windows) for each in (near, all_states)],
+        [drawn(each, weights, windows, keys) for each in (near, all_states)],
+    ):
         assert one.feasible.tolist() == two.feasible.tolist()
         sound = one.feasible
         assert sound[0]

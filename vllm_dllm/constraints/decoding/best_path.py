@@ -172,8 +172,10 @@ def _allowed_weights(
 
 def _segment_max(data: torch.Tensor, count: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """The maximum of each group of adjacent rows, ``[rows, ...]`` to ``[groups, ...]``."""
+    if data.device.type != "cpu":
+        return torch.segment_reduce(data, "max", lengths=count, axis=0, unsafe=True)
+    # Twice as fast on a CPU. A maximum does not depend on the order.
     top = data.new_full((len(count), *data.shape[1:]), -torch.inf)
-    # Twice as fast on a CPU as `segment_reduce`. A maximum does not depend on the order.
     index = group if data.ndim == 1 else group[:, None].expand_as(data)
     return top.scatter_reduce_(0, index, data, "amax")
 

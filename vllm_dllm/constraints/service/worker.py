@@ -5,6 +5,10 @@ on standard output (see `protocol`). Each constraint is compiled in a fork of th
 time and memory are limited. This process measures the fork's CPU time and kills it when it has used
 up its limit. So a constraint that is too slow does not cost a new start of the worker, and the
 verdict on it does not depend on how busy the machine is.
+
+A fork that has used more CPU time than most constraints take gives way: from then on it gets about
+a quarter of a core that others want, and all of one that nobody wants. So a client with hostile
+constraints slows the steps of an engine less.
 """
 
 from __future__ import annotations
