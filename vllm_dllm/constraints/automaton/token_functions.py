@@ -51,8 +51,8 @@ class TokenFunctions:
         """
         self.moves, self.outcomes, self.limits = moves, outcomes, limits
         states, width = moves.outcome.shape
-        self.most = max(limits.cells // states, 2)
-        # Memory that is never written is never used.
+        # At most one for each rest of each token. Memory that is never written is never used.
+        self.most = max(min(limits.cells // states, len(vocabulary.data) + 3), 2)
         self.read: np.ndarray = np.zeros((self.most, states), dtype=np.int32)
         self.read[EMPTY_TEXT] = np.arange(1, states + 1)
         # From the states in which a function reads, and its outcomes there, to its number.

@@ -14,9 +14,8 @@ Then one walk from the first position to the last chooses an edge of the automat
 greedily or at random, and a class of the edge's label. The result is exact, and the walk never runs
 into a dead end.
 
-Weights are added in float64: over a canvas of 256 positions they add up to thousands, and in
-float32 close paths would become ties. The loop is over positions only; edges, classes and canvases
-are tensor dimensions. Sums of exponentials are computed to base 2, as in `class_weights`.
+Weights are added in float64: over 256 positions they add up to thousands, and in float32 close
+paths would become ties. Sums of exponentials are computed to base 2, as in `class_weights`.
 """
 
 from __future__ import annotations
@@ -171,10 +170,9 @@ def _allowed_weights(
 
 
 def _segment_max(data: torch.Tensor, count: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """The maximum of each group of adjacent rows, ``[rows, ...]`` to ``[groups, ...]``."""
+    """The maximum of each group of adjacent rows; `scatter_reduce_` is twice as fast on a CPU."""
     if data.device.type != "cpu":
         return torch.segment_reduce(data, "max", lengths=count, axis=0, unsafe=True)
-    # Twice as fast on a CPU. A maximum does not depend on the order.
     top = data.new_full((len(count), *data.shape[1:]), -torch.inf)
     index = group if data.ndim == 1 else group[:, None].expand_as(data)
     return top.scatter_reduce_(0, index, data, "amax")
