@@ -13,6 +13,7 @@ from tests.constraints.test_configurations import ALL
 from tests.constraints.test_configurations import compiled as configurations_of
 from vllm_dllm.constraints.automaton.configurations import START
 from vllm_dllm.constraints.automaton.windows import Window, window
+from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.constraints.decoding.label_bundles import LabelBundles
 from vllm_dllm.ops.noise.keyed import row_keys
 
@@ -42,6 +43,7 @@ def test_states_that_a_position_cannot_be_in_change_no_path(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(len(tails), LENGTH, found.classes + 1, generator=generator)
     keys = row_keys(torch.arange(len(tails))[:, None], torch.arange(LENGTH))
+    inside = windows.inside()
     near, all_states = (joined(*[found] * len(tails), depth=d) for d in (part.depth, None))
     for one, two in (
         [best(each, weights, windows) for each in (near, all_states)],
@@ -53,6 +55,11 @@ def test_states_that_a_position_cannot_be_in_change_no_path(name: str) -> None:
         assert torch.equal(one.classes[sound], two.classes[sound])
         assert torch.equal(one.states[sound], two.states[sound])
         torch.testing.assert_close(one.weight[sound], two.weight[sound], rtol=0, atol=1e-9)
+        ended = [
+            constraint.behind_end(ConstrainedPath(it.classes, it.weight, inside, it.states, sound))
+            for constraint, it in ((near, one), (all_states, two))
+        ]
+        assert torch.equal(ended[0][sound], ended[1][sound])
 
 
 @pytest.mark.parametrize("pattern", ["[abc]{2}(1|2)", "(a|b)*abc?", "[a-c]{2,5}|1*2"])

@@ -90,7 +90,7 @@ class BatchConstraint:
 
     def behind_end(self, path: ConstrainedPath) -> torch.Tensor:
         """Positions of the window that are behind the token that ends the text, bool ``[n, L]``."""
-        state = path.states[:, :-1] + self.automata.first_state[:, None]
+        state = self.automata.number[path.states[:, :-1] + self.automata.first_state[:, None]]
         return path.inside & (self.automata.distance[state] == 0)
 
 
