@@ -13,6 +13,7 @@ from tests.constraints.json_languages import refusal as schema_refusal
 from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.grammar.json.reader import read_schema
+from vllm_dllm.constraints.limits import ConstraintError
 
 ANNOTATIONS = ("minimun", "nullable", "xml", "x-order", "extends", "markdownDescription")
 
@@ -120,14 +121,22 @@ def test_deep_nesting_is_no_reason() -> None:
     assert read_schema({"$ref": "#/$defs/0", "$defs": defs}, LIMITS).node
 
 
+BYTES = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b""], [256])
+
+
+def test_what_only_automata_show_to_be_empty_is_found_with_its_place() -> None:
+    schema = record(x=record(a={"type": "string", "pattern": "^a$", "minLength": 2}))
+    with pytest.raises(ConstraintError, match=r"^\$\.x: the constraint allows no output at all"):
+        compile_constraint(Constraint.of("json_schema", schema), BYTES, LIMITS)
+
+
 def test_what_is_ignored_is_part_of_what_is_compiled() -> None:
     """Of a schema, and of those in a structural tag; the log names some, each on the same line."""
-    vocabulary = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b""], [256])
     schema = record(a={"type": "null", "x-a\nb": 1}, b={"type": "null", "extends": 1})
     content = {"type": "json_schema", "json_schema": schema}
     tag = {"format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}
     for kind, value in (("json_schema", schema), ("structural_tag", tag)):
-        facts = compile_constraint(Constraint.of(kind, value), vocabulary, LIMITS).facts
+        facts = compile_constraint(Constraint.of(kind, value), BYTES, LIMITS).facts
         assert facts.ignored == ("$.a: x-a\nb", "$.b: extends")
         assert facts.remark().endswith(r"unknown: $.a: x-a\nb, $.b: extends.")
     many = replace(facts, ignored=tuple(f"${n}" for n in range(11)))

@@ -23,6 +23,7 @@ from vllm_dllm.constraints.automaton.byte_tables import (
 )
 from vllm_dllm.constraints.automaton.chains import chain_table
 from vllm_dllm.constraints.automaton.distance import DEAD
+from vllm_dllm.constraints.automaton.empty_language import EmptyLanguageError
 from vllm_dllm.constraints.automaton.useful_states import alive_states, used_states
 from vllm_dllm.constraints.grammar.automata import Automaton
 from vllm_dllm.constraints.grammar.language import Node, as_expression, check_size
@@ -62,9 +63,13 @@ def rule_automata(language: Node, limits: CompileLimits) -> RuleAutomata:
     Raises:
         ConstraintError: the language is empty, or too large for `limits`.
     """
-    table, starts = _Builder(limits).table(language)
+    builder = _Builder(limits)
+    table, starts = builder.table(language)
     table, number = merged_states(table)
-    return _decoded(table, number[starts])
+    try:
+        return _decoded(table, number[starts])
+    except EmptyLanguageError as error:
+        raise error.named(builder.nodes) from None
 
 
 def regular_automaton(language: Node, limits: CompileLimits) -> RuleAutomata | None:
@@ -75,13 +80,9 @@ def regular_automaton(language: Node, limits: CompileLimits) -> RuleAutomata | N
     """
     try:
         found = rule_automata(language, limits)
-    except _EmptyLanguageError:
+    except EmptyLanguageError:
         return None
     return found if not len(found.calls) else _without_calls(found, limits)
-
-
-class _EmptyLanguageError(ConstraintError):
-    """The language has no text at all."""
 
 
 class _Builder:
@@ -167,7 +168,7 @@ def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
         starts: int64 ``[rules]``, where each rule starts.
 
     Raises:
-        _EmptyLanguageError: the language holds no text.
+        EmptyLanguageError: the language holds no text.
     """
     table = np.vstack([table, np.full((1, 256), DEAD, dtype=np.int32)])  # row -1: dead
     symbol = table[:, SYMBOL]
@@ -185,7 +186,7 @@ def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
     calls = calls[calls[:, 0] < len(moves)]
     alive = alive_states(moves, accepting, calls)
     if not alive[starts[0]]:
-        raise _EmptyLanguageError("the constraint allows no output at all")
+        raise EmptyLanguageError(np.flatnonzero(~alive[starts]).tolist())
     calls = calls[alive[calls].all(1)]
     used = used_states(moves, calls, alive, int(starts[0]))
     calls = calls[used[calls].all(1)]

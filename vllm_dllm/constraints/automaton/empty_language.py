@@ -1,0 +1,33 @@
+"""The refusal of a constraint without any text, which names the place if it knows one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_dllm.constraints.grammar.language import Node
+from vllm_dllm.constraints.grammar.rules import Call
+from vllm_dllm.constraints.limits import ConstraintError
+
+MESSAGE = "the constraint allows no output at all"
+
+
+class EmptyLanguageError(ConstraintError):
+    """A language has no text at all.
+
+    Attributes:
+        rules: the numbers of its rules without any text, those of outer rules first.
+    """
+
+    def __init__(self, rules: list[int], place: str = "") -> None:
+        super().__init__(f"{place}: {MESSAGE}" if place else MESSAGE)
+        self.rules = rules
+
+    def named(self, nodes: Sequence[Node]) -> EmptyLanguageError:
+        """The same error with the place of the innermost rule that has one in a schema.
+
+        Args:
+            nodes: what each number stands for.
+        """
+        called = [node for node in (nodes[rule] for rule in self.rules) if isinstance(node, Call)]
+        places = [c.rule.name for c in called if c.rule.name.startswith(("$", "#", "http"))]
+        return EmptyLanguageError(self.rules, places[-1] if places else "")
