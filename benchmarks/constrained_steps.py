@@ -6,7 +6,9 @@ A small LLaDA2 serves 16 requests on a CPU, in this process: without constraints
 for all, and with 16 different schemas. Each request decides one token a step, so the steps of the
 first canvas go from all of its positions free to one. The three kinds of requests take turns. The
 figures are means over the steps of a canvas, in milliseconds of CPU and of wall time. There are two
-vocabularies: that of the tiny checkpoint, and 151,936 ids with made-up weights.
+vocabularies: that of the tiny checkpoint, and 151,936 ids with made-up weights. The tiny body takes
+next to no time; `--hidden 2048` gives the large one the width of LLaDA2.0-mini, and `--steps` says
+how many steps of a canvas are timed.
 
 `--hostile` compares the steps of requests without constraints with nothing beside them and while
 one client sends a new schema every second that takes all the CPU time a compilation may have.
@@ -56,7 +58,7 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
-def write_large(path: Path) -> None:
+def write_large(path: Path, hidden: int | None) -> None:
     """The tiny checkpoint's configuration with 151,936 ids, for weights that vLLM makes up."""
     path.mkdir()
     spelled = byte_characters()
@@ -70,6 +72,8 @@ def write_large(path: Path) -> None:
     tokenizer.save(str(path / "tokenizer.json"))
     config = json.loads((TINY_LLADA2 / "config.json").read_text())
     config |= {"vocab_size": IDS, "mask_token_id": IDS - 1}
+    if hidden is not None:
+        config["hidden_size"] = hidden
     config |= {"bos_token_id": IDS - 2, "eos_token_id": IDS - 3, "pad_token_id": IDS - 3}
     (path / "config.json").write_text(json.dumps(config))
     ends = {"bos_token_id": IDS - 2, "eos_token_id": IDS - 3, "pad_token_id": IDS - 3}
@@ -103,7 +107,7 @@ def schemas(kind: str) -> list[Any]:
     return list(different_schemas(REQUESTS))
 
 
-def canvas(llm: Any, kind: str) -> tuple[list[float], list[float]]:
+def canvas(llm: Any, kind: str, count: int = LENGTH - 2) -> tuple[list[float], list[float]]:
     """Milliseconds of CPU and wall time of the steps of the first canvas of all requests."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -124,7 +128,7 @@ def canvas(llm: Any, kind: str) -> tuple[list[float], list[float]]:
     ):
         engine.step()
     cpu, wall = [], []
-    for _ in range(LENGTH - 2):
+    for _ in range(count):
         begin, used = time.perf_counter(), time.process_time()
         engine.step()
         cpu.append(1e3 * (time.process_time() - used))
@@ -137,15 +141,15 @@ def canvas(llm: Any, kind: str) -> tuple[list[float], list[float]]:
     return cpu, wall
 
 
-def compared(llm: Any, rounds: int) -> dict[str, Any]:
+def compared(llm: Any, rounds: int, steps: int) -> dict[str, Any]:
     """The mean step of each kind, and the median over the rounds of its ratio to no constraint."""
     for kind in KINDS:
-        canvas(llm, kind)  # compiles constraints and kernels
+        canvas(llm, kind, steps)  # compiles constraints and kernels
     found: dict[str, dict[str, list[float]]] = {k: {"cpu_ms": [], "wall_ms": []} for k in KINDS}
     free: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind in KINDS:
-            cpu, wall = canvas(llm, kind)
+            cpu, wall = canvas(llm, kind, steps)
             found[kind]["cpu_ms"].append(statistics.fmean(cpu))
             found[kind]["wall_ms"].append(statistics.fmean(wall))
             free[kind].append(statistics.fmean(cpu[:4]))
@@ -240,10 +244,10 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         model = TINY_LLADA2
         if args.child == LARGE:
             model = Path(scratch) / "model"
-            write_large(model)
+            write_large(model, args.hidden)
         llm = start(model, args.eager)
         if not args.hostile:
-            return compared(llm, args.rounds)
+            return compared(llm, args.rounds, args.steps)
         config = json.loads((model / "config.json").read_text())
         vocabulary = Vocabulary.read(
             (model / "tokenizer.json").read_text("utf-8"),
@@ -261,6 +265,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vocabularies", nargs="+", choices=(TINY, LARGE), default=(TINY, LARGE))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=LENGTH - 2, help="of each canvas")
+    parser.add_argument("--hidden", type=int, help="the width of the model with 151,936 ids")
     parser.add_argument("--eager", action="store_true", help="without compiled kernels")
     parser.add_argument("--hostile", action="store_true")
     parser.add_argument("--child", choices=(TINY, LARGE), help=argparse.SUPPRESS)
@@ -269,7 +275,8 @@ def main() -> None:
     if args.child:
         print(json.dumps(measured(args)))
         return
-    flags = ["--rounds", str(args.rounds)]
+    flags = ["--rounds", str(args.rounds), "--steps", str(args.steps)]
+    flags += ["--hidden", str(args.hidden)] if args.hidden else []
     flags += ["--eager"] * args.eager + ["--hostile"] * args.hostile
     results = {}
     for name in args.vocabularies:
