@@ -260,6 +260,9 @@ TABLES: dict[str, Table] = {
     "constraints": Table("constraints", ("constraints",), constraints),
     "large_schemas": Table("large_schemas", ("large_schemas",), large_schemas),
     "constrained_steps": Table("constrained_steps", ("constrained_steps",), constrained_steps),
+    "constrained_steps_wide": Table(
+        "constrained_steps", ("constrained_steps_wide",), constrained_steps
+    ),
     "hostile_steps": Table("hostile_steps", ("hostile_steps",), hostile_steps),
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
