@@ -42,7 +42,7 @@ from benchmarks.constraint_batches import IDS, different_schemas  # noqa: E402
 from benchmarks.constraints import CONSTRAINTS, real_tokens  # noqa: E402
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 from vllm_dllm.constraints.automaton.compilation import Constraint  # noqa: E402
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary, byte_level_alphabet  # noqa: E402
 from vllm_dllm.constraints.service.pool import CompilerPool  # noqa: E402
 from vllm_dllm.constraints.service.turns import Client  # noqa: E402
 
@@ -51,17 +51,10 @@ KINDS = ("none", "16 times one tool call", "16 schemas")
 TINY, LARGE = "272 tokens", "151,936 tokens"
 
 
-def byte_characters() -> list[str]:
-    """The character that a byte-level vocabulary writes for each byte."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
-
-
 def write_large(path: Path, hidden: int | None) -> None:
     """The tiny checkpoint's configuration with 151,936 ids, for weights that vLLM makes up."""
     path.mkdir()
-    spelled = byte_characters()
+    spelled = {byte: char for char, byte in byte_level_alphabet().items()}
     words = ["".join(spelled[byte] for byte in token) for token in real_tokens()]
     words = list(dict.fromkeys(word for word in words if word))
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -74,9 +67,8 @@ def write_large(path: Path, hidden: int | None) -> None:
     config |= {"vocab_size": IDS, "mask_token_id": IDS - 1}
     if hidden is not None:
         config["hidden_size"] = hidden
-    config |= {"bos_token_id": IDS - 2, "eos_token_id": IDS - 3, "pad_token_id": IDS - 3}
-    (path / "config.json").write_text(json.dumps(config))
     ends = {"bos_token_id": IDS - 2, "eos_token_id": IDS - 3, "pad_token_id": IDS - 3}
+    (path / "config.json").write_text(json.dumps(config | ends))
     (path / "generation_config.json").write_text(json.dumps(ends))
     end = f"<|special_{IDS - 3 - len(words)}|>"
     named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": end}

@@ -82,10 +82,10 @@ def check_states(count: int, most: int) -> None:
 
 def kept_states(table: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """The rows of the states that are `kept`, bool ``[states]``, renumbered; others are dead."""
-    return _renumbered(table[kept], np.where(kept, kept.cumsum() - 1, DEAD))
+    return renumbered(table[kept], np.where(kept, kept.cumsum() - 1, DEAD))
 
 
-def _renumbered(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
+def renumbered(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
     """Rows with other numbers of states, int32; `number` is int ``[old states]``."""
     # `DEAD` is -1, the last place.
     renumbered: np.ndarray = np.append(number, DEAD).astype(np.int32)[rows]
@@ -108,7 +108,7 @@ def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first, number = equal_rows(small)
         if len(first) == len(small):
             break
-        small = _renumbered(small[first], number)
+        small = renumbered(small[first], number)
         whole = number[whole]
     return small[:, column_of_byte], whole
 
@@ -144,4 +144,4 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     kept = number == np.arange(len(table))
     place = np.cumsum(kept) - 1
     number = place[number]
-    return _renumbered(table[kept], number), number
+    return renumbered(table[kept], number), number

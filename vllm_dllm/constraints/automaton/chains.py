@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from vllm_dllm.constraints.automaton.byte_tables import END, SYMBOL, check_states
+from vllm_dllm.constraints.automaton.byte_tables import END, SYMBOL, check_states, renumbered
 from vllm_dllm.constraints.automaton.distance import DEAD
 from vllm_dllm.constraints.grammar.language import Chain, Node, Repeat
 
@@ -121,8 +121,7 @@ class _Chain:
         """The table with its start in row 0."""
         number: np.ndarray = np.arange(self.count, dtype=np.int32)
         number[[0, start]] = start, 0
-        rows = self.rows[number]
-        return np.where(rows == DEAD, DEAD, number[rows]).astype(np.int32)
+        return renumbered(self.rows[number], number)
 
     def _new(self, states: int) -> int:
         first = self.count
@@ -138,7 +137,7 @@ class _Chain:
         first = self._new(len(part.rows))
         number = part.number + first
         number[part.last] = behind
-        rows = np.where(part.rows == DEAD, DEAD, number[part.rows])
+        rows = renumbered(part.rows, number)
         following = self.rows[behind]
         for state in part.may_end.tolist():
             if ((rows[state] != DEAD) & (following != DEAD)).any():

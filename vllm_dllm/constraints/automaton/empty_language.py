@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_dllm.constraints.grammar.json.layout import names_a_place
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.grammar.rules import Call
 from vllm_dllm.constraints.limits import ConstraintError
@@ -29,5 +30,5 @@ class EmptyLanguageError(ConstraintError):
             nodes: what each number stands for.
         """
         called = [node for node in (nodes[rule] for rule in self.rules) if isinstance(node, Call)]
-        places = [c.rule.name for c in called if c.rule.name.startswith(("$", "#", "http"))]
+        places = [c.rule.name for c in called if names_a_place(c.rule.name)]
         return EmptyLanguageError(self.rules, places[-1] if places else "")

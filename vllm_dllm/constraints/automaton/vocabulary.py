@@ -135,7 +135,7 @@ def _writer(decoder: Mapping[str, Any] | None) -> Any:
 
 def _byte_level(token: str) -> bytes:
     """The bytes of a token in GPT-2's alphabet; a token not in that alphabet is plain text."""
-    alphabet = _alphabet()
+    alphabet = byte_level_alphabet()
     try:
         return bytes(alphabet[char] for char in token)
     except KeyError:
@@ -143,7 +143,7 @@ def _byte_level(token: str) -> bytes:
 
 
 @cache
-def _alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in set(printable)]

@@ -30,7 +30,7 @@ def few_numbers(facts: NumberFacts) -> list[str] | None:
     if last - first >= MOST_LISTED:
         return None
     found = (step * n for n in range(first, last + 1))
-    return [text for value in found if _fits(facts, value) and (text := _text(value)) is not None]
+    return [text for value in found if facts.fits(value) and (text := _text(value)) is not None]
 
 
 def surely_within(facts: NumberFacts, other: NumberFacts) -> bool:
@@ -59,20 +59,6 @@ def _step(facts: NumberFacts) -> Fraction | None:
     if not steps or any(step <= 0 for step in steps):
         return None
     return least_common_multiple(steps)
-
-
-def _fits(facts: NumberFacts, value: Fraction) -> bool:
-    """Whether a number surely has all properties."""
-    if facts.integer and value.denominator != 1:
-        return False
-    low, high = facts.least, facts.most
-    if low is not None and (value < low or (value == low and facts.above)):
-        return False
-    if high is not None and (value > high or (value == high and facts.below)):
-        return False
-    if any((value / step).denominator != 1 for step in facts.multiples):
-        return False
-    return not any(_fits(other, value) for other in facts.excluded)
 
 
 def _text(value: Fraction) -> str | None:

@@ -46,3 +46,14 @@ class NumberFacts:
     below: bool = False
     multiples: tuple[Fraction, ...] = ()
     excluded: tuple[NumberFacts, ...] = ()
+
+    def fits(self, value: Fraction) -> bool:
+        """Whether a number has all properties."""
+        low, high = self.least, self.most
+        return (
+            (not self.integer or value.denominator == 1)
+            and (low is None or value > low or (value == low and not self.above))
+            and (high is None or value < high or (value == high and not self.below))
+            and all((value / step).denominator == 1 for step in self.multiples)
+            and not any(other.fits(value) for other in self.excluded)
+        )

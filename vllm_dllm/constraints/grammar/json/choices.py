@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from vllm_dllm.constraints.grammar.json.assertions import Words
@@ -69,6 +69,11 @@ class State:
     choices: list[Choice] = field(default_factory=list)
     seen: set[Literal] = field(default_factory=set)
     last: Part | None = None
+
+    @classmethod
+    def of(cls, facts: Facts, literals: Iterable[Literal]) -> State:
+        """Some facts, and conditions that are still to be read."""
+        return cls(facts, [(literal, None) for literal in literals])
 
     def copy(self) -> State:
         """A state of its own."""

@@ -53,9 +53,7 @@ class Expansion:
             ConstraintError: there are too many, or a condition cannot be expressed.
         """
         found: dict[object, Facts] = {}
-        state = State(Facts(kind))
-        for literal in literals:
-            state.todo.append((literal, None))
+        state = State.of(Facts(kind), literals)
         for facts in self._states(state, False, DEPTH_OF_A_PROOF):
             found.setdefault(facts.key(), facts)
             if len(found) > MOST_ALTERNATIVES:
@@ -80,9 +78,7 @@ class Expansion:
     def impossible_part(self, literals: tuple[Literal, ...]) -> tuple[Literal, ...] | None:
         """Conditions on a demanded property or item that no value meets, if there are such."""
         for kind in self.kinds(literals):
-            state = State(Facts(kind))
-            for literal in literals:
-                state.todo.append((literal, None))
+            state = State.of(Facts(kind), literals)
             for facts in self._states(state, True, depth=0):
                 parts = [facts.of_property(name, True) for name in facts.required]
                 parts += [facts.of_item(n) for n in range(min(facts.least, facts.leading + 1))]
@@ -92,14 +88,12 @@ class Expansion:
         return None
 
     def _may_be(self, kind: str, literals: tuple[Literal, ...], depth: int) -> bool:
-        state = State(Facts(kind))
-        for literal in literals:
-            state.todo.append((literal, None))
+        state = State.of(Facts(kind), literals)
         return any(True for _ in self._states(state, True, depth))
 
     def apart(self, facts: Facts, literal: Literal) -> bool:
         """Whether it is certain that no value that meets the facts meets a condition."""
-        state = State(facts.copy(), todo=[(literal, None)])
+        state = State.of(facts.copy(), [literal])
         return not any(True for _ in self._states(state, True, DEPTH_OF_A_PROOF))
 
     def admits(self, literals: tuple[Literal, ...], value: object, over: bool = False) -> bool:
@@ -107,9 +101,7 @@ class Expansion:
         kind = kind_of(value)
         key = (frozenset(literals), kind, over)
         if key not in self._admits:
-            state = State(Facts(kind))
-            for literal in literals:
-                state.todo.append((literal, None))
+            state = State.of(Facts(kind), literals)
             self._admits[key] = list(self._states(state, over, DEPTH_OF_A_PROOF))
         return any(self.fits(facts, value, over) for facts in self._admits[key])
 

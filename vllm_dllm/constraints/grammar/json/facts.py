@@ -288,12 +288,4 @@ def fits_string(facts: StringFacts, text: str) -> bool | None:
 
 def fits_number(facts: NumberFacts, value: int | float) -> bool:
     """Whether a number meets conditions."""
-    exact = Fraction(str(value))
-    low, high = facts.least, facts.most
-    return (
-        (not facts.integer or exact.denominator == 1)
-        and (low is None or exact > low or (exact == low and not facts.above))
-        and (high is None or exact < high or (exact == high and not facts.below))
-        and all((exact / step).denominator == 1 for step in facts.multiples)
-        and not any(fits_number(other, value) for other in facts.excluded)
-    )
+    return facts.fits(Fraction(str(value)))

@@ -57,6 +57,11 @@ class JsonLayout:
         return either(options)
 
 
+def names_a_place(text: str) -> bool:
+    """Whether a message, or the name of a rule, begins with a place in a schema."""
+    return text.startswith(("$", "#", "http"))
+
+
 def short(value: Any) -> str:
     """A value for messages, shortened because hostile schemas have long names."""
     text = value if isinstance(value, str) else repr(value)[:200]

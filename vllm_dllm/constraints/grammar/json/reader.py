@@ -18,7 +18,7 @@ from vllm_dllm.constraints.grammar.json.constants import json_text
 from vllm_dllm.constraints.grammar.json.contradictions import Conditions, Contradictions
 from vllm_dllm.constraints.grammar.json.expansion import Expansion
 from vllm_dllm.constraints.grammar.json.facts import Facts
-from vllm_dllm.constraints.grammar.json.layout import JsonLayout, short
+from vllm_dllm.constraints.grammar.json.layout import JsonLayout, names_a_place, short
 from vllm_dllm.constraints.grammar.json.objects import ObjectWriter
 from vllm_dllm.constraints.grammar.json.parts import Literal, place_of, unique
 from vllm_dllm.constraints.grammar.json.productive import Pruned
@@ -188,7 +188,7 @@ class SchemaReader(Generic[Context]):
         try:
             return read()
         except ConstraintError as error:
-            if str(error).startswith(("$", "#", "http")):
+            if names_a_place(str(error)):
                 raise
             raise ConstraintError(f"{short(place_of(literals))}: {error}") from error
 

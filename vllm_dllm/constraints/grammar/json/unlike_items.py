@@ -102,16 +102,12 @@ def _strings(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
     first = [pair for pair in _group(group, groups) if pair != (ord('"'), ord('"'))]
     begin = sequence(literal('"'), chars(first), ANYTHING)
     # No string is written in two ways, so the first one of an escape is as good as any.
-    return _both(strings, either([begin, literal('""')]) if group == 0 else begin)
+    return Both(strings, either([begin, literal('""')]) if group == 0 else begin)
 
 
 def _without_rule(language: Node) -> Node:
     """The language itself where it is called as a rule of its own."""
     return language.rule.body if isinstance(language, Call) else language
-
-
-def _both(left: Node, right: Node) -> Node:
-    return left if left.empty else Both(left, right)
 
 
 def _numbers(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
@@ -129,4 +125,4 @@ def _numbers(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
     if numbers.empty or negative:
         return numbers
     digits = [ord("0") + digit for digit in range(10) if digit % (groups - 1) == group]
-    return _both(numbers, sequence(chars((digit, digit) for digit in digits), ANYTHING))
+    return Both(numbers, sequence(chars((digit, digit) for digit in digits), ANYTHING))
