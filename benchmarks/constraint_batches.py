@@ -33,7 +33,7 @@ from benchmarks.constraints import (  # noqa: E402
 )
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary  # noqa: E402
 from vllm_dllm.constraints.automaton.windows import Window  # noqa: E402
-from vllm_dllm.constraints.decoding.class_weights import CanvasLogits  # noqa: E402
+from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits  # noqa: E402
 from vllm_dllm.constraints.decoding.constrained_step import best_tokens, drawn_tokens  # noqa: E402
 from vllm_dllm.ops.noise.keyed import row_keys  # noqa: E402
 from vllm_dllm.ops.statistics.rows import row_statistics  # noqa: E402
@@ -65,19 +65,19 @@ def batch(parts: list[Window], decided: float, repeats: int) -> dict[str, float]
     logits, constraint = CanvasLogits.every(rows), joined(parts)
     free = far_to_go(parts, length, torch.full((count, length), -1))
     keep = torch.rand(count, length, generator=generator) < decided
-    top = rows.amax(-1)
-    path = best_tokens(constraint, logits, free, top).token
+    best = logits.best(rows.argmax(-1))
+    path = best_tokens(constraint, logits, free, best).token
     window = far_to_go(parts, length, torch.where(keep, path, -1))
     keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
 
-    def drawn() -> None:
-        total = logits.logsumexp(window.wanted())
-        drawn_tokens(constraint, logits, window, total, keys)
+    def sampled() -> None:
+        drawn = logits.drawn(window.wanted(), keys)
+        drawn_tokens(constraint, logits, window, drawn, keys)
 
     return {
         "without_ms": milliseconds(lambda: row_statistics(rows.flatten(0, 1), 0), repeats),
-        "greedy_ms": milliseconds(lambda: best_tokens(constraint, logits, window, top), repeats),
-        "sampled_ms": milliseconds(drawn, repeats),
+        "greedy_ms": milliseconds(lambda: best_tokens(constraint, logits, window, best), repeats),
+        "sampled_ms": milliseconds(sampled, repeats),
     }
 
 

@@ -21,14 +21,15 @@ REASONS = {
 def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield [
         *("vocabulary", "constraint", "states", "classes", "compiled in", "L"),
-        *("without", "greedy: weights + path", "sampled: weights + path + tokens"),
+        *("without", "greedy: weights + path", "sampled: draw + weights + path + tokens"),
     ]
     for vocabulary, by_constraint in results.items():
         for name, figures in by_constraint.items():
             compiled = figures["bytes_ms"] + figures["tokens_ms"]
             for length, parts in figures["steps"].items():
                 greedy = [parts["best_weights_ms"], parts["best_path_ms"]]
-                drawn = [parts["sums_ms"], parts["drawn_path_ms"], parts["drawn_token_ms"]]
+                names = ("free_draw_ms", "sums_ms", "drawn_path_ms", "drawn_token_ms")
+                drawn = [parts[name] for name in names]
                 yield [
                     *(vocabulary, name, f"{figures['states']}", f"{figures['classes']}"),
                     *(f"{compiled:.0f} ms", length, f"{parts['without_ms']:.1f} ms"),
@@ -37,6 +38,14 @@ def constraints(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
                         for times in (greedy, drawn)
                     ),
                 ]
+
+
+def constraint_batches(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["requests", "positions decided", "without", "greedy", "sampled"]
+    for name, by_share in results.items():
+        for share, figures in by_share.items():
+            times = (figures[key] for key in ("without_ms", "greedy_ms", "sampled_ms"))
+            yield [name, f"{float(share):.0%}", *(f"{each:.0f} ms" for each in times)]
 
 
 def large_schemas(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:

@@ -191,24 +191,25 @@ def step(compiled: Window, ids: int, length: int, repeats: int) -> dict[str, flo
     logits = CanvasLogits.every(rows[None])
     window = far_to_go([compiled], length, torch.full((1, length), -1))
     wanted, kind = window.wanted(), constraint.kind_of_forced(window)
-    top, whole = rows.amax(-1)[None], logits.logsumexp(wanted)
     keys = row_keys(torch.arange(length))[None]
-    best = class_maxima(logits, classes, wanted).by_class
-    total = class_logsumexp(logits, classes, wanted)
-    drawn = drawn_paths(automata, total.by_class, window, kind, whole, keys)
+    most, some = logits.best(rows.argmax(-1)[None]), logits.drawn(wanted, keys)
+    best = class_maxima(logits, classes, wanted, most).by_class
+    total = class_logsumexp(logits, classes, wanted, some)
+    drawn = drawn_paths(automata, total.by_class, window, kind, some.weight, keys)
     if not drawn.feasible.all():
         raise RuntimeError("a canvas with a large budget has a path")
     return {
         "without_ms": milliseconds(lambda: row_statistics(rows, 0), repeats),
-        "best_weights_ms": milliseconds(lambda: class_maxima(logits, classes, wanted), repeats),
+        "best_weights_ms": milliseconds(
+            lambda: class_maxima(logits, classes, wanted, most), repeats
+        ),
         "best_path_ms": milliseconds(
-            lambda: best_paths(automata, best, window, kind, top), repeats
+            lambda: best_paths(automata, best, window, kind, most.weight), repeats
         ),
-        "sums_ms": milliseconds(
-            lambda: (logits.logsumexp(wanted), class_logsumexp(logits, classes, wanted)), repeats
-        ),
+        "free_draw_ms": milliseconds(lambda: logits.drawn(wanted, keys), repeats),
+        "sums_ms": milliseconds(lambda: class_logsumexp(logits, classes, wanted, some), repeats),
         "drawn_path_ms": milliseconds(
-            lambda: drawn_paths(automata, total.by_class, window, kind, whole, keys), repeats
+            lambda: drawn_paths(automata, total.by_class, window, kind, some.weight, keys), repeats
         ),
         "drawn_token_ms": milliseconds(
             lambda: draw_in_class(logits, classes, total.by_chunk, drawn.classes, keys), repeats

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.accuracy_tables import accuracy, constrained_over_free, fidelity
 from benchmarks.constraint_tables import (
     constrained_steps,
+    constraint_batches,
     constraints,
     hostile_steps,
     large_schemas,
@@ -258,6 +259,7 @@ TABLES: dict[str, Table] = {
     "growth": Table("growth", ("growth",), growth),
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "constraints": Table("constraints", ("constraints",), constraints),
+    "constraint_batches": Table("constraint_batches", ("constraint_batches",), constraint_batches),
     "large_schemas": Table("large_schemas", ("large_schemas",), large_schemas),
     "constrained_steps": Table("constrained_steps", ("constrained_steps",), constrained_steps),
     "constrained_steps_wide": Table(

@@ -16,7 +16,7 @@ from vllm_dllm.constraints.decoding.best_path import (
     best_paths,
     drawn_paths,
 )
-from vllm_dllm.constraints.decoding.class_weights import CanvasLogits
+from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits
 from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, ConstrainedPath
 from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
 
@@ -73,12 +73,14 @@ def best_tokens(
     constraint: BatchConstraint, logits: torch.Tensor, window: CanvasWindow
 ) -> ConstrainedPath:
     """`best_tokens` for logits ``[n, L, ids]``."""
-    return step.best_tokens(constraint, CanvasLogits.every(logits), window, logits.amax(-1))
+    whole = CanvasLogits.every(logits)
+    return step.best_tokens(constraint, whole, window, whole.best(logits.argmax(-1)))
 
 
 def drawn_tokens(
     constraint: BatchConstraint, scaled: torch.Tensor, window: CanvasWindow, keys: torch.Tensor
 ) -> ConstrainedPath:
     """`drawn_tokens` for logits ``[n, L, ids]``."""
-    total = scaled.logsumexp(-1)
-    return step.drawn_tokens(constraint, CanvasLogits.every(scaled), window, total, keys)
+    whole = CanvasLogits.every(scaled)
+    free = whole.drawn(window.wanted(), keys)
+    return step.drawn_tokens(constraint, whole, window, free, keys)

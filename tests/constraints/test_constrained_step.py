@@ -168,13 +168,18 @@ def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int) ->
     assert forced.token[0, :3].tolist() == [1, 2, 3]
 
 
-def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constraint() -> None:
-    """The text up to the first end, whatever is drawn behind it."""
-    count, length, allowed = 20_000, 3, [1, 2, 4, 5, 6]  # a, b, ab, ba, aa
+@pytest.mark.parametrize(("pattern", "wide"), [("(a|b)+", False), ("[a-c1]+", True)])
+def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constraint(
+    pattern: str, wide: bool
+) -> None:
+    """The text up to the first end, whatever is drawn behind it; also with a wide class."""
+    count, length = 20_000, 3
+    known = letters()
+    allowed = [n for n in range(len(known)) if re.fullmatch(pattern, text_of(known, [n]).decode())]
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(1, length, len(letters()), generator=generator)
     logits[0, 2, END] -= 3
-    found = automaton("regex", "(a|b)+")
+    found = automaton("regex", pattern)
     every: dict[tuple[int, ...], float] = {}
     log = logits[0].log_softmax(-1)
     for size in range(1, length):
@@ -184,6 +189,7 @@ def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constrai
     many = together([window(length, length)] * count)
     keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
     constraint = joined(*[found] * count)
+    assert (constraint.classes.wide[0] >= 0) == wide
     drawn = drawn_tokens(constraint, logits.expand(count, -1, -1), many, keys)
     order = {row: number for number, row in enumerate(every)}
     numbers = torch.tensor([order[tuple(row)] for row in drawn.token.tolist()])

@@ -18,7 +18,7 @@ from tests.engine.test_steady_step import Waits, counted_reads
 from tests.reliability.drive import Driver
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.engine import Engine, engine, greedy
-from vllm_dllm.constraints.decoding import class_weights
+from vllm_dllm.constraints.decoding import canvas_logits, class_weights
 from vllm_dllm.worker.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -133,7 +133,8 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
 
     On a CPU a step reads which positions are decided; here it goes the way of a GPU.
     """
-    monkeypatch.setattr(class_weights, "may_read", lambda wanted: False)
+    for module in (canvas_logits, class_weights):
+        monkeypatch.setattr(module, "may_read", lambda wanted: False)
     slow = {"diffusion_max_steps": 20, "diffusion_stability_threshold": 1000}
     pace = slow if running.slots.kind.mask_token is None else {"diffusion_threshold": 2.0}
     driver, found = Driver(running), Counter[str]()

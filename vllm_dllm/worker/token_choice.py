@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.class_weights import CanvasLogits
+from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits, FreeTokens
 from vllm_dllm.constraints.decoding.constrained_step import (
     BatchConstraint,
     ConstrainedPath,
@@ -138,22 +138,22 @@ class MaskedRows:
         """
         statistics, shape, index = self.statistics, (-1, self.length), followed.index
         greedy = self.greedy.view(*shape).take(index)
-        top = greedy.token[..., None]
         if draws and self.tempered is not None and self.filtered is not None:
             assert self.keys is not None
             keys = self.keys.index_select(0, index)
             kept, window = followed.logits(self.filtered), followed.window
-            total = kept.logsumexp(window.wanted())
-            chosen = drawn_tokens(followed.constraint, kept, window, total, keys)
+            free = kept.drawn(window.wanted(), keys)
+            chosen = drawn_tokens(followed.constraint, kept, window, free, keys)
             tempered = followed.logits(self.tempered)
-            weight = tempered.pick(chosen.token[..., None]) - tempered.pick(top)
-            sampled = with_drawn(greedy, weight[..., 0].exp(), chosen.inside, chosen.token)
+            both = torch.stack([chosen.token, greedy.token], -1)
+            weight, largest = tempered.pick(both).unbind(-1)
+            sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token)
             sure = torch.where(chosen.inside, sampled.probability, 1.0)
         else:
             logits = followed.logits(self.logits)
-            largest = logits.pick(top)[..., 0]
-            chosen = best_tokens(followed.constraint, logits, followed.window, largest)
-            sure = path_probability(chosen, largest, greedy.probability)
+            free = logits.best(greedy.token)
+            chosen = best_tokens(followed.constraint, logits, followed.window, free)
+            sure = path_probability(chosen, free.weight, greedy.probability)
         statistics.token.view(shape).index_copy_(0, index, chosen.token)
         statistics.probability.view(shape).index_copy_(0, index, sure)
         if isinstance(statistics, EntropyStatistics):
@@ -231,15 +231,15 @@ class NoiseRows:
         """
         constraint, window, own = followed.constraint, followed.window, self.statistics
         logits = followed.logits(self.logits)
-        top = logits.pick(own.token[None, :, None])[..., 0]
+        free = logits.best(own.token[None])
         if draws:
             warmth, keys = self.temperature[None], self.keys[None]
-            total = top / warmth - own.probability.log()
+            sampled = FreeTokens(own.sample[None], free.weight / warmth - own.probability.log())
             best, drawn = best_and_drawn_tokens(
-                constraint, logits, warmth, window, top, total, keys
+                constraint, logits, warmth, window, (free, sampled), keys
             )
         else:
-            best = drawn = best_tokens(constraint, logits, window, top)
+            best = drawn = best_tokens(constraint, logits, window, free)
         token = torch.where(constraint.behind_end(best)[0], own.token, best.token[0])
         sample = torch.where(constraint.behind_end(drawn)[0], own.sample, drawn.token[0])
         pick = [self.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]

@@ -81,10 +81,14 @@ def remote_documents(draft: str) -> dict[str, Any]:
 
 @functools.cache
 def suite_cases() -> tuple[Case, ...]:
-    """The required cases of all five drafts, and the optional ones."""
+    """The required cases of all five drafts, and the optional ones.
+
+    Without those that ask a validator to read what `contentEncoding` and `contentMediaType`
+    describe, as it may up to draft-07; they are annotations here, as in later drafts.
+    """
     cases = []
     for path, groups in suite_files().items():
-        if not path.startswith("tests/"):
+        if not path.startswith("tests/") or path.startswith("tests/draft7/optional/content"):
             continue
         _, draft, rest = path.removesuffix(".json").split("/", 2)
         part = rest if rest.startswith("optional/") else f"required/{rest}"

@@ -15,7 +15,7 @@ greedily or at random, and a class of the edge's label. The result is exact, and
 into a dead end.
 
 Weights are added in float64: over 256 positions they add up to thousands, and in float32 close
-paths would become ties. Sums of exponentials are computed to base 2, as in `class_weights`.
+paths would become ties. Sums of exponentials are computed to base 2, see `log_sums`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import torch
 
 from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch
 from vllm_dllm.constraints.decoding.class_tokens import FIRST_RANGE_INDEX
-from vllm_dllm.constraints.decoding.class_weights import LOG2_E, LOWEST
 from vllm_dllm.ops.noise.keyed import gumbel
+from vllm_dllm.ops.statistics.log_sums import LOG2_E, LOWEST
 
 # The smallest weight. Clamping keeps every class possible that the automaton allows: a model may
 # rule out all tokens that the constraint allows, and the output must still be valid.

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.constraints.decoding.class_weights import LOG2_E, LOWEST, CanvasLogits, cleaned
+from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits
+from vllm_dllm.constraints.decoding.class_reduction import cleaned
 from vllm_dllm.constraints.decoding.token_classes import CHUNK, BatchClasses
 from vllm_dllm.ops.noise.keyed import gumbel
+from vllm_dllm.ops.statistics.log_sums import logsumexp
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
 
-# Ranges of chunks draw their noise at indices beyond those of groups of ids.
+# Ranges of chunks, chunks and their tokens draw their noise at indices beyond those of ids and of
+# groups of ids: a token that was drawn without a constraint must be independent of this one.
 FIRST_RANGE_INDEX = FIRST_GROUP_INDEX + (1 << 28)
+FIRST_CHUNK_INDEX = FIRST_RANGE_INDEX + (1 << 26)
+FIRST_MEMBER_INDEX = FIRST_CHUNK_INDEX + (1 << 26)
 
 
 def best_in_class(
@@ -69,9 +74,9 @@ def draw_in_class(
     within = torch.arange(CHUNK, device=device)
     ranges = by_chunk.gather(2, index).unflatten(2, (-1, CHUNK))  # [n, L, ranges, CHUNK]
     number = FIRST_RANGE_INDEX + torch.arange(ranges.shape[2], device=device)
-    score = _log_sum(ranges) + gumbel(rows, number).view(*kind.shape, -1)
+    score = logsumexp(ranges) + gumbel(rows, number).view(*kind.shape, -1)
     place = score.argmax(-1, keepdim=True) * CHUNK + within  # of the class' chunks, [n, L, CHUNK]
-    noise = gumbel(rows, FIRST_GROUP_INDEX + place.flatten(0, 1)).view(place.shape)
+    noise = gumbel(rows, FIRST_CHUNK_INDEX + place.flatten(0, 1)).view(place.shape)
     index = index.gather(2, place)
     pick = (by_chunk.gather(2, index) + noise).argmax(-1, keepdim=True)
     chunk = index.gather(2, pick)
@@ -80,7 +85,8 @@ def draw_in_class(
     if temperature is not None:
         logit = logit / temperature[..., None]
     real = within < CHUNK - classes.padding.gather(1, _within(classes, chunk)[..., 0])[..., None]
-    score = _possible(logit, real) + gumbel(rows, token.flatten(0, 1)).view(token.shape)
+    noise = gumbel(rows, FIRST_MEMBER_INDEX + token.flatten(0, 1)).view(token.shape)
+    score = _possible(logit, real) + noise
     return token.gather(2, score.argmax(-1, keepdim=True))[..., 0]
 
 
@@ -101,12 +107,6 @@ def _within(classes: BatchClasses, chunk: torch.Tensor) -> torch.Tensor:
 def _tokens_of(classes: BatchClasses, chunk: torch.Tensor) -> torch.Tensor:
     """The tokens of chunks (int64 ``[n, L, 1]``), int64 ``[n, L, CHUNK]``."""
     return classes.token.gather(1, _within(classes, chunk).expand(-1, -1, CHUNK))
-
-
-def _log_sum(x: torch.Tensor) -> torch.Tensor:
-    """The log-sum-exp over the last dimension."""
-    origin = x.amax(-1).clamp_min_(LOWEST)
-    return (x - origin[..., None]).mul_(LOG2_E).exp2_().sum(-1).log_().add_(origin)
 
 
 def _possible(score: torch.Tensor, member: torch.Tensor) -> torch.Tensor:

@@ -4,122 +4,82 @@ Only positions that are *wanted* are reduced: those inside a window whose token 
 CPU the others cost nothing. On a GPU to know which they are would mean to wait for it, so all
 positions are reduced there.
 
-Logarithms of sums are computed to base 2, because on a CPU `exp2` is several times as fast as
-`exp`. Each sum has the largest of its terms as its origin, so that no class underflows however far
-it is below the rest of its row.
+Each class' sum has its own largest logit as its origin, so that no class underflows however far it
+is below the rest of its row.
+
+A CPU gathers about one logit in a nanosecond, which is most of what a constraint costs. So it reads
+a wide class (see `token_classes`) only where its weight is not known without that: it is known
+where the token that would be chosen without a constraint is in the class. Its largest logit is then
+that of the whole row, and its sum that of the whole row without all other tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.token_classes import CHUNK, BatchClasses
+from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits, FreeTokens, may_read
+from vllm_dllm.constraints.decoding.class_reduction import (
+    ClassWeights,
+    Part,
+    parts_of_cpu,
+    parts_of_gpu,
+)
+from vllm_dllm.constraints.decoding.token_classes import BatchClasses
 
-LOG2_E = 1.4426950408889634
-# In place of -inf as the origin of a sum, which would give NaN.
-LOWEST = -1e38
-# A CPU reduces this many rows at a time, which stay in its caches.
-ROWS_AT_ONCE_CPU = 4
-# How many bytes of logits a GPU gathers at a time.
-GATHERED_BYTES_GPU = 1 << 30
-
-
-@dataclass(frozen=True)
-class CanvasLogits:
-    """The rows of logits of ``n`` canvases, which are some of a larger batch; no copy.
-
-    Attributes:
-        logits: ``[batch, L, ids]``, any floating dtype.
-        index: int64 ``[n]``, where the canvases are in the batch.
-        on_host: the same numbers.
-    """
-
-    logits: torch.Tensor
-    index: torch.Tensor
-    on_host: Sequence[int] | np.ndarray
-
-    @classmethod
-    def every(cls, logits: torch.Tensor) -> CanvasLogits:
-        """Of all canvases of a batch, ``[n, L, ids]``."""
-        return cls(logits, torch.arange(len(logits), device=logits.device), range(len(logits)))
-
-    def pick(self, token: torch.Tensor) -> torch.Tensor:
-        """The logits of tokens int64 ``[n, L, k]``, float32 of this shape.
-
-        A prompt may hold ids of the tokenizer that the model's head does not have. What they get
-        is meaningless.
-        """
-        position = torch.arange(token.shape[1], device=token.device)[:, None]
-        token = token.clamp_max(self.logits.shape[2] - 1)
-        return self.logits[self.index[:, None, None], position, token].float()
-
-    def logsumexp(self, wanted: torch.Tensor) -> torch.Tensor:
-        """The log-sum-exp of whole rows, float32 ``[n, L]``.
-
-        Args:
-            wanted: bool ``[n, L]``, the positions that are needed; others may be 0.
-        """
-        if not may_read(wanted):
-            at_once = max(1, GATHERED_BYTES_GPU // (4 * self.logits[0].numel()))
-            parts = self.index.split(at_once)
-            rows = (self.logits.index_select(0, part).float() for part in parts)
-            return torch.cat([some.logsumexp(-1) for some in rows])
-        found = torch.zeros(wanted.shape)
-        for number, (canvas, some) in enumerate(zip(self.on_host, wanted, strict=True)):
-            found[number, some] = self.logits[canvas][some].float().logsumexp(-1)
-        return found
+# The sum of a wide class is that of its row without all other tokens only if this share is left.
+# The less is left, the more the rounding of both sums weighs.
+LEAST_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class ClassWeights:
-    """What tokens weigh together.
-
-    Attributes:
-        by_class: float32 ``[n, L, C + 1]``, -inf for a class without tokens and for no class.
-        by_chunk: float32 ``[n, L, T + 1]``, -inf for the last one.
-    """
-
-    by_class: torch.Tensor
-    by_chunk: torch.Tensor
-
-    @classmethod
-    def none(cls, wanted: torch.Tensor, classes: BatchClasses) -> ClassWeights:
-        """Of positions that are not reduced, for `wanted` bool ``[n, L]``."""
-
-        def full(size: int) -> torch.Tensor:
-            return torch.full((*wanted.shape, size + 1), -torch.inf, device=wanted.device)
-
-        return cls(full(classes.classes), full(classes.chunk_class.shape[1]))
-
-
-def class_maxima(logits: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor) -> ClassWeights:
-    """The largest logit of each class and chunk.
+def class_maxima(
+    logits: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor, free: FreeTokens
+) -> ClassWeights:
+    """The largest logit of each class, and of the chunks of those that are read.
 
     Args:
         logits: those of ``n`` canvases.
         classes: those of the canvases.
         wanted: bool ``[n, L]``, the positions that are needed.
+        free: the tokens of the largest logits. Chunks of their classes may be missing.
     """
     found = ClassWeights.none(wanted, classes)
-    for part in _parts(classes, wanted):
+
+    def reduce(part: Part) -> None:
         top, best = part.maxima(part.gathered(logits).amax(-1))
         part.write(found, best, top)
-    return found
+
+    def settle() -> torch.Tensor:
+        known = wanted & _in_wide(classes, free)
+        found.put_wide(classes, known, free.weight)
+        return known
+
+    _reduce(classes, wanted, reduce, settle)
+    return found.without_none(classes)
 
 
 def class_logsumexp(
-    scaled: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor
+    scaled: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor, free: FreeTokens
 ) -> ClassWeights:
-    """The log-sum-exp of the logits of each class and chunk; arguments as for `class_maxima`."""
+    """The log-sum-exp of the logits of each class and chunk; arguments as for `class_maxima`.
+
+    `free` are tokens drawn from the same logits, independently of everything that is done with
+    the result.
+    """
     found = ClassWeights.none(wanted, classes)
-    for part in _parts(classes, wanted):
+
+    def reduce(part: Part) -> None:
         gathered = part.gathered(scaled)
         part.write(found, *part.sums(gathered, gathered.amax(-1)))
-    return found
+
+    def settle() -> torch.Tensor:
+        known, weight = _wide_sums(found, classes, free)
+        found.put_wide(classes, known & wanted, weight)
+        return known
+
+    _reduce(classes, wanted, reduce, settle)
+    return found.without_none(classes)
 
 
 def class_maxima_and_logsumexp(
@@ -127,6 +87,7 @@ def class_maxima_and_logsumexp(
     temperature: torch.Tensor,
     classes: BatchClasses,
     wanted: torch.Tensor,
+    free: tuple[FreeTokens, FreeTokens],
 ) -> tuple[ClassWeights, ClassWeights]:
     """`class_maxima` of logits, and `class_logsumexp` of logits divided by a temperature.
 
@@ -135,115 +96,62 @@ def class_maxima_and_logsumexp(
         temperature: float32 ``[n, L]``, above 0.
         classes: those of the canvases.
         wanted: bool ``[n, L]``, the positions that are needed.
+        free: as for these two functions.
     """
     largest, total = (ClassWeights.none(wanted, classes) for _ in range(2))
-    for part in _parts(classes, wanted):
+
+    def reduce(part: Part) -> None:
         gathered = part.gathered(logits)
         top, best = part.maxima(gathered.amax(-1))
         part.write(largest, best, top)
         warmth = part.rows(temperature)[..., None]
         part.write(total, *part.sums(gathered.div_(warmth[..., None]), top / warmth))
-    return largest, total
+
+    def settle() -> torch.Tensor:
+        known, weight = _wide_sums(total, classes, free[1])
+        known &= wanted & _in_wide(classes, free[0])
+        largest.put_wide(classes, known, free[0].weight)
+        total.put_wide(classes, known, weight)
+        return known
+
+    _reduce(classes, wanted, reduce, settle)
+    return largest.without_none(classes), total.without_none(classes)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Rows of logits that are reduced together: some positions of some canvases.
+def _reduce(
+    classes: BatchClasses,
+    wanted: torch.Tensor,
+    reduce: Callable[[Part], None],
+    settle: Callable[[], torch.Tensor],
+) -> None:
+    """Reduce all that is wanted, but wide classes only where `settle` finds no other way.
 
-    Attributes:
+    Args:
         classes: those of all canvases.
-        canvases, positions: which rows these are; below, there are ``m * r`` of them.
-        chunks: how many chunks these canvases have at most, below ``t``.
+        wanted: bool ``[n, L]``.
+        reduce: reduces a part of the rows and chunks.
+        settle: gives wide classes their weights where it can, when all others have theirs. It
+            returns where, bool ``[n, L]``.
     """
-
-    classes: BatchClasses
-    canvases: slice
-    positions: slice
-    chunks: int
-
-    def rows(self, of: torch.Tensor) -> torch.Tensor:
-        """The part ``[m, r, ...]`` of a tensor ``[n, L, ...]``."""
-        return of[self.canvases, self.positions]
-
-    def gathered(self, of: CanvasLogits) -> torch.Tensor:
-        """The logits of all chunks, float32 ``[m, r, t, CHUNK]``; a copy."""
-        token = self.classes.token[self.canvases, : self.chunks].flatten(1)[:, None]
-        if len(token) == 1:  # `gather` is the fastest there is, and reads one index for all rows
-            rows = of.logits[of.on_host[self.canvases][0], self.positions]
-            whole = rows.gather(1, token[0].expand(len(rows), -1))[None]
-        else:
-            length = of.logits.shape[1]
-            position = torch.arange(length, device=token.device)[self.positions, None]
-            whole = of.logits[of.index[self.canvases, None, None], position, token]
-        return whole.float().view(*whole.shape[:2], self.chunks, CHUNK)
-
-    def maxima(self, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The maxima of chunks ``[m, r, t]`` without NaN, and those of classes."""
-        top = cleaned(top)
-        return top, self._largest(top, self._classes_of(top))
-
-    def sums(self, gathered: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-sum-exp of classes and chunks; overwrites the logits.
-
-        Args:
-            gathered: float32 ``[m, r, t, CHUNK]``.
-            top: ``[m, r, t]``, their maxima.
-        """
-        origin = top.clamp_min(LOWEST)
-        share = gathered.sub_(origin[..., None]).mul_(LOG2_E).exp2_()
-        # The sum counts the padding, which is at most 63 copies of the chunk's last token.
-        padding = self.classes.padding[self.canvases, None, : self.chunks]
-        mass = share.sum(-1).sub_(share[..., -1] * padding)
-        by_chunk = cleaned(mass.log_().add_(origin))
-        kinds = self._classes_of(by_chunk)
-        best = self._largest(by_chunk, kinds).clamp_min_(LOWEST)
-        share = (by_chunk - best.gather(2, kinds)).mul_(LOG2_E).exp2_()
-        total = torch.zeros_like(best).scatter_add_(2, kinds, share).log_().add_(best)
-        total[..., -1].fill_(-torch.inf)
-        return total, by_chunk
-
-    def write(self, found: ClassWeights, by_class: torch.Tensor, by_chunk: torch.Tensor) -> None:
-        """Write the weights of these rows."""
-        self.rows(found.by_class).copy_(by_class)
-        self.rows(found.by_chunk)[..., : self.chunks].copy_(by_chunk)
-
-    def _classes_of(self, by_chunk: torch.Tensor) -> torch.Tensor:
-        """The class of each entry, int64 ``[m, r, t]``."""
-        return self.classes.chunk_class[self.canvases, None, : self.chunks].expand_as(by_chunk)
-
-    def _largest(self, by_chunk: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
-        best = by_chunk.new_full((*by_chunk.shape[:2], self.classes.classes + 1), -torch.inf)
-        best.scatter_reduce_(2, kinds, by_chunk, "amax")
-        best[..., -1].fill_(-torch.inf)  # the padding of chunks belongs to no class
-        return best
-
-
-def may_read(wanted: torch.Tensor) -> bool:
-    """Whether the values of a tensor can be read without waiting for a device."""
-    return wanted.device.type == "cpu"
-
-
-def _parts(classes: BatchClasses, wanted: torch.Tensor) -> Iterator[_Part]:
-    """All rows that are wanted, in parts that fit into the caches, or into a GPU's memory."""
-    count, length = wanted.shape
     if not may_read(wanted):
-        chunks = max(classes.chunks)
-        at_once = max(1, GATHERED_BYTES_GPU // (4 * length * CHUNK * max(1, chunks)))
-        for first in range(0, count, at_once):
-            yield _Part(classes, slice(first, first + at_once), slice(None), chunks)
+        for part in parts_of_gpu(classes, wanted):
+            reduce(part)
         return
-    for canvas, wants in enumerate(wanted.tolist()):
-        first = 0
-        while first < length:
-            behind = first
-            while behind < min(length, first + ROWS_AT_ONCE_CPU) and wants[behind]:
-                behind += 1
-            if behind > first:
-                rows = slice(canvas, canvas + 1), slice(first, behind)
-                yield _Part(classes, *rows, classes.chunks[canvas])
-            first = max(behind, first + 1)
+    for part in parts_of_cpu(classes, wanted, wide=False):
+        reduce(part)
+    for part in parts_of_cpu(classes, wanted & ~settle(), wide=True):
+        reduce(part)
 
 
-def cleaned(x: torch.Tensor) -> torch.Tensor:
-    """Without NaN, which compares with nothing."""
-    return x.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+def _in_wide(classes: BatchClasses, free: FreeTokens) -> torch.Tensor:
+    """Where the free token is of the wide class, and its weight a number; bool ``[n, L]``."""
+    return (classes.of_tokens(free.token) == classes.wide[:, None]) & free.weight.isfinite()
+
+
+def _wide_sums(
+    found: ClassWeights, classes: BatchClasses, free: FreeTokens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the sum of the wide class is known (bool ``[n, L]``), and this sum (``[n, L]``)."""
+    rest = found.by_class.logsumexp(-1)
+    share = -torch.expm1(rest - free.weight)
+    return _in_wide(classes, free) & (share >= LEAST_SHARE), free.weight + share.log()

@@ -18,10 +18,10 @@ from vllm_dllm.constraints.decoding.best_path import (
     best_paths,
     drawn_paths,
 )
+from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits, FreeTokens
+from vllm_dllm.constraints.decoding.class_reduction import ClassWeights
 from vllm_dllm.constraints.decoding.class_tokens import best_in_class, draw_in_class
 from vllm_dllm.constraints.decoding.class_weights import (
-    CanvasLogits,
-    ClassWeights,
     class_logsumexp,
     class_maxima,
     class_maxima_and_logsumexp,
@@ -83,10 +83,8 @@ class BatchConstraint:
 
     def kind_of_forced(self, window: CanvasWindow) -> torch.Tensor:
         """The class of each forced token, int64 ``[n, L]``; C if it has none or is not forced."""
-        known = self.classes.class_of_token
-        kind = known.gather(1, window.forced.clamp(0, known.shape[1] - 1)).long()
-        none = self.classes.classes
-        return torch.where(window.forced >= 0, kind.clamp_max(none), none)
+        kind = self.classes.of_tokens(window.forced)
+        return torch.where(window.forced >= 0, kind, self.classes.classes)
 
     def behind_end(self, path: ConstrainedPath) -> torch.Tensor:
         """Positions of the window that are behind the token that ends the text, bool ``[n, L]``."""
@@ -95,7 +93,7 @@ class BatchConstraint:
 
 
 def best_tokens(
-    constraint: BatchConstraint, logits: CanvasLogits, window: CanvasWindow, top: torch.Tensor
+    constraint: BatchConstraint, logits: CanvasLogits, window: CanvasWindow, free: FreeTokens
 ) -> ConstrainedPath:
     """The tokens of the best path through each canvas.
 
@@ -106,17 +104,17 @@ def best_tokens(
         constraint: of the ``n`` canvases.
         logits: of the canvases; they need not be normalized.
         window: of the canvases.
-        top: float32 ``[n, L]``, the largest logit of any token, allowed or not.
+        free: the tokens of the largest logits, allowed or not; the lowest ids where logits tie.
     """
-    weights = class_maxima(logits, constraint.classes, window.wanted())
-    return _best(constraint, weights, logits, window, top)
+    weights = class_maxima(logits, constraint.classes, window.wanted(), free)
+    return _best(constraint, weights, logits, window, free)
 
 
 def drawn_tokens(
     constraint: BatchConstraint,
     scaled: CanvasLogits,
     window: CanvasWindow,
-    total: torch.Tensor,
+    free: FreeTokens,
     keys: torch.Tensor,
 ) -> ConstrainedPath:
     """The tokens of a path drawn from all that satisfy the constraint.
@@ -129,11 +127,11 @@ def drawn_tokens(
         constraint: of the ``n`` canvases.
         scaled: logits of the canvases, divided by the temperature.
         window: of the canvases.
-        total: float32 ``[n, L]``, the log-sum-exp of the scaled logits of all tokens.
+        free: tokens drawn from the same logits by `draw`, with the same keys.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
-    weights = class_logsumexp(scaled, constraint.classes, window.wanted())
-    return _drawn(constraint, weights, scaled, window, total, keys)
+    weights = class_logsumexp(scaled, constraint.classes, window.wanted(), free)
+    return _drawn(constraint, weights, scaled, window, free, keys)
 
 
 def best_and_drawn_tokens(
@@ -141,8 +139,7 @@ def best_and_drawn_tokens(
     logits: CanvasLogits,
     temperature: torch.Tensor,
     window: CanvasWindow,
-    top: torch.Tensor,
-    total: torch.Tensor,
+    free: tuple[FreeTokens, FreeTokens],
     keys: torch.Tensor,
 ) -> tuple[ConstrainedPath, ConstrainedPath]:
     """`best_tokens` of logits, and `drawn_tokens` of logits divided by a temperature.
@@ -154,13 +151,15 @@ def best_and_drawn_tokens(
         logits: of the canvases; they need not be normalized.
         temperature: float32 ``[n, L]``, above 0.
         window: of the canvases.
-        top: float32 ``[n, L]``, the largest logit of any token, not divided.
-        total: float32 ``[n, L]``, the log-sum-exp of the divided logits of all tokens.
+        free: as for `best_tokens`, from the logits, and as for `drawn_tokens`, from the divided
+            ones.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
     """
-    both = class_maxima_and_logsumexp(logits, temperature, constraint.classes, window.wanted())
-    best = _best(constraint, both[0], logits, window, top)
-    return best, _drawn(constraint, both[1], logits, window, total, keys, temperature)
+    largest, total = class_maxima_and_logsumexp(
+        logits, temperature, constraint.classes, window.wanted(), free
+    )
+    best = _best(constraint, largest, logits, window, free[0])
+    return best, _drawn(constraint, total, logits, window, free[1], keys, temperature)
 
 
 def _best(
@@ -168,11 +167,12 @@ def _best(
     weights: ClassWeights,
     logits: CanvasLogits,
     window: CanvasWindow,
-    top: torch.Tensor,
+    free: FreeTokens,
 ) -> ConstrainedPath:
     kind = constraint.kind_of_forced(window)
-    paths = best_paths(constraint.automata, weights.by_class, window, kind, top)
+    paths = best_paths(constraint.automata, weights.by_class, window, kind, free.weight)
     token = best_in_class(logits, constraint.classes, weights.by_chunk, paths.classes)
+    token = _free_or(token, free, constraint, paths)
     return _with_tokens(constraint, logits, window, paths, token)
 
 
@@ -181,16 +181,30 @@ def _drawn(
     weights: ClassWeights,
     logits: CanvasLogits,
     window: CanvasWindow,
-    total: torch.Tensor,
+    free: FreeTokens,
     keys: torch.Tensor,
     temperature: torch.Tensor | None = None,
 ) -> ConstrainedPath:
     kind = constraint.kind_of_forced(window)
-    paths = drawn_paths(constraint.automata, weights.by_class, window, kind, total, keys)
+    paths = drawn_paths(constraint.automata, weights.by_class, window, kind, free.weight, keys)
     token = draw_in_class(
         logits, constraint.classes, weights.by_chunk, paths.classes, keys, temperature
     )
+    token = _free_or(token, free, constraint, paths)
     return _with_tokens(constraint, logits, window, paths, token)
+
+
+def _free_or(
+    token: torch.Tensor, free: FreeTokens, constraint: BatchConstraint, paths: ClassPaths
+) -> torch.Tensor:
+    """The free tokens that are of the path's classes, and elsewhere others of these classes.
+
+    The best token of all is also the best of its class. One drawn from all tokens has, given its
+    class, the probability of one drawn from this class; that holds because the path does not depend
+    on it.
+    """
+    fits = constraint.classes.of_tokens(free.token) == paths.classes
+    return torch.where(fits, free.token, token)
 
 
 def _with_tokens(

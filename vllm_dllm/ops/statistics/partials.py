@@ -28,7 +28,7 @@ def grouped(scaled: torch.Tensor) -> torch.Tensor:
     missing = -scaled.shape[1] % GROUP
     if missing:
         scaled = torch.nn.functional.pad(scaled, (0, missing), value=-torch.inf)
-    return scaled.view(len(scaled), -1, GROUP)
+    return scaled.view(len(scaled), scaled.shape[1] // GROUP, GROUP)
 
 
 def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

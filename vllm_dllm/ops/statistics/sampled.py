@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from vllm_dllm.ops.statistics.log_sums import logsumexp
 from vllm_dllm.ops.statistics.partials import (
     FIRST_GROUP_INDEX,
     GROUP,
@@ -22,6 +23,7 @@ __all__ = [
     "GROUP",
     "SampledStatistics",
     "draw",
+    "draw_and_sum",
     "draw_in_group",
     "group_noise",
     "group_starts",
@@ -67,10 +69,17 @@ def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     Returns:
         Ids, int64 ``[rows]``.
     """
+    return draw_and_sum(scaled, keys)[0]
+
+
+def draw_and_sum(scaled: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`draw`, and the log-sum-exp of each row, float32 ``[rows]``; both read the rows once."""
     groups = grouped(scaled)
-    score = groups.logsumexp(-1) + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
+    total = logsumexp(groups)
+    score = total + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
     chosen = score.argmax(-1)
-    return draw_in_group(take_group(groups, chosen), chosen * GROUP, keys)[0]
+    token = draw_in_group(take_group(groups, chosen), chosen * GROUP, keys)[0]
+    return token, logsumexp(total)
 
 
 def group_starts(first: int, end: int, device: torch.device) -> torch.Tensor:
