@@ -39,9 +39,7 @@ class TokenClasses:
         behind_chunk: int64 ``[C]``, the chunk behind the last one of each class.
         class_of_token: int32 ``[ids]``; C for tokens of no class.
         most_chunks: how many chunks the largest class has, at least 1.
-        end_token: int64 ``[1]``, the lowest id that ends a text.
-        count: int64 ``[1]``, C.
-        wide: int64 ``[1]``, the wide class, or -1.
+        numbers: int64 ``[3]``: the lowest id that ends a text; C; the wide class, or -1.
         narrow_chunks: how many chunks are not those of the wide class.
     """
 
@@ -52,9 +50,7 @@ class TokenClasses:
     behind_chunk: torch.Tensor
     class_of_token: torch.Tensor
     most_chunks: int
-    end_token: torch.Tensor
-    count: torch.Tensor
-    wide: torch.Tensor
+    numbers: torch.Tensor
     narrow_chunks: int
 
     @classmethod
@@ -86,9 +82,7 @@ class TokenClasses:
             behind_chunk=torch.from_numpy(behind[:classes]),
             class_of_token=torch.from_numpy(kind_of.astype(np.int32)),
             most_chunks=max(1, int((behind - first)[:classes].max(initial=0))),
-            end_token=torch.from_numpy(np.atleast_1d((kind_of == classes - 1).argmax())),
-            count=torch.tensor([classes]),
-            wide=torch.tensor([wide]),
+            numbers=torch.from_numpy(np.array([(kind_of == classes - 1).argmax(), classes, wide])),
             narrow_chunks=len(chunk_class) if wide < 0 else int(first[wide]),
         )
 
@@ -137,6 +131,7 @@ class BatchClasses:
         """Of canvases with these classes, which are on one device."""
         classes = max(part.classes for part in parts)
         chunks = max(len(part.chunk_class) for part in parts)
+        numbers = torch.stack([part.numbers for part in parts], 1)
         return cls(
             token=_stacked([part.token for part in parts], chunks, 0),
             padding=_stacked([part.padding for part in parts], chunks, 0),
@@ -144,9 +139,9 @@ class BatchClasses:
             first_chunk=_stacked([part.first_chunk for part in parts], classes + 1, 0),
             behind_chunk=_stacked([part.behind_chunk for part in parts], classes + 1, 0),
             class_of_token=_stacked([part.class_of_token for part in parts], None, 0),
-            end_token=torch.cat([part.end_token for part in parts]),
-            count=torch.cat([part.count for part in parts]),
-            wide=torch.cat([part.wide for part in parts]),
+            end_token=numbers[0],
+            count=numbers[1],
+            wide=numbers[2],
             chunks=tuple(len(part.chunk_class) for part in parts),
             narrow_chunks=tuple(part.narrow_chunks for part in parts),
             most_chunks=max(part.most_chunks for part in parts),

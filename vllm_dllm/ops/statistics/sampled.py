@@ -69,17 +69,23 @@ def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     Returns:
         Ids, int64 ``[rows]``.
     """
-    return draw_and_sum(scaled, keys)[0]
+    return _draw(scaled, keys)[0]
 
 
 def draw_and_sum(scaled: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`draw`, and the log-sum-exp of each row, float32 ``[rows]``; both read the rows once."""
+    token, by_group = _draw(scaled, keys)
+    return token, logsumexp(by_group)
+
+
+def _draw(scaled: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The drawn ids, and the log-sum-exp of each group, float32 ``[rows, groups]``."""
     groups = grouped(scaled)
-    total = logsumexp(groups)
-    score = total + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
+    by_group = logsumexp(groups)
+    score = by_group + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
     chosen = score.argmax(-1)
     token = draw_in_group(take_group(groups, chosen), chosen * GROUP, keys)[0]
-    return token, logsumexp(total)
+    return token, by_group
 
 
 def group_starts(first: int, end: int, device: torch.device) -> torch.Tensor:
