@@ -46,17 +46,23 @@ def main() -> None:
     sizes = ["--count", str(args.count), "--repeats", str(args.repeats)]
     results = {"after": child(__file__, "--code", str(ROOT), *sizes)}
     if args.before:
-        results["before"] = child(__file__, "--code", str(args.before.resolve()), *sizes)
+        before = args.before.resolve()
+        results["before"] = child(__file__, "--code", str(before), *sizes, code=before)
     write(args.json, "large_schemas", results)
     print("\n".join(markdown(large_schemas(results))))
 
 
 def measured(code: Path, count: int, repeats: int) -> dict[str, Any]:
-    """The commit of a checkout, and what its code takes for each schema and vocabulary."""
-    sys.path.insert(0, str(code))
-    importlib.import_module("vllm_dllm.constraints.automaton.compilation")
+    """The commit of a checkout, and what its code takes for each schema and vocabulary.
+
+    Raises:
+        RuntimeError: the code that Python finds is another's.
+    """
+    imported = importlib.import_module("vllm_dllm.constraints.automaton.compilation").__file__
+    if not Path(imported or "").is_relative_to(code):
+        raise RuntimeError(f"{code} was asked for, {imported} was imported")
     # The schemas, vocabularies and helpers are those beside this file.
-    sys.path[0] = str(ROOT)
+    sys.path.insert(0, str(ROOT))
     from tests.support.checkpoints import TINY_LLADA2
     from tests.support.schemas.corpora import real_cases
     from tests.support.schemas.large_vocabulary import published
