@@ -48,6 +48,21 @@ def constraint_batches(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             yield [name, f"{float(share):.0%}", *(f"{each:.0f} ms" for each in times)]
 
 
+def schema_walks(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("schemas", "served", "walks", "different texts", "not valid"),
+        *("valid instances", "accepted", "invalid instances", "accepted"),
+    ]
+    for name, found in results.items():
+        served = found["compiled"] - found["compile_seconds"]["above_1.5"]
+        counts = ("walks", "texts", "texts_not_valid", "valid_instances", "accepted")
+        yield [
+            f"{name}: {found['schemas']:,}",
+            f"{served:,} ({served / found['schemas']:.1%})",
+            *(f"{found[key]:,}" for key in (*counts, "invalid_instances", "invalid_accepted")),
+        ]
+
+
 def large_schemas(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     after, before = results["after"]["schemas"], results.get("before", {}).get("schemas", {})
     vocabularies = ("272 tokens", "150,000 tokens")

@@ -10,9 +10,10 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "constrained_steps", "constraints", "fdfo", "fidelity", "floor", "gemma"),
-    *("growth", "head_memory", "hostile_steps", "large_schemas", "levers", "llada2", "prefill"),
-    *("real_size", "serve", "step_time", "turns", "wrapped_tasks"),
+    *("accuracy", "constrained_steps", "constraint_batches", "constraints", "fdfo", "fidelity"),
+    *("floor", "gemma", "growth", "head_memory", "hostile_steps", "large_schemas", "levers"),
+    *("llada2", "prefill", "real_size", "schema_walks", "serve", "step_time", "turns"),
+    "wrapped_tasks",
 )
 # Former benchmark -> the one that took its place.
 REPLACED = {"serving": "benchmarks/serve.py"}

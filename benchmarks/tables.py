@@ -14,6 +14,7 @@ from benchmarks.constraint_tables import (
     constraints,
     hostile_steps,
     large_schemas,
+    schema_walks,
 )
 from benchmarks.records import Record, RefusedError
 
@@ -260,6 +261,7 @@ TABLES: dict[str, Table] = {
     "head_memory": Table("head_memory", ("head_memory",), head_memory),
     "constraints": Table("constraints", ("constraints",), constraints),
     "constraint_batches": Table("constraint_batches", ("constraint_batches",), constraint_batches),
+    "schema_walks": Table("schema_walks", ("schema_walks",), schema_walks),
     "large_schemas": Table("large_schemas", ("large_schemas",), large_schemas),
     "constrained_steps": Table("constrained_steps", ("constrained_steps",), constrained_steps),
     "constrained_steps_wide": Table(
