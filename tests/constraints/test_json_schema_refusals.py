@@ -104,6 +104,12 @@ def test_refused(schema: Any, complaint: str) -> None:
     assert complaint in schema_refusal(schema)
 
 
+def test_a_place_below_an_id_is_named_once() -> None:
+    inner = {"$id": "list", "type": "array", "items": {"$dynamicRef": "#items"}}
+    schema = {"$id": "http://example.org/", "$ref": "list", "$defs": {"a": inner}}
+    assert schema_refusal(schema).startswith("list.items: $dynamicRef #items is not supported")
+
+
 def test_a_negation_may_be_left_out_beside_others() -> None:
     """And where nothing else is left, it is refused: see above."""
     schema = {"type": "string", "not": {"format": "date", "minLength": 3}}
@@ -124,10 +130,42 @@ def test_deep_nesting_is_no_reason() -> None:
 BYTES = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b""], [256])
 
 
-def test_what_only_automata_show_to_be_empty_is_found_with_its_place() -> None:
-    schema = record(x=record(a={"type": "string", "pattern": "^a$", "minLength": 2}))
-    with pytest.raises(ConstraintError, match=r"^\$\.x: the constraint allows no output at all"):
+UNSATISFIABLE = {"type": "string", "pattern": "^a$", "minLength": 2}
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        (UNSATISFIABLE, "$: type, pattern, minLength: the schema allows no value"),
+        (record(x=record(a=UNSATISFIABLE)), "$.x.a: type, pattern, minLength: the schema allows"),
+        (
+            {
+                "type": "array",
+                "items": {"allOf": [UNSATISFIABLE, {"format": "date"}]},
+                "minItems": 1,
+            },
+            "$.items: allOf: the schema allows no value",
+        ),
+        # Not the one that may be left out.
+        (
+            record(a={"anyOf": [UNSATISFIABLE, {"type": "null"}]}, b=UNSATISFIABLE),
+            "$.b: type, pattern, minLength: the schema allows no value",
+        ),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": record(n=UNSATISFIABLE)}},
+            "#/$defs/a.n: type, pattern, minLength: the schema allows no value",
+        ),
+    ],
+)
+def test_what_only_automata_show_to_be_empty_is_named(schema: Any, complaint: str) -> None:
+    with pytest.raises(ConstraintError) as refused:
         compile_constraint(Constraint.of("json_schema", schema), BYTES, LIMITS)
+    assert str(refused.value).startswith(complaint)
+
+
+def test_an_expression_without_any_text_is_refused() -> None:
+    with pytest.raises(ConstraintError, match=r"^the constraint allows no output at all$"):
+        compile_constraint(Constraint.of("regex", "a[^\\x00-\\U0010ffff]"), BYTES, LIMITS)
 
 
 def test_what_is_ignored_is_part_of_what_is_compiled() -> None:

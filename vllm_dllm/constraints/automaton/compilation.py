@@ -8,13 +8,14 @@ from typing import Any
 
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint, Facts
 from vllm_dllm.constraints.automaton.configurations import START, Configurations
+from vllm_dllm.constraints.automaton.empty_language import EmptyLanguageError
 from vllm_dllm.constraints.automaton.pushdown import pushdown_tables
 from vllm_dllm.constraints.automaton.rule_automata import rule_automata
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.automaton.windows import window
 from vllm_dllm.constraints.grammar.grammars import grammar
 from vllm_dllm.constraints.grammar.json.layout import JsonLayout
-from vllm_dllm.constraints.grammar.json.reader import read_schema
+from vllm_dllm.constraints.grammar.json.reader import JsonReader, read_schema
 from vllm_dllm.constraints.grammar.language import ANY, Chars, Node, intersection
 from vllm_dllm.constraints.grammar.regex import choice, regex
 from vllm_dllm.constraints.grammar.structural_tag import read_structural_tag
@@ -128,11 +129,28 @@ def compile_constraint(
     """
     depth = limits.calls if constraint.depth is None else constraint.depth
     language, ignored = read_constraint(constraint, limits)
-    automata = rule_automata(language, limits)
+    try:
+        automata = rule_automata(language, limits)
+    except EmptyLanguageError as error:
+        raise _explained(error, constraint, limits) from error
     configurations = Configurations(pushdown_tables(automata, vocabulary, limits), depth)
     first = window(configurations, START, LONGEST_CANVAS, limits.window_states)
     minimum = int(first.automaton.distance[0])
     return CompiledConstraint.of(Facts(minimum, depth, ignored), configurations)
+
+
+def _explained(
+    error: EmptyLanguageError, constraint: Constraint, limits: CompileLimits
+) -> ConstraintError:
+    """The same refusal, for a JSON schema with the places and keywords that exclude each other."""
+    if constraint.kind != "json_schema":
+        return error
+    reader = JsonReader(json.loads(constraint.text), JsonLayout())
+    try:
+        rule_automata(reader.read().node, limits)
+    except EmptyLanguageError as again:
+        return reader.contradiction(again.nodes) or error
+    return error
 
 
 def _check_blank(gap: Node) -> None:

@@ -17,11 +17,13 @@ class EmptyLanguageError(ConstraintError):
 
     Attributes:
         rules: the numbers of its rules without any text, those of outer rules first.
+        nodes: what these rules are, once that is known.
     """
 
-    def __init__(self, rules: list[int], place: str = "") -> None:
+    def __init__(self, rules: list[int], place: str = "", nodes: Sequence[Node] = ()) -> None:
         super().__init__(f"{place}: {MESSAGE}" if place else MESSAGE)
         self.rules = rules
+        self.nodes = nodes
 
     def named(self, nodes: Sequence[Node]) -> EmptyLanguageError:
         """The same error with the place of the innermost rule that has one in a schema.
@@ -29,6 +31,7 @@ class EmptyLanguageError(ConstraintError):
         Args:
             nodes: what each number stands for.
         """
-        called = [node for node in (nodes[rule] for rule in self.rules) if isinstance(node, Call)]
-        places = [c.rule.name for c in called if names_a_place(c.rule.name)]
-        return EmptyLanguageError(self.rules, places[-1] if places else "")
+        empty = [nodes[rule] for rule in self.rules]
+        names = [node.rule.name for node in empty if isinstance(node, Call)]
+        places = [name for name in names if names_a_place(name)]
+        return EmptyLanguageError(self.rules, places[-1] if places else "", empty)

@@ -7,9 +7,10 @@ context-free, and its texts may nest as deeply as the stack of an automaton allo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from vllm_dllm.constraints.grammar.language import NOTHING, Node
+from vllm_dllm.constraints.grammar.language import NOTHING, Chain, Either, Node, Repeat
 
 
 class Rule:
@@ -86,3 +87,20 @@ class Behind(Node):
 
     def __post_init__(self) -> None:
         self._measured(3, 8, self.rest.empty)
+
+
+def is_empty(node: Node, empty: Collection[Node]) -> bool:
+    """Whether a language has no text, given others without any, which may be parts of it."""
+    known = {id(each.rule) if isinstance(each, Call) else id(each) for each in empty}
+    return _is_empty(node, known)
+
+
+def _is_empty(node: Node, known: Collection[int]) -> bool:
+    if node.empty or (id(node.rule) if isinstance(node, Call) else id(node)) in known:
+        return True
+    inside = (_is_empty(part, known) for part in node.inside())
+    if isinstance(node, Chain):
+        return any(inside)
+    if isinstance(node, Either):
+        return all(inside)
+    return isinstance(node, Repeat) and node.least > 0 and any(inside)

@@ -8,7 +8,7 @@ out is said in `objects`, `arrays`, `negation` and `leftovers`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -25,7 +25,7 @@ from vllm_dllm.constraints.grammar.json.productive import Pruned
 from vllm_dllm.constraints.grammar.json.references import Document
 from vllm_dllm.constraints.grammar.json.scalars import scalar_language
 from vllm_dllm.constraints.grammar.language import NOTHING, Node, either, literal
-from vllm_dllm.constraints.grammar.rules import Call, Rule
+from vllm_dllm.constraints.grammar.rules import Call, Rule, is_empty
 from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
 
 MOST_RULES = 20_000
@@ -88,6 +88,7 @@ class SchemaReader(Generic[Context]):
         self.expansion = Expansion(self.document)
         self.context = context
         self.known: dict[tuple[frozenset[Literal], Context], Node] = {}
+        self.read_as: list[tuple[Conditions, Node]] = []
         self.rules: dict[tuple[object, ...], Rule] = {}
         self.without = Contradictions(self.expansion)
         self.ahead: deque[tuple[Rule, list[Facts], Context, Conditions]] = deque()
@@ -121,6 +122,16 @@ class SchemaReader(Generic[Context]):
             tuple(f"{short(part.place)}: {', '.join(unsaid)}" for part, unsaid in left_out),
         )
 
+    def contradiction(self, empty: Sequence[Node]) -> ConstraintError | None:
+        """The refusal that names the places without a value, if these languages have no text.
+
+        That two patterns have no text in common is known only when their automata are built.
+        """
+        without = [literals for literals, node in self.read_as if is_empty(node, empty)]
+        for literals in reversed(without):  # inner places are read behind outer ones
+            self.without.add(literals)
+        return self.without.error(self.no_value) if without else None
+
     def _whole(self) -> Node:
         node = self.value((Literal(self.document.root),), self.context)
         while self.ahead:
@@ -141,6 +152,7 @@ class SchemaReader(Generic[Context]):
         if key not in self.known:
             read = partial(self._value, literals, context)
             self.known[key] = self._located(read, literals)
+            self.read_as.append((literals, self.known[key]))
             if self.known[key].empty:
                 self.without.add(literals)
         return self.known[key]
@@ -188,9 +200,10 @@ class SchemaReader(Generic[Context]):
         try:
             return read()
         except ConstraintError as error:
-            if names_a_place(str(error)):
+            place = place_of(literals)  # may begin with an `$id`
+            if names_a_place(str(error)) or str(error).startswith(place):
                 raise
-            raise ConstraintError(f"{short(place_of(literals))}: {error}") from error
+            raise ConstraintError(f"{short(place)}: {error}") from error
 
 
 class JsonReader(SchemaReader[None]):
