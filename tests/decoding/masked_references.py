@@ -76,6 +76,40 @@ def entropy_bound(row: Row) -> None:
     row.reveal(chosen)
 
 
+def quota(row: Row) -> int:
+    steps = int(row.settings["steps"])
+    return L // steps + (row.step < L % steps)
+
+
+def share(row: Row) -> list[int]:
+    return sorted(row.open, key=lambda i: (-row.p[i], i))[: quota(row)] or row.surest(row.open)
+
+
+def low_confidence_dynamic(row: Row) -> None:
+    sure = [i for i in row.open if row.p[i] > row.settings["threshold"]]
+    if len(sure) >= quota(row):
+        row.reveal(sure or row.surest(row.open))
+    else:
+        row.reveal(share(row))
+
+
+def low_confidence_static(row: Row) -> None:
+    row.reveal(share(row))
+
+
+def sequential(row: Row) -> None:
+    row.reveal([i for i in row.open if i < row.open[0] + max(1, quota(row))])
+
+
+def entropy_bounded(row: Row) -> None:
+    total, chosen = 0.0, []
+    for i in sorted(row.open, key=lambda i: (row.h[i], i)):
+        total += row.h[i]
+        if not chosen or total < row.settings["entropy_bound"]:
+            chosen.append(i)
+    row.reveal(chosen)
+
+
 def joint_threshold(row: Row) -> None:
     complete = not row.open
     spent = row.state["post_edit_steps"] + complete
@@ -124,4 +158,8 @@ REFERENCES: dict[str, Callable[[Row], None]] = {
     "EntropyBound": entropy_bound,
     "JointThreshold": joint_threshold,
     "Credit": credit,
+    "LowConfidenceDynamic": low_confidence_dynamic,
+    "LowConfidenceStatic": low_confidence_static,
+    "Sequential": sequential,
+    "EntropyBounded": entropy_bounded,
 }

@@ -18,6 +18,10 @@ ENTROPIES = (0.0, 0.125, 0.25, 0.5)
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidence": {"threshold": (0.0, 0.25, 0.5, 1.01)},
     "FixedSteps": {"steps": (1, 3, 5, 12, 40)},
+    "LowConfidenceDynamic": {"threshold": (0.0, 0.25, 0.5, 1.0), "steps": (1, 3, 5, 12, 40)},
+    "LowConfidenceStatic": {"steps": (1, 3, 5, 12, 40)},
+    "Sequential": {"steps": (1, 3, 5, 12, 40)},
+    "EntropyBounded": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
     "Hierarchical": {"threshold": (0.5, 0.9), "low": (0.0, 0.25, 0.6)},
     "EntropyBound": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
     "JointThreshold": {

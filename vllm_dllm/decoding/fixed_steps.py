@@ -14,10 +14,10 @@ from vllm_dllm.decoding.base import (
     StateTensor,
     StepContext,
     Update,
-    confidence,
     reveal,
 )
 from vllm_dllm.decoding.registry import register_algorithm
+from vllm_dllm.decoding.step_quota import most_confident
 from vllm_dllm.settings.ranges import AlgorithmConfig, setting
 
 
@@ -57,9 +57,5 @@ class FixedSteps(MaskedAlgorithm):
         at_first = torch.where(at_first < 0, canvas.masked.sum(1), at_first)
         steps = context.parameters["steps"].long()
         count = at_first // steps + (context.step < at_first % steps)
-        sureness = confidence(canvas, context.statistics.probability)
-        order = sureness.argsort(dim=1, descending=True, stable=True)
-        rank = torch.empty_like(order).scatter_(
-            1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-        )
-        return reveal(canvas, context, rank < count[:, None], state={"at_first": at_first})
+        chosen = most_confident(canvas, context.statistics.probability, count)
+        return reveal(canvas, context, chosen, state={"at_first": at_first})
