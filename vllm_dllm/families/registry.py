@@ -19,6 +19,8 @@ ENTRY_POINTS = "vllm_dllm.families"
 OURS = (
     "vllm_dllm.families.llada2.family:LLaDA2",
     "vllm_dllm.families.diffusion_gemma.family:DiffusionGemma",
+    "vllm_dllm.families.sdar.family:SDAR",
+    "vllm_dllm.families.sdar.family:SDARMoe",
 )
 
 

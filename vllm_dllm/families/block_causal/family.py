@@ -29,12 +29,19 @@ class BlockCausalFamily(Family):
     The model class has `MaskedCanvasModel` among its bases. ``config.json`` states
     ``canvas_length`` (by which vLLM recognises a diffusion model) and ``mask_token_id``, or the
     tokenizer has a mask token.
+
+    Attributes:
+        mask_spellings: texts by which the mask is found where the tokenizer does not declare it.
+        samples: requests are sampled as ``generation_config.json`` recommends; else they are
+            greedy unless they ask for a temperature.
     """
 
     corruption: ClassVar[Corruption] = "mask"
     algorithm: ClassVar[str] = "LowConfidence"
     aligned: ClassVar[bool] = True
     commits_in_place: ClassVar[bool] = True
+    mask_spellings: ClassVar[tuple[str, ...]] = ("<|mask|>",)
+    samples: ClassVar[bool] = False
 
     def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
         """Fields of ``config.json`` that nobody reads; the start-up warns of them."""

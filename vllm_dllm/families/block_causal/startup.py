@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config import DiffusionConfig
@@ -19,14 +20,12 @@ from vllm_dllm.startup.config_fields import warn_of_unread_names
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-    from vllm_dllm.families.base import Family
+    from vllm_dllm.families.block_causal.family import BlockCausalFamily
 
 logger = init_logger("vllm.dllm")
 
-MASK_TOKEN = "<|mask|>"
 
-
-def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> None:
+def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[str]) -> None:
     """Fill in what a masked model needs; refuse what cannot work.
 
     Args:
@@ -44,7 +43,7 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
     refuse_sliding_window(vllm_config.model_config)
     hf_config = vllm_config.model_config.hf_config
     hf_config.canvas_length = length
-    hf_config.mask_token_id = resolve_mask_token(vllm_config.model_config)
+    hf_config.mask_token_id = resolve_mask_token(vllm_config.model_config, family.mask_spellings)
     if vllm_config.diffusion_config is None:
         vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
     vllm_config.diffusion_config.canvas_length = length
@@ -58,8 +57,7 @@ def configure(vllm_config: VllmConfig, family: Family, unread: list[str]) -> Non
     layers = (LayerShape(model.get_head_size()),)
     settle_route(vllm_config, ModelAttention(True, length, layers, dtype=dtype))
     served = settle(vllm_config, family)
-    # The authors recommend greedy decoding; vLLM's own default would be a temperature of 1.0.
-    vllm_config.model_config.override_generation_config.setdefault("temperature", 0.0)
+    greedy_by_default(vllm_config.model_config, family)
     log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 
 
@@ -103,16 +101,26 @@ def refuse_sliding_window(model_config: ModelConfig) -> None:
         )
 
 
-def resolve_mask_token(model_config: ModelConfig) -> int:
-    """The mask id: ``config.json``, else the tokenizer's mask token, else ``<|mask|>``."""
+def greedy_by_default(model_config: ModelConfig, family: BlockCausalFamily) -> None:
+    """Let requests without a temperature be greedy; vLLM's own default would be 1.0.
+
+    A family whose authors recommend sampling in ``generation_config.json`` keeps what they state.
+    """
+    recommended = model_config.try_get_generation_config() if family.samples else {}
+    if "temperature" not in recommended:
+        model_config.override_generation_config.setdefault("temperature", 0.0)
+
+
+def resolve_mask_token(model_config: ModelConfig, spellings: Sequence[str]) -> int:
+    """The mask id: ``config.json``, else the tokenizer's mask token, else one of `spellings`."""
     vocabulary = model_config.get_vocab_size()
     mask = vars(model_config.hf_config).get("mask_token_id")
     if mask is None:
-        mask = _mask_token_of_tokenizer(model_config)
+        mask = _mask_token_of_tokenizer(model_config, spellings)
     if mask is None:
         raise ValueError(
             f"no mask token: config.json of {model_config.model} has no 'mask_token_id' and its "
-            f"tokenizer no mask token ('{MASK_TOKEN}'). Pass "
+            f"tokenizer no mask token ({', '.join(map(repr, spellings))}). Pass "
             "--hf-overrides '{\"mask_token_id\": ID}'."
         )
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocabulary:
@@ -120,7 +128,7 @@ def resolve_mask_token(model_config: ModelConfig) -> int:
     return mask
 
 
-def _mask_token_of_tokenizer(model_config: ModelConfig) -> int | None:
+def _mask_token_of_tokenizer(model_config: ModelConfig, spellings: Sequence[str]) -> int | None:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     if model_config.skip_tokenizer_init:
@@ -130,7 +138,10 @@ def _mask_token_of_tokenizer(model_config: ModelConfig) -> int | None:
         )
     tokenizer = cached_tokenizer_from_config(model_config)
     declared = getattr(tokenizer, "mask_token_id", None)
-    return declared if declared is not None else tokenizer.get_vocab().get(MASK_TOKEN)
+    if declared is not None:
+        return declared
+    vocabulary = tokenizer.get_vocab()
+    return next((vocabulary[text] for text in spellings if text in vocabulary), None)
 
 
 def align_context(vllm_config: VllmConfig, length: int) -> None:

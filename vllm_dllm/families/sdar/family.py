@@ -1,0 +1,62 @@
+"""SDAR: Qwen3, dense or with experts, under a block-causal mask with small blocks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, ClassVar
+
+from vllm_dllm.checkpoints.config_fields import unknown_fields
+from vllm_dllm.families.block_causal.family import BlockCausalFamily
+from vllm_dllm.families.sdar.hf_config import (
+    INERT_FIELDS,
+    SDARConfig,
+    SDARMoeConfig,
+    length_of_name,
+)
+from vllm_dllm.startup.config_fields import stated_fields
+from vllm_dllm.startup.quantization import check_quantization
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class SDAR(BlockCausalFamily):
+    """SDAR's dense models, TraDo and DiRL."""
+
+    architecture: ClassVar[str] = "SDARForCausalLM"
+    model_class: ClassVar[str] = "vllm_dllm.families.sdar.model:SDARForCausalLM"
+    algorithm: ClassVar[str] = "LowConfidenceDynamic"
+    mask_spellings: ClassVar[tuple[str, ...]] = ("<|MASK|>", "<MASK>")
+    samples: ClassVar[bool] = True
+    config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARConfig
+
+    def register(self) -> None:
+        """See `Family.register`: transformers does not know the configuration class."""
+        from transformers import AutoConfig
+
+        AutoConfig.register(self.config_class.model_type, self.config_class, exist_ok=True)
+
+    def configure(self, vllm_config: VllmConfig) -> None:
+        """See `Family.configure`."""
+        check_quantization(vllm_config)
+        model_config = vllm_config.model_config
+        stated = stated_fields(model_config)
+        named = length_of_name(model_config.model)
+        if named is not None and not {"block_size", "canvas_length"} & stated.keys():
+            model_config.hf_config.canvas_length = named
+        super().configure(vllm_config)
+
+    def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
+        """See `BlockCausalFamily.unread_fields`."""
+        known = frozenset(f.name for f in fields(self.config_class)) | INERT_FIELDS
+        return unknown_fields(
+            stated_fields(vllm_config.model_config), known | {"rope_theta", "rope_scaling"}
+        )
+
+
+class SDARMoe(SDAR):
+    """SDAR's models with experts."""
+
+    architecture: ClassVar[str] = "SDARMoeForCausalLM"
+    model_class: ClassVar[str] = "vllm_dllm.families.sdar.model:SDARMoeForCausalLM"
+    config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARMoeConfig

@@ -1,0 +1,87 @@
+"""The configuration classes of SDAR, so that no ``trust_remote_code`` is needed.
+
+They inherit from Qwen3's and do not stand for them: a class that is registered under two names
+would change its name in the whole process.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from transformers import Qwen3Config, Qwen3MoeConfig
+
+from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.request import LENGTH
+
+DEFAULT_BLOCK_LENGTH = 4
+# Fields of ``config.json`` that only training reads.
+INERT_FIELDS = frozenset(
+    {"fuse_cross_entropy", "debug", "ep_size", "micro_forward", "use_deepep", "skip_checkpoint"}
+    | {"block_causal_prompt", "canvas_length"}
+)
+
+
+class SDARConfig(Qwen3Config):
+    """``model_type: sdar``; Qwen3's fields, and those of a masked model.
+
+    Attributes:
+        block_size: the length of a block, or None where the checkpoint does not state it.
+        mask_token_id: the token of an undecided position, or None: the tokenizer knows it.
+        canvas_length: the block length once more. vLLM takes a model that states it for a
+            diffusion model.
+
+    Raises:
+        SettingsError: `block_size` or `canvas_length` is out of range, or they contradict.
+    """
+
+    model_type = "sdar"
+
+    block_size: Any = None
+    mask_token_id: Any = None
+    canvas_length: Any = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # Checkpoints name the attention of their training here; transformers would select it.
+        kwargs.pop("attn_implementation", None)
+        self.canvas_length = stated_length(self.block_size, self.canvas_length)
+        super().__post_init__(**kwargs)
+
+
+class SDARMoeConfig(Qwen3MoeConfig):
+    """``model_type: sdar_moe``; see `SDARConfig`."""
+
+    model_type = "sdar_moe"
+
+    block_size: Any = None
+    mask_token_id: Any = None
+    canvas_length: Any = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("attn_implementation", None)
+        self.canvas_length = stated_length(self.block_size, self.canvas_length)
+        super().__post_init__(**kwargs)
+
+
+def stated_length(block_size: Any, canvas_length: Any) -> int:
+    """L from its two names in ``config.json``; SDAR's default where neither is stated.
+
+    Raises:
+        SettingsError: a length is out of range, or the two contradict each other.
+    """
+    names = {"block_size": block_size, "canvas_length": canvas_length}
+    stated = {name: length for name, length in names.items() if length is not None}
+    for name, length in stated.items():
+        LENGTH.check(f"config.json: {name}", length)
+    if len(set(stated.values())) > 1:
+        raise SettingsError(
+            f"config.json: block_size={block_size} contradicts canvas_length={canvas_length}; give "
+            "one, or both the same"
+        )
+    return next(iter(stated.values()), DEFAULT_BLOCK_LENGTH)
+
+
+def length_of_name(model: str) -> int | None:
+    """L from the name of a published checkpoint, such as ``SDAR-4B-Chat-b16``, or None."""
+    found = re.findall(r"-b(4|8|16|32|64)(?=[-/]|$)", model)
+    return int(found[-1]) if found else None
