@@ -52,6 +52,33 @@ def llada2_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
+SDAR_SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>"),
+    *("</think>", "<|MASK|>"),
+)
+SDAR_CHAT = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def sdar_tokenizer() -> PreTrainedTokenizerFast:
+    """SDAR's special tokens and chat turns, which are Qwen's, behind 256 bytes.
+
+    As published, a turn ends with another token than a text.
+    """
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(SDAR_SPECIAL, first=256),
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        mask_token="<|MASK|>",
+    )
+    fast.chat_template = SDAR_CHAT
+    return fast
+
+
 GEMMA_SPECIAL = (
     *("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>system", "<|turn>user", "<|turn>model"),
     *("<turn|>", "<|image>", "<|image|>", "<image|>", "<|video|>"),

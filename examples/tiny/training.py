@@ -38,10 +38,14 @@ class Example:
 
 
 class Encoder:
-    """Problems to tokens, through the tokenizer's own chat template."""
+    """Problems to tokens, through the tokenizer's own chat template.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    Answers end with the token `end`, by default the tokenizer's end-of-sequence token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, end: int | None = None) -> None:
         self.tokenizer = tokenizer
+        self.end = tokenizer.eos_token_id if end is None else end
         message = [{"role": "user", "content": "\0"}]
         chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         self._before, self._after = chat.split("\0")
@@ -51,7 +55,7 @@ class Encoder:
         encode = self.tokenizer.backend_tokenizer.encode
         answer = encode(problem.answer, add_special_tokens=False).ids
         prompt = encode(text, add_special_tokens=False).ids
-        return Example(problem, prompt, [*answer, self.tokenizer.eos_token_id])
+        return Example(problem, prompt, [*answer, self.end])
 
 
 def training_examples(encoder: Encoder, seed: int, json_share: float = 0) -> Iterator[Example]:
