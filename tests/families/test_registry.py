@@ -13,7 +13,10 @@ from vllm_dllm.families import registry
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 
 PACKAGE = Path(registry.__file__).resolve().parents[1]
-OURS = ("LLaDA2MoeModelLM", "DiffusionGemmaForBlockDiffusion")
+OURS = (
+    *("LLaDA2MoeModelLM", "DiffusionGemmaForBlockDiffusion"),
+    *("SDARForCausalLM", "SDARMoeForCausalLM"),
+)
 
 
 class Other(BlockCausalFamily):
