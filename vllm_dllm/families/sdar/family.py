@@ -13,6 +13,7 @@ from vllm_dllm.families.sdar.hf_config import (
     SDARMoeConfig,
     length_of_name,
 )
+from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.startup.config_fields import stated_fields
 from vllm_dllm.startup.quantization import check_quantization
 
@@ -37,10 +38,20 @@ class SDAR(BlockCausalFamily):
         AutoConfig.register(self.config_class.model_type, self.config_class, exist_ok=True)
 
     def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`."""
+        """See `Family.configure`.
+
+        Raises:
+            SettingsError: the checkpoint is I-DLM's, which has SDAR's ``model_type`` and reads its
+                tokens causally.
+        """
         check_quantization(vllm_config)
         model_config = vllm_config.model_config
         stated = stated_fields(model_config)
+        if stated.get("use_regular_causal"):
+            raise SettingsError(
+                "config.json: use_regular_causal=true is I-DLM, a causal model; SDAR's blocks are "
+                "bidirectional, and this checkpoint cannot be served as one"
+            )
         named = length_of_name(model_config.model)
         if named is not None and not {"block_size", "canvas_length"} & stated.keys():
             model_config.hf_config.canvas_length = named
