@@ -49,9 +49,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 def reference_answers(model: Path, block: int, stops: dict[int, int]) -> list[Answer]:
     reference = Reference(model)
     return [
-        reference.generate(
-            prompt(n, length), count, rule, block, (stops[n],) if n in stops else ()
-        )
+        reference.generate(prompt(n, length), count, rule, block, (stops[n],) if n in stops else ())
         for n, ((length, count), rule) in enumerate(zip(SHAPES, SETTINGS, strict=True))
     ]
 
