@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.cuda_paths.backends import BACKENDS, FLASH_3, FLASH_4, OURS, TRITON, Backend
-from tests.support.cuda_paths.cases import LLADA2, MODES, check, plain, run
+from tests.support.cuda_paths.cases import LLADA2, MODES, TWO_BLOCKS, check, plain, run
 from vllm_dllm.families.block_causal import attention
 from vllm_dllm.families.block_causal.attention import Segments
 
@@ -59,9 +59,18 @@ def test_a_prompt_in_one_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     """A planted fault: a prompt sees behind its blocks, as in a full graph of a mixed batch."""
     split = attention.split_into_blocks
 
-    def whole(query_lengths: np.ndarray, whole: np.ndarray, block_length: int) -> Segments:
-        return split(query_lengths, np.ones_like(whole), block_length)
+    def whole(query_lengths: np.ndarray, block_length: int) -> Segments:
+        return split(query_lengths, int(query_lengths.max()))
 
     monkeypatch.setattr(attention, "split_into_blocks", whole)
     found = run(LLADA2, FLASH_3, "PIECEWISE", asynchronous=False)
     assert any("must see 0 to 31" in problem for problem in found.watch.problems)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
+def test_windows_of_two_blocks(tokens: list[list[int]], backend: Backend, mode: str) -> None:
+    """All canvases have queries of two blocks, for which one graph is enough, with padding too."""
+    found = run(TWO_BLOCKS, backend, mode, asynchronous=True)
+    check(found, tokens, mode)
+    assert found.watch.preempted > 0

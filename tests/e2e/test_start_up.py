@@ -115,10 +115,18 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ),
         ({"additional_config": {"dllm": {"algorithm": "os:abort"}}}, ("os:abort", "no algorithm")),
         ({"enable_lora": True}, ("--enable-lora", "Triton")),
-        ({"async_scheduling": True} | FUSED, ("dllm.fused_commit=true", "asynchronous")),
+        (
+            {"max_model_len": 32, "async_scheduling": True} | FUSED,
+            ("dllm.fused_commit=on", "one block"),
+        ),
+        (
+            {"max_num_batched_tokens": 40, "max_num_seqs": 1, "async_scheduling": True} | FUSED,
+            ("dllm.fused_commit=on", "40 tokens"),
+        ),
+        ({"pipeline_parallel_size": 2} | FUSED, ("dllm.fused_commit=on", "pipeline")),
         (
             {"additional_config": {"dllm": {"fused_commit": True, "skip_last_commit": False}}},
-            ("dllm.fused_commit=true", "skip_last_commit"),
+            ("dllm.fused_commit=on", "skip_last_commit"),
         ),
         ({"enable_prompt_embeds": True}, ("prompt-embeds",)),
     ]
@@ -194,7 +202,7 @@ def test_gemma_refusals() -> None:
         ),
         ({"additional_config": {"dllm": {"t_max": 0}}}, ("dllm.t_max", "above 0")),
         ({"additional_config": {"dllm": {"eos_early_stop": True}}}, ("dllm.eos_early_stop",)),
-        (FUSED, ("dllm.fused_commit=true", "different masks")),
+        (FUSED, ("dllm.fused_commit=on", "different masks")),
         ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("max_num_batched_tokens", "32")),
         ({"runner": "pooling"}, ("--runner pooling", "--runner generate")),
         (

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from vllm_dllm.families.block_causal.attention import split_into_blocks
 
-ROWS = st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=6)
+ROWS = st.lists(st.integers(1, 70), min_size=1, max_size=6)
 
 
-def segments(rows: list[tuple[int, bool]], block: int) -> list[tuple[int, int, int, int]]:
+def segments(rows: list[int], block: int) -> list[tuple[int, int, int, int]]:
     """(row, first query token, query tokens, keys cut), from the function under test."""
-    lengths = np.array([n for n, _ in rows], dtype=np.int32)
-    found = split_into_blocks(lengths, np.array([w for _, w in rows]), block)
+    lengths = np.array(rows, dtype=np.int32)
+    found = split_into_blocks(lengths, block)
     assert found.max_query_len == np.diff(found.query_start).max()
     start, lengths = found.query_start[:-1], np.diff(found.query_start)
     columns = found.row, start, lengths, found.hidden_keys
@@ -22,12 +22,11 @@ def segments(rows: list[tuple[int, bool]], block: int) -> list[tuple[int, int, i
 
 
 @given(ROWS, st.sampled_from([1, 8, 16, 32]))
-def test_equals_the_loop(rows: list[tuple[int, bool]], block: int) -> None:
+def test_equals_the_loop(rows: list[int], block: int) -> None:
     wanted, start = [], 0
-    for row, (tokens, whole) in enumerate(rows):
-        step = tokens if whole else block
-        for begin in range(0, tokens, step):
-            end = min(begin + step, tokens)
+    for row, tokens in enumerate(rows):
+        for begin in range(0, tokens, block):
+            end = min(begin + block, tokens)
             wanted.append((row, start + begin, end - begin, tokens - end))
         start += tokens
     assert segments(rows, block) == wanted
@@ -38,7 +37,7 @@ def test_mask_is_block_causal(tokens: int, context_blocks: int, block: int) -> N
     """Query i sees key j exactly when j's block is not behind i's."""
     context = context_blocks * block
     total = context + tokens
-    for _, start, length, cut in segments([(tokens, False)], block):
+    for _, start, length, cut in segments([tokens], block):
         for i in range(context + start, context + start + length):
             seen = set(range(total - cut))
             assert seen == {j for j in range(total) if j // block <= i // block}

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vllm_dllm
-from tests.reliability.drive import Driver, Family, gemma, llada2
+from tests.reliability.drive import TWO_BLOCKS, Driver, Family, gemma, llada2
 from vllm_dllm.worker.slots import Phase
 
 pytestmark = pytest.mark.engine
@@ -33,10 +34,12 @@ READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount")
 
 
-@pytest.fixture(scope="module", params=["llada2", "gemma"])
+@pytest.fixture(scope="module", params=["llada2", "two-blocks", "gemma"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     if request.param == "llada2":
         return llada2()
+    if request.param == "two-blocks":
+        return replace(llada2(), engine=TWO_BLOCKS)
     return gemma(tmp_path_factory.mktemp("gemma") / "model")
 
 

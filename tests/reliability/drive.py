@@ -15,6 +15,11 @@ from tests.support.reference_gemma import random_checkpoint
 from vllm_dllm.worker.slots import Phase
 
 PAGE = 32
+# Every step reads the block before a canvas, too.
+TWO_BLOCKS: dict[str, Any] = {
+    "async_scheduling": True,
+    "additional_config": {"dllm": {"fused_commit": "on"}},
+}
 # No test needs nearly as many; one that takes more hangs.
 MANY_STEPS = 400
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import oracle
-from tests.reliability.drive import Driver, Family, assert_nothing_held, replaced
+from tests.reliability.drive import (
+    TWO_BLOCKS,
+    Driver,
+    assert_nothing_held,
+    gemma,
+    llada2,
+    replaced,
+)
 from tests.reliability.lifecycle import (
     BUDGET,
     EVENTS,
@@ -28,15 +37,19 @@ from vllm_dllm.worker.slots import Phase
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
-def world(request: pytest.FixtureRequest, family: Family) -> Iterator[World]:
-    options = {
-        "max_num_seqs": 3,
-        "max_num_batched_tokens": BUDGET[family.name],
-        "async_scheduling": request.param,
-    }
-    with family.start(**options) as running:
-        yield World.make(family, running, request.param)
+WORLDS = ["llada2-sync", "llada2-async", "llada2-two-blocks", "gemma-sync", "gemma-async"]
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request: pytest.FixtureRequest, gemma_path: Path) -> Iterator[World]:
+    name, way = request.param.split("-", 1)
+    family = llada2() if name == "llada2" else gemma(gemma_path)
+    options: dict[str, Any] = {"async_scheduling": way != "sync"}
+    budget = BUDGET[name]
+    if way == "two-blocks":
+        options, budget = TWO_BLOCKS, 2 * budget
+    with family.start(max_num_seqs=3, max_num_batched_tokens=budget, **options) as running:
+        yield World.make(family, running, way != "sync")
 
 
 # Who waits has nothing that could be taken from him.

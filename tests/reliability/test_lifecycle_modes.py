@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.reliability.drive import Driver, Family, assert_nothing_held, gemma, llada2
+from tests.reliability.drive import TWO_BLOCKS, Driver, Family, assert_nothing_held, gemma, llada2
 from tests.reliability.lifecycle import (
     ACTIONS,
     BUDGET,
@@ -32,10 +32,15 @@ JOINT = {
     "diffusion_edit_threshold": 0.0,
     "diffusion_max_post_edit_steps": 2,  # so few that one who inherits a count shows it
 }
+# Three windows of two blocks, and a chunk that is shorter than the victim.
+WIDER = TWO_BLOCKS | {"max_num_batched_tokens": 2 * BUDGET["llada2"]}
+TOGETHER = WIDER | {"additional_config": {"dllm": {"execution": "sync", "fused_commit": "on"}}}
 LOCKSTEP = {"additional_config": {"dllm": {"execution": "sync"}}}
 # Family, what its requests ask for, what its server is set to, and with a step in flight or not.
 MODES = {
     "edits-async": ("llada2", JOINT, {}, True),
+    "edits-two-blocks": ("llada2", JOINT, WIDER, True),
+    "lockstep-two-blocks": ("llada2", None, TOGETHER, True),
     "lockstep": ("llada2", None, LOCKSTEP, False),
     "lockstep-async": ("llada2", None, LOCKSTEP, True),
     "lockstep-gemma-async": ("gemma", None, LOCKSTEP, True),
@@ -58,7 +63,7 @@ def world(mode: str, gemma_path: Path) -> Iterator[World]:
         "max_num_batched_tokens": BUDGET[name],
         "async_scheduling": asynchronous,
     }
-    with family.start(**engine, **options) as running:
+    with family.start(**(engine | options)) as running:
         made = World.make(family, running, asynchronous)
         yield made if asked else hurried(made, family)
 

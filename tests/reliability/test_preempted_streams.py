@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.reliability.drive import Driver
+from tests.reliability.drive import TWO_BLOCKS, Driver
 from tests.support.engine import Engine, count_calls, settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -43,6 +43,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "constrained": {"temperature": 0.7, "regex": "([a-f]{3} [0-9]{2}[,.] ){20,30}"},
 }
 MODES: dict[str, dict[str, Any]] = {
+    "two-blocks": TWO_BLOCKS,
     "fdfo": {"async_scheduling": False},
     "fdfo-async": {"async_scheduling": True},
     "sync": {"async_scheduling": False, "additional_config": {"dllm": {"execution": "sync"}}},
@@ -50,7 +51,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 # The others are looked at by `make test-long`.
 USUAL = {
-    ("fdfo-async", name) for name in ("greedy-penalty", "credit", "fixed-steps", "constrained")
+    *(("fdfo-async", name) for name in ("greedy-penalty", "credit", "fixed-steps", "constrained")),
+    *(("two-blocks", name) for name in ("credit", "constrained")),
 }
 CASES = [
     pytest.param(mode, name, FEW)
@@ -138,6 +140,8 @@ def test_copies_equal_the_request_alone(
     ("mode", "every"),
     [
         ("fdfo-async", 3),
+        ("two-blocks", 3),
+        pytest.param("two-blocks", 1, marks=pytest.mark.long),
         pytest.param("fdfo-async", 1, marks=pytest.mark.long),
         pytest.param("sync-async", 2, marks=pytest.mark.long),
         pytest.param("fdfo", 2, marks=pytest.mark.long),

@@ -144,7 +144,7 @@ class FakeModel:
             self.conditioning.apply(self._hidden(batch.num_tokens), batch)
         nowhere = {"attn_groups": [], "kv_cache_config": SimpleNamespace(kv_cache_groups=[])}
         common = nowhere | {"slot_mappings": None, "num_tokens": batch.num_tokens}
-        common["max_seq_len"] = POSITIONS
+        common |= {"max_seq_len": POSITIONS, "for_cudagraph_capture": False}
         self.attention.metadata(AttentionBatch(batch, False, (), common))
         self.sampler(self._hidden(batch.num_draft_tokens), batch)
 

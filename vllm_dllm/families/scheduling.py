@@ -38,7 +38,7 @@ class CommonRules(DiffusionScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.need_mamba_block_aligned_split = True
-        self.block_length = self.num_spec_tokens
+        self.block_length = self.vllm_config.model_config.dllm.length
         # vLLM caches a request's pages when tokens arrive. The last canvas arrives without a
         # commit, so its keys and values are those of a denoise step. Allocation, which goes past
         # this method, caches what came before it.

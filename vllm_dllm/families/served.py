@@ -15,7 +15,7 @@ from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
 from vllm_dllm.settings.server import STEPS, DllmSettings
-from vllm_dllm.worker.fused_commit import fuses
+from vllm_dllm.startup.commit_choice import GRANTED, choose_commits
 from vllm_dllm.worker.slots import CanvasKind
 from vllm_dllm.worker.step_plan import CommitPolicy
 
@@ -35,7 +35,7 @@ def settings_of(vllm_config: VllmConfig, corruption: Corruption) -> DllmSettings
 
 
 def served_of(vllm_config: VllmConfig, family: Family) -> Served:
-    """The decoding settings of a served model. The canvas length must have been settled before.
+    """The decoding settings of a model that starts. The canvas length must have been settled.
 
     Raises:
         SettingsError: a setting or a field of the checkpoint is unknown or out of range.
@@ -65,13 +65,17 @@ def canvas_kind(vllm_config: VllmConfig, family: Family, served: Served) -> Canv
 
 def commit_policy(vllm_config: VllmConfig, family: Family, served: Served) -> CommitPolicy:
     """The rules by which the model's canvases leave."""
-    settings = served.settings
+    settings, in_place = served.settings, family.commits_in_place
+    granted = not served.two_blocks and (
+        choose_commits(vllm_config, settings, in_place, served.length).way == GRANTED
+    )
     return CommitPolicy(
         sync=settings.execution == "sync",
         early=settings.eos_early_stop is not False,
         skip_last_commit=settings.skip_last_commit,
-        in_place=family.commits_in_place,
-        fused=fuses(vllm_config, settings, family.commits_in_place),
+        in_place=in_place,
+        fused=granted or served.two_blocks,
+        two_blocks=served.two_blocks,
     )
 
 

@@ -60,6 +60,7 @@ class Served:
         length: L, the canvas length.
         max_steps: the server's cap on the denoise steps of a canvas, or None.
         mask_token: the token that fills a fresh canvas; None for uniform noise.
+        two_blocks: a step over a canvas reads the block before it, too, see `worker.two_blocks`.
     """
 
     corruption: Corruption
@@ -69,6 +70,12 @@ class Served:
     length: int = 32
     max_steps: int | None = None
     mask_token: int | None = None
+    two_blocks: bool = False
+
+    @property
+    def window_length(self) -> int:
+        """Positions that a step over a canvas reads, and which vLLM counts as draft tokens."""
+        return 2 * self.length if self.two_blocks else self.length
 
     def explained(self, length_source: str) -> list[tuple[str, str, str]]:
         """The settings of a request without options, as (name, value, source).

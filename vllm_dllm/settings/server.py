@@ -12,6 +12,9 @@ DEFAULT_BLOCK_LENGTH = 32
 WINDOWS = ("symmetric", "reference")
 EXECUTIONS = ("fdfo", "sync")
 KERNELS = ("auto", "torch", "triton")
+FUSED_COMMITS = ("auto", "on", "off")
+# What YAML reads where a file says on, off, or nothing.
+UNQUOTED = ((True, "on"), (False, "off"), (None, "auto"))
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
 CONSTRAINT_DEPTH = Range(least=16, most=1024, whole=True)
 CONSTRAINT_TOKENS = Range(least=1, whole=True)
@@ -48,8 +51,10 @@ class DllmSettings:
             of steps, never the output. None means on for algorithms that never edit.
         skip_last_commit: emit the last canvas of a request without a forward pass over its final
             tokens, whose keys and values nobody would read. Never changes the output.
-        fused_commit: a finished block leaves at once, and its keys and values are written in the
-            pass that begins the next one. Never changes the output. None means on where possible.
+        fused_commit: one of `FUSED_COMMITS`; with ``on`` a finished block leaves at once, and its
+            keys and values are written in passes that denoise the next one. ``auto`` does that
+            where it costs next to nothing. Never changes the output. True, False and None count as
+            ``on``, ``off`` and ``auto``, because YAML reads the words so.
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
         kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, this
             package's Triton kernels, or (``auto``) the kernels on CUDA where they pass a self-test
@@ -69,7 +74,7 @@ class DllmSettings:
     execution: str = "fdfo"
     eos_early_stop: bool | None = None
     skip_last_commit: bool = True
-    fused_commit: bool | None = None
+    fused_commit: str = "auto"
     window: str = "symmetric"
     kernels: str = "auto"
     request_step_limit: int | None = None
@@ -78,6 +83,8 @@ class DllmSettings:
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
+        words = (word for value, word in UNQUOTED if self.fused_commit is value)
+        object.__setattr__(self, "fused_commit", next(words, self.fused_commit))
         if self.algorithm is not None and (
             not isinstance(self.algorithm, str) or not self.algorithm
         ):
@@ -92,15 +99,14 @@ class DllmSettings:
             CONSTRAINT_DEPTH.check("dllm.constraint_depth", self.constraint_depth)
         CONSTRAINT_TOKENS.check("dllm.constraint_tokens", self.constraint_tokens)
         allowed_values = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
-        for name, allowed in allowed_values.items():
+        for name, allowed in (allowed_values | {"fused_commit": FUSED_COMMITS}).items():
             value = getattr(self, name)
             if value not in allowed:
                 raise SettingsError(
                     f"dllm.{name} must be one of {', '.join(allowed)}, got {shown(value)}"
                 )
-        for name in ("eos_early_stop", "fused_commit"):
-            if getattr(self, name) is not None:
-                _check_flag(f"dllm.{name}", getattr(self, name))
+        if self.eos_early_stop is not None:
+            _check_flag("dllm.eos_early_stop", self.eos_early_stop)
         _check_flag("dllm.skip_last_commit", self.skip_last_commit)
 
 

@@ -142,7 +142,7 @@ class CanvasUpdate:
             skips_denoise=skips,
             ready_to_leave=ready_to_leave,
             leaves=leaves,
-            kv_pending=leaves & ~(commits | written),
+            kv_pending=leaves & ~(commits | written | self.policy.two_blocks),
             goes_on=~(leaves | ready_to_leave)
             if plan.waits is None
             else ~(leaves | ready_to_leave | plan.waits),

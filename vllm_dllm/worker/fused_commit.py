@@ -7,49 +7,17 @@ write the block's keys and values, the other L are the new canvas, and the block
 the canvas from the block.
 
 The scheduler must know a step's outcome before it plans the next step, so this needs synchronous
-scheduling. With a step in flight a block is committed in a pass of its own.
+scheduling. With a step in flight see `worker.two_blocks`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from vllm_dllm.settings.ranges import SettingsError
-from vllm_dllm.settings.server import DllmSettings
 from vllm_dllm.worker.to_device import to_device
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
-
-def fuses(vllm_config: VllmConfig, settings: DllmSettings, in_place: bool) -> bool:
-    """Whether commits are fused.
-
-    Args:
-        vllm_config: vLLM's configuration.
-        settings: the server's settings.
-        in_place: see `Family.commits_in_place`.
-
-    Raises:
-        SettingsError: ``dllm.fused_commit=true`` where that is impossible, with the reason.
-    """
-    from vllm import envs
-
-    obstacles = {
-        "the model's commits and steps have different masks": not in_place,
-        "scheduling is asynchronous": vllm_config.scheduler_config.async_scheduling,
-        "there are pipeline stages": vllm_config.parallel_config.pipeline_parallel_size > 1,
-        "skip_last_commit is off": not settings.skip_last_commit,
-        # vLLM's check would take the mark of a canvas that is not written yet for a NaN.
-        "VLLM_RAISE_ON_LOGIT_NANS is set": bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
-    }
-    reasons = [reason for reason, holds in obstacles.items() if holds]
-    if settings.fused_commit and reasons:
-        raise SettingsError(f"dllm.fused_commit=true: impossible, because {reasons[0]}")
-    return settings.fused_commit is not False and not reasons
 
 
 def read_again(input_batch: Any, history: torch.Tensor) -> None:

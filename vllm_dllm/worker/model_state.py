@@ -18,8 +18,9 @@ from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.settling import confirm_route
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
-from vllm_dllm.families.served import canvas_kind, commit_policy, served_of
+from vllm_dllm.families.served import canvas_kind, commit_policy
 from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_patches.runner import (
     allocate_no_grammar_bitmask,
@@ -34,6 +35,7 @@ from vllm_dllm.worker.readout.choice import ReadoutSettings
 from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.sampler import DiffusionSampler
 from vllm_dllm.worker.slots import Mark, RequestLimits, SlotState
+from vllm_dllm.worker.two_blocks import TwoBlockWindow
 from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
 logger = init_logger("vllm.dllm")
@@ -54,10 +56,12 @@ class DiffusionModelState(ModelState):
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
         self.family: Family = family_of(vllm_config)
-        self.served = served_of(vllm_config, self.family)
+        self.served: Served = vllm_config.model_config.dllm
         self.policy = commit_policy(vllm_config, self.family, self.served)
         kind = canvas_kind(vllm_config, self.family, self.served)
         self.slots = SlotState(self.max_num_reqs, kind, device)
+        if self.served.two_blocks:
+            self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
         default = ResolvedRequest.of(self.served.choose(), RequestOptions())
         self.unadmitted: dict[str, Any] = {RESOLVED: default}
         window = self.served.settings.window
@@ -73,7 +77,7 @@ class DiffusionModelState(ModelState):
             self.slots,
             self.model_config.get_hidden_size(),
             self.dtype,
-            min(self.max_num_reqs, self.max_num_tokens // kind.length),
+            min(self.max_num_reqs, self.max_num_tokens // self.served.window_length),
             settings.compile,
             self.served.choose(),
         )
@@ -158,6 +162,8 @@ class DiffusionModelState(ModelState):
         if interrupted is not None:
             known = np.asarray(prompt)
             interrupted.resume(self.slots, req_index, self.reports, known, asked)
+        if self.slots.window is not None:
+            self.slots.window.enter(req_index, prompt)
 
     def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
         """Keep the canvases of preempted requests that `add_request` could not restore otherwise.
@@ -227,7 +233,7 @@ class DiffusionModelState(ModelState):
         # vLLM's pipeline stages drop the result of a prompt whose request may output only one
         # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None
-        if self.policy.fused:
+        if self.policy.fused and not self.policy.two_blocks:
             read_again(input_batch, req_states.all_token_ids.gpu)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 

@@ -8,6 +8,8 @@ It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`
     commit                 emitted, 0       the canvas leaves, and the cache advances by L
     left without commit    emitted, L       the next step reads this canvas again, and the next one
 
+The table of a window of two blocks is in `worker.two_blocks`.
+
 A steady step consists of tensor operations on all slots at once: there is no loop over requests,
 and nothing that waits for the device.
 """
@@ -15,7 +17,7 @@ and nothing that waits for the device.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,29 +27,11 @@ from vllm_dllm.ops.compiled import compiled, compiling_ahead
 from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.worker.canvas_update import CanvasUpdate
 from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readings, Readout
+from vllm_dllm.worker.readout.contract import PredictionStore, Readings, Readout
 from vllm_dllm.worker.slots import Mark, Phase, SlotState
 from vllm_dllm.worker.step_plan import CanvasRows, CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
 from vllm_dllm.worker.warm_up import ReadoutWarmUp
-
-
-class PredictionStore(Protocol):
-    """Keeps a self-conditioned model's last prediction of each canvas."""
-
-    def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
-        """Store soft embeddings.
-
-        Args:
-            slot: int64 ``[n]``.
-            soft: float32 ``[n, L, hidden]``, soft embeddings of their canvases.
-            keep: bool ``[n]``; where it is false the slot's prediction is reset to zeros.
-        """
-        ...
-
-    def drop(self, slot: torch.Tensor) -> None:
-        """Reset the predictions of ``slot`` (int64 ``[n]``) to zeros."""
-        ...
 
 
 class DiffusionSampler:
@@ -136,6 +120,9 @@ class DiffusionSampler:
         # Where the tokens that leave begin in their canvas. Read before the update, which resets
         # the tail of canvases that leave.
         first = self.slots.tail[slot] if self.slots.row_options else None
+        if self.slots.window is not None and input_batch.num_draft_tokens:
+            hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
+            widths //= 2
         if input_batch.num_draft_tokens and widths.all():
             output = self._update(hidden_states, self._canvases(slot, on_host, widths))
         else:
@@ -184,10 +171,19 @@ class DiffusionSampler:
             return
         row = to_device(done, num_rejected.device)
         slot = input_batch.idx_mapping[row].long()
-        num_rejected.index_copy_(0, row, self.slots.tail[slot].int())
+        behind = self.slots.tail[slot]
+        if self.slots.window is not None:
+            behind = behind + self.slots.window.behind_canvas(slot)
+        num_rejected.index_copy_(0, row, behind.int())
         self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
         self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
-        self.req_states.draft_tokens.index_copy_(0, slot, self.slots.tokens[slot])
+        self._read_next(slot, self.slots.tokens[slot])
+
+    def _read_next(self, slot: torch.Tensor, canvas: torch.Tensor) -> None:
+        """Hand the tokens that the next step reads to vLLM's runner; `canvas` is ``[n, L]``."""
+        window = self.slots.window
+        tokens = canvas if window is None else window.inputs(slot, canvas)
+        self.req_states.draft_tokens.index_copy_(0, slot, tokens)
 
     def _update(self, hidden_states: torch.Tensor, canvases: CanvasRows) -> SamplerOutput:
         """Update the canvases; the output has a row for each of them."""
@@ -263,14 +259,17 @@ class DiffusionSampler:
         # A commit outputs the tokens that were read, whatever the algorithm would change in them.
         tokens = torch.where(outcome.commits[:, None], plan.before.tokens, outcome.canvas.tokens)
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
-        written = outcome.leaves & ~outcome.kv_pending
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
         # The scheduler ends requests that are not sound, and goes back to the start of the canvas
         # where its keys and values are pending.
         nans = torch.where(sound, outcome.kv_pending * int(Mark.KV_PENDING), ends).int()
         sampled = ((outcome.out - tail) * sound).int()
-        rejected = (plan.request.width * ~(written & sound)).int()
-        return tokens.gather(1, source), nans, sampled, rejected
+        if self.slots.window is None:
+            written = outcome.leaves & ~outcome.kv_pending
+            rejected = plan.request.width * ~(written & sound)
+        else:
+            rejected = self.slots.window.move(plan.request.slots, outcome.leaves, tokens)
+        return tokens.gather(1, source), nans, sampled, rejected.int()
 
 
 def _finish(
@@ -290,11 +289,12 @@ def _finish(
         decided = sampler.canvas_update.decided(plan, outcome)
         sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
     tokens = sampler.canvas_update.keep(plan, outcome)
-    sampler.req_states.draft_tokens.index_copy_(0, slot, tokens)
     if sampler.predictions is not None:
         soft = readings.soft_embedding
         if soft is None:
             sampler.predictions.drop(slot)
         else:
             sampler.predictions.store(slot, soft, outcome.goes_on)
-    return sampler._output(plan, outcome, sampler._sound(hidden_states, readings, slot))
+    output = sampler._output(plan, outcome, sampler._sound(hidden_states, readings, slot))
+    sampler._read_next(slot, tokens)
+    return output

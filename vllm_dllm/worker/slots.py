@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from vllm_dllm.worker.algorithm_state import AlgorithmStates
 from vllm_dllm.worker.constraint_state import Constraints
 from vllm_dllm.worker.row_options import RowOptions, RowOptionTensors
 from vllm_dllm.worker.to_device import can_pin, to_device
+
+if TYPE_CHECKING:
+    from vllm_dllm.worker.two_blocks import TwoBlockWindow
 
 # How many end-of-sequence ids of a request may finish a block early. A request with more ids
 # still stops at each of them, because vLLM's scheduler checks them all; its blocks just do not
@@ -141,6 +145,7 @@ class SlotState:
         row_tensors: what a step reads of these options.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
+        window: the blocks before the canvases where steps read two blocks, else None.
         needs_rows: on the host, bool ``[slots]``, whether a slot is in `row_options`.
         spoiled_on_host: bool ``[slots]``, `spoiled` as of the last step that is finished.
     """
@@ -180,6 +185,7 @@ class SlotState:
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_tensors = RowOptionTensors(slots, kind.vocabulary, device)
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
+        self.window: TwoBlockWindow | None = None
         self.spoiled = full(False, torch.bool)
         self.failure = full(Mark.NONE, torch.int32)
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))

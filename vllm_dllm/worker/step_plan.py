@@ -27,6 +27,8 @@ class CommitPolicy:
             reads both with the same mask and the same input.
         fused: a canvas leaves before its commit, and the commit shares a forward pass with the
             first step of the next canvas.
+        two_blocks: as `fused`, and the commit is repeated with every step of the next canvas, so
+            that the scheduler need not know when it is due.
     """
 
     sync: bool
@@ -34,6 +36,7 @@ class CommitPolicy:
     skip_last_commit: bool
     in_place: bool
     fused: bool = False
+    two_blocks: bool = False
 
 
 @dataclass(frozen=True)

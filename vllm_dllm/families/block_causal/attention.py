@@ -29,12 +29,20 @@ class BlockCausal:
     """An `AttentionRule`: a canvas is one non-causal query, a prefill chunk one for each block.
 
     The number of segments depends on the batch, so a full CUDA graph replays only batches whose
-    queries lie inside one block each. `attention.routes` chooses the mode of graphs accordingly.
+    queries lie inside one block each, or are windows of two blocks. `attention.routes` chooses the
+    mode of graphs accordingly.
+
+    Attributes:
+        block_length: L.
+        device: what attention runs on.
+        windows: the segments of windows, where steps read two blocks.
     """
 
-    def __init__(self, block_length: int, device: torch.device) -> None:
+    def __init__(self, block_length: int, device: torch.device, windows: int = 0) -> None:
+        """For blocks of this length, and steps with up to so many windows of two blocks."""
         self.block_length = block_length
         self.device = device
+        self.windows = WindowSegments(block_length, windows, device) if windows else None
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
         """See `AttentionRule`.
@@ -44,18 +52,22 @@ class BlockCausal:
                 wrongly.
         """
         given = batch.input
-        query_lengths, drafts = given.num_scheduled_tokens, given.num_draft_tokens_per_req
+        query_lengths = given.num_scheduled_tokens
         if (query_lengths <= self.block_length).all():
             # Each query lies inside one block: requests are segments as they are.
             return batch.one_query_per_request(causal=False)
+        # A capture must read the tensors that the graph's replays will find.
+        persists = batch.full or batch.common["for_cudagraph_capture"]
+        are_windows = (query_lengths == 2 * self.block_length).all()
+        if persists and are_windows and self.windows is not None:
+            return self.windows.metadata(batch)
         if batch.full:
             raise RuntimeError(
                 f"a full CUDA graph was chosen for a query of {query_lengths.max()} tokens, but "
                 f"it can replay queries of one block ({self.block_length}) only; set "
                 "cudagraph_mode to FULL_AND_PIECEWISE or FULL_DECODE_ONLY"
             )
-        whole = query_lengths == drafts if drafts is not None else query_lengths < 0
-        segments = split_into_blocks(query_lengths, whole, self.block_length)
+        segments = split_into_blocks(query_lengths, self.block_length)
         row = to_device(segments.row, self.device)
         hidden_keys = to_device(segments.hidden_keys, self.device)
         bound = given.seq_lens_cpu_upper_bound[torch.from_numpy(segments.row)]
@@ -70,6 +82,54 @@ class BlockCausal:
             causal=False,
             **batch.common,
         )
+
+
+class WindowSegments:
+    """The two segments of each window of two blocks, in tensors that full CUDA graphs replay.
+
+    A row of padding has no tokens, and neither have its two segments.
+    """
+
+    def __init__(self, block_length: int, rows: int, device: torch.device) -> None:
+        self.block_length = block_length
+        self.query_start = torch.zeros(2 * rows + 1, dtype=torch.int32, device=device)
+        self.seq_lens = torch.zeros(2 * rows, dtype=torch.int32, device=device)
+        # One for each KV cache group; how wide they are is known once vLLM has allocated its own.
+        self.block_tables: list[torch.Tensor] = []
+
+    def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
+        """Attention metadata of a batch in which every request has a window."""
+        given, rows = batch.input, batch.rows
+        count, length = 2 * rows, self.block_length
+        starts = torch.from_numpy(given.query_start_loc_np[: rows + 1])
+        query_start = self.query_start[: count + 1]
+        query_start.copy_(halved(given.query_start_loc[: rows + 1], length))
+        seen = given.seq_lens[:rows]
+        self.seq_lens[:count] = torch.stack([seen - length, seen], 1).flatten().clamp_min(0)
+        if not self.block_tables:
+            self.block_tables = [
+                table.new_zeros(len(self.seq_lens), table.shape[1]) for table in batch.block_tables
+            ]
+        for own, table in zip(self.block_tables, batch.block_tables, strict=True):
+            own[:count].view(rows, 2, -1).copy_(table[:rows, None].expand(-1, 2, -1))
+        return build_attn_metadata(
+            num_reqs=count,
+            query_start_loc_gpu=query_start,
+            query_start_loc_cpu=halved(starts, length),
+            max_query_len=length,
+            seq_lens=self.seq_lens[:count],
+            seq_lens_cpu_upper_bound=given.seq_lens_cpu_upper_bound[:rows].repeat_interleave(2),
+            block_tables=tuple(table[:count] for table in self.block_tables),
+            causal=False,
+            **batch.common,
+        )
+
+
+def halved(query_start: torch.Tensor, length: int) -> torch.Tensor:
+    """Starts ``[2 rows + 1]`` of halves of so many tokens, given starts ``[rows + 1]``."""
+    start, end = query_start[:-1], query_start[1:]
+    halves = torch.stack([start, torch.minimum(start + length, end)], 1).flatten()
+    return torch.cat([halves, query_start[-1:]])
 
 
 def block_causal_rules(slots: SlotState) -> MaskRules:
@@ -102,25 +162,24 @@ class Segments:
         return len(self.row)
 
 
-def split_into_blocks(query_lengths: np.ndarray, whole: np.ndarray, block_length: int) -> Segments:
+def split_into_blocks(query_lengths: np.ndarray, block_length: int) -> Segments:
     """Cut each row's query at multiples of the block length.
 
-    The scheduler starts every prefill chunk on a block boundary, so positions inside the query fall
-    into the same blocks as positions inside the sequence.
+    Every prefill chunk and every canvas starts on a block boundary, so positions inside the query
+    fall into the same blocks as positions inside the sequence.
 
     Args:
         query_lengths: int ``[rows]``, query tokens of each row, at least 1.
-        whole: bool ``[rows]``, rows that stay one segment (a canvas is one block already).
         block_length: L.
     """
     rows: np.ndarray = np.arange(len(query_lengths), dtype=np.int32)
-    counts = np.where(whole, 1, -(-query_lengths // block_length))
+    counts: np.ndarray = -(-query_lengths // block_length)
     row: np.ndarray = np.repeat(rows, counts)
     # The place of each segment within its row.
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     length_of_row = query_lengths[row]
     begin = nth * block_length
-    end = np.where(whole[row], length_of_row, np.minimum(begin + block_length, length_of_row))
+    end = np.minimum(begin + block_length, length_of_row)
     row_start = np.cumsum(query_lengths) - query_lengths
     query_start: np.ndarray = np.empty(len(row) + 1, dtype=np.int32)
     query_start[:-1] = row_start[row] + begin

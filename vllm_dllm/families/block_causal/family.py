@@ -68,7 +68,8 @@ class BlockCausalFamily(Family):
 
         if own_backend:
             return attention.block_causal_rules(slots)
-        return attention.BlockCausal(served.length, slots.device)
+        windows = len(slots.phase) if served.two_blocks else 0
+        return attention.BlockCausal(served.length, slots.device, windows)
 
     def readout(
         self,

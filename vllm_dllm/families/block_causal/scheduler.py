@@ -26,9 +26,11 @@ class BlockDiffusionScheduler(CommonRules):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.context_length = self.max_model_len
-        # vLLM clips a step at max_model_len - position, with a position that lies up to
-        # L - 1 behind the worker's; `_mamba_block_aligned_split` has the exact rule.
-        self.max_model_len += self.block_length
+        # vLLM clips a step at max_model_len - position, with a position that may lie L - 1 behind
+        # the worker's, and a window further for each step in flight;
+        # `_mamba_block_aligned_split` has the exact rule.
+        windows = 1 + self.vllm_config.max_concurrent_batches
+        self.max_model_len += windows * self.num_spec_tokens
 
     def add_request(self, request: Request) -> None:
         """Admit a request; its output ends where the context does."""
@@ -57,7 +59,11 @@ class BlockDiffusionScheduler(CommonRules):
         )
         end, known = start + num_new_tokens, request.num_tokens
         if start >= known:
-            return self._canvas(start, num_new_tokens)
+            # With a window of two blocks each step in flight is counted whole, and at most one of
+            # its blocks is accepted.
+            width = self.num_spec_tokens
+            in_flight = request.num_output_placeholders // width
+            return self._canvas(start - in_flight * (width - length), num_new_tokens)
         # A prompt, or a canvas that has left without a commit and has the next one behind it.
         if end > known:
             return known - start + self._canvas(known, end - known)
@@ -66,14 +72,14 @@ class BlockDiffusionScheduler(CommonRules):
         return max(end - start, 0)
 
     def _canvas(self, start: int, tokens: int) -> int:
-        """Tokens to schedule of a canvas, given how many the budget holds: L or 0.
+        """Tokens to schedule of a canvas, given how many the budget holds: L (or 2 L) or 0.
 
         With a step in flight `start` assumes that it commits; the canvas behind it must fit into
         the context, or this step would run past the end of the block table.
         """
-        length = self.block_length
+        length, width = self.block_length, self.num_spec_tokens
         fits = start - start % length + length <= self.context_length
-        return length if fits and tokens >= length else 0
+        return width if fits and tokens >= width else 0
 
 
 class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):

@@ -129,3 +129,21 @@ def batch_extremes(state: SlotState) -> tuple[int, int]:
     """Number of rows of the smallest and of the largest possible batch of canvases."""
     slots, length = state.tokens.shape
     return length, slots * length
+
+
+class PredictionStore(Protocol):
+    """Keeps a self-conditioned model's last prediction of each canvas."""
+
+    def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
+        """Store soft embeddings.
+
+        Args:
+            slot: int64 ``[n]``.
+            soft: float32 ``[n, L, hidden]``, soft embeddings of their canvases.
+            keep: bool ``[n]``; where it is false the slot's prediction is reset to zeros.
+        """
+        ...
+
+    def drop(self, slot: torch.Tensor) -> None:
+        """Reset the predictions of ``slot`` (int64 ``[n]``) to zeros."""
+        ...

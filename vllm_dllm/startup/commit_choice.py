@@ -1,0 +1,138 @@
+"""When a finished block's keys and values are written: the choice, and its reason in the log.
+
+There are three ways:
+
+- *separate*: in a forward pass of its own, behind the block's last denoise step;
+- *granted*: in the pass of the next block's first denoise step, for which the scheduler grants 2 L
+  tokens (`worker.fused_commit`). The scheduler must know a step's outcome before it plans the next
+  one, so scheduling has to be synchronous;
+- *two blocks*: in every denoise step of the next block, which always reads 2 L tokens
+  (`worker.two_blocks`). The scheduler need not know anything, so a step may be in flight.
+
+The output is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.settings.server import DllmSettings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
+# So many tokens of a step cost next to nothing beside the weights that they need. On a GPU a pass
+# over a dense model is bound by memory up to about the ratio of its peak rate in bfloat16 to twice
+# its bandwidth: 156 tokens on an A100, 295 on an H100.
+FREE_TOKENS_GPU = 128
+FREE_TOKENS_CPU = 8
+
+
+@dataclass(frozen=True)
+class CommitChoice:
+    """How blocks are committed.
+
+    Attributes:
+        way: `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
+        reason: why, for the log.
+    """
+
+    way: str
+    reason: str
+
+    def __str__(self) -> str:
+        words = {
+            SEPARATE: "in passes of their own",
+            GRANTED: "with the first step of the next block",
+            TWO_BLOCKS: "with every step of the next block",
+        }
+        return f"blocks are committed {words[self.way]} ({self.reason})"
+
+
+def choose_commits(
+    vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
+) -> CommitChoice:
+    """Choose how blocks are committed.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        settings: the server's settings.
+        in_place: see `Family.commits_in_place`.
+        length: L, tokens of a block.
+
+    Raises:
+        SettingsError: ``dllm.fused_commit=on`` where that is impossible, with the reason.
+    """
+    if settings.fused_commit == "off":
+        return CommitChoice(SEPARATE, "dllm.fused_commit=off")
+    asynchronous = will_be_asynchronous(vllm_config)
+    obstacles = _obstacles(vllm_config, settings, in_place, length if asynchronous else 0)
+    if settings.fused_commit == "on":
+        if obstacles:
+            raise SettingsError(f"dllm.fused_commit=on: impossible, because {obstacles[0]}")
+        return CommitChoice(TWO_BLOCKS if asynchronous else GRANTED, "dllm.fused_commit=on")
+    if obstacles:
+        return CommitChoice(SEPARATE, obstacles[0])
+    if not asynchronous:
+        return CommitChoice(GRANTED, "scheduling is synchronous")
+    return _by_cost(vllm_config, length)
+
+
+def will_be_asynchronous(vllm_config: VllmConfig) -> bool:
+    """Whether a step will be in flight while the next one is scheduled.
+
+    vLLM settles this after a model's configuration hook has run: where nothing was asked for, it is
+    off on the CPU and on elsewhere. Few executors cannot do it; a window of two blocks is right
+    there as well.
+    """
+    from vllm.platforms import current_platform
+
+    asked = vllm_config.scheduler_config.async_scheduling
+    return not current_platform.is_cpu() if asked is None else bool(asked)
+
+
+def _obstacles(
+    vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
+) -> list[str]:
+    """What keeps commits from sharing a pass; `length` is 0 where scheduling is synchronous."""
+    from vllm import envs
+
+    scheduler, window = vllm_config.scheduler_config, 2 * length
+    budget = min(
+        scheduler.max_num_batched_tokens,
+        scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+        scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
+    )
+    obstacles = {
+        "the model's commits and steps have different masks": not in_place,
+        "there are pipeline stages": vllm_config.parallel_config.pipeline_parallel_size > 1,
+        "skip_last_commit is off": not settings.skip_last_commit,
+        # vLLM's check would take the mark of a canvas that is not written yet for a NaN.
+        "VLLM_RAISE_ON_LOGIT_NANS is set": not length and bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
+        f"a step has room for {budget} tokens only": budget < window,
+        "the context holds one block only": vllm_config.model_config.max_model_len < window,
+    }
+    return [reason for reason, holds in obstacles.items() if holds]
+
+
+def _by_cost(vllm_config: VllmConfig, length: int) -> CommitChoice:
+    """Read two blocks where the second one is nearly free, because weights dominate a pass."""
+    from vllm.platforms import current_platform
+
+    if vllm_config.model_config.is_moe:
+        return CommitChoice(SEPARATE, "each token more would read experts of its own")
+    free = FREE_TOKENS_CPU if current_platform.is_cpu() else FREE_TOKENS_GPU
+    seats = vllm_config.scheduler_config.max_num_seqs
+    tokens = f"{seats} requests x {2 * length} tokens"
+    if seats * 2 * length > free:
+        return CommitChoice(
+            SEPARATE,
+            f"a step of up to {tokens} would be more than the {free} that are nearly free; set "
+            f"--max-num-seqs {free // (2 * length)} or dllm.fused_commit=on to fuse them"
+            if free >= 2 * length
+            else f"{2 * length} tokens are more than the {free} that are nearly free",
+        )
+    return CommitChoice(TWO_BLOCKS, f"{tokens} are nearly free")

@@ -1,0 +1,103 @@
+"""A window of two blocks: every step reads the finished block before a canvas and the canvas.
+
+With blocks of 4 a pass that only commits is a third to a half of all passes. Here there is none: a
+canvas leaves as soon as it is finished, and the next step's window is this block and the next
+canvas, so that the block's final keys and values are written while the canvas is denoised. The
+block-causal mask hides the canvas from the block. The block is read again in each further step,
+which costs L queries and changes nothing.
+
+To vLLM a window is 2 L draft tokens. Its scheduler always grants that many, and counts the tokens
+that leave as accepted drafts; where the worker is, it never asks. So a step may be in flight, and
+all steps have the same length, for which one CUDA graph is enough:
+
+    step                            tokens   accepted by the scheduler   the worker goes on by
+    denoise                         2 L      0                           0
+    the first canvas is finished    2 L      those behind the prompt     0
+    another canvas is finished      2 L      L                           L
+
+The first canvas of a request has no block before it that would have to be written. It takes the
+first place in the window, and there are masks behind it, whose keys and values nobody reads. Only
+if they would lie behind the end of the context, the prompt's last whole block is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.to_device import to_device
+
+
+class TwoBlockWindow:
+    """What stands beside the canvas in each slot's window.
+
+    Attributes:
+        length: L.
+        block: int64 ``[slots, L]``, the finished block before the canvas.
+        has_block: bool ``[slots]``, whether the window begins with it; else with the canvas.
+    """
+
+    def __init__(self, slots: SlotState, context: int) -> None:
+        """Allocate a window for each slot of a server with a context of so many tokens."""
+        self.length = slots.length
+        self.context = context
+        self.block = torch.zeros_like(slots.tokens)
+        self.has_block = torch.zeros_like(slots.read_only)
+        assert slots.kind.mask_token is not None
+        self.masks = torch.full_like(slots.tokens[:1], slots.kind.mask_token)  # [1, L]
+
+    def enter(self, slot: int, known: Sequence[int]) -> None:
+        """Lay out the window of a request that begins, or comes back, with these tokens."""
+        start = len(known) - len(known) % self.length
+        has_block = start + 2 * self.length > self.context
+        self.has_block[slot].fill_(has_block)
+        if has_block:
+            row: np.ndarray = np.array(known[start - self.length : start], dtype=np.int64)
+            self.block[slot].copy_(to_device(row, self.block.device))
+
+    def behind_canvas(self, slot: torch.Tensor) -> torch.Tensor:
+        """How far the window begins before the canvas, int64 ``[n]``: 0 or L."""
+        return self.has_block[slot] * self.length
+
+    def inputs(self, slot: torch.Tensor, canvas: torch.Tensor) -> torch.Tensor:
+        """The tokens to read next, int64 ``[n, 2 L]``, where the canvases are ``[n, L]``."""
+        masks = self.masks.expand_as(canvas)
+        has_block = self.has_block[slot][:, None]
+        first = torch.where(has_block, self.block[slot], canvas)
+        return torch.cat([first, torch.where(has_block, canvas, masks)], 1)
+
+    def canvas_rows(
+        self, hidden: torch.Tensor, slot: torch.Tensor, is_window: np.ndarray
+    ) -> torch.Tensor:
+        """Hidden states ``[n L, hidden]`` of the canvases among those of their windows.
+
+        Args:
+            hidden: ``[n 2 L, hidden]``.
+            slot: int64 ``[rows]``, the slots of a batch.
+            is_window: bool ``[rows]``, which of them have a window in this step: n.
+        """
+        if not is_window.all():
+            slot = slot[to_device(np.flatnonzero(is_window), slot.device)]
+        windows = hidden.view(len(slot), 2, self.length, hidden.shape[-1])
+        row = torch.arange(len(slot), device=hidden.device)
+        return windows[row, self.has_block[slot].long()].flatten(0, 1)
+
+    def move(self, slot: torch.Tensor, leaves: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Put canvases that leave in front of the next ones.
+
+        Args:
+            slot: int64 ``[n]``.
+            leaves: bool ``[n]``, canvases that leave in this step.
+            tokens: int64 ``[n, L]``, their final tokens.
+
+        Returns:
+            How many tokens of each window are read again, int64 ``[n]``: 2 L, or L where it moves.
+        """
+        had_block = self.has_block[slot]
+        block = torch.where(leaves[:, None], tokens, self.block[slot])
+        self.block.index_copy_(0, slot, block)
+        self.has_block.index_copy_(0, slot, had_block | leaves)
+        return 2 * self.length - (leaves & had_block) * self.length
