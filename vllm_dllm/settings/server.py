@@ -83,8 +83,9 @@ class DllmSettings:
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
-        words = (word for value, word in UNQUOTED if self.fused_commit is value)
-        object.__setattr__(self, "fused_commit", next(words, self.fused_commit))
+        given: object = self.fused_commit
+        words = (word for value, word in UNQUOTED if given is value)
+        object.__setattr__(self, "fused_commit", next(words, given))
         if self.algorithm is not None and (
             not isinstance(self.algorithm, str) or not self.algorithm
         ):
