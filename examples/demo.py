@@ -1,11 +1,13 @@
 """The whole path on one machine: a real ``vllm serve``, chat requests, streamed answers.
 
     make demo
+    make demo MODEL=tiny-sdar
     .venv/bin/python examples/demo.py --model inclusionAI/LLaDA2.0-mini --prompt "Hello"
 
 Starts the server on a free loopback port, waits for it, streams the answers and shuts the
 server down, also on Ctrl-C. Without ``--model`` it serves ``tiny-llada2``, a model of 1.6
-million parameters that was trained on sums, lists and copies (``examples/tiny``).
+million parameters that was trained on sums, lists and copies (``examples/tiny``); the other
+models of that folder are known by their names, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ CACHE = ROOT / ".cache"
 START_SECONDS = 180
 STOP_SECONDS = 15
 STEPS = "vllm:diffusion_num_denoising_steps_total"
-TINY = ROOT / "examples" / "tiny" / "checkpoints" / "tiny-llada2"
+TINY = ROOT / "examples" / "tiny" / "checkpoints"
 PROMPTS = ("64 + 28", "sort 61 35 88 14", "reverse 52 97 23 71 40", "copy diffusion2026")
 
 
@@ -41,12 +43,13 @@ class ServerError(RuntimeError):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default=str(TINY), help="checkpoint; default: tiny-llada2")
+    parser.add_argument("--model", default="tiny-llada2", help="checkpoint; default: tiny-llada2")
     parser.add_argument("--prompt", action="append", help="may be repeated; default: four tasks")
     parser.add_argument("--max-tokens", type=int, default=96)
     args = parser.parse_args()
     try:
-        with serve(args.model) as url:
+        tiny = TINY / args.model
+        with serve(str(tiny) if tiny.is_dir() else args.model) as url:
             for prompt in args.prompt or PROMPTS:
                 chat(url, prompt, args.max_tokens)
         print("server stopped")
