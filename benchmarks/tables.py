@@ -17,6 +17,7 @@ from benchmarks.constraint_tables import (
     schema_walks,
 )
 from benchmarks.records import Record, RefusedError
+from benchmarks.sdar_tables import sdar_tiny, sdar_wide
 
 MEGABYTE = 1 << 20
 # Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
@@ -274,5 +275,7 @@ TABLES: dict[str, Table] = {
     "levers": Table("levers", ("levers",), levers),
     "floor": Table("floor", ("floor",), floor),
     "fidelity": Table("fidelity", ("fidelity",), fidelity),
+    "sdar_tiny": Table("sdar", ("sdar",), sdar_tiny),
+    "sdar_wide": Table("sdar", ("sdar",), sdar_wide),
     "real_size": Table("real_size", ("real_size",), real_size),
 }
