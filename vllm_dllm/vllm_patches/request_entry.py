@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, front_end_of
@@ -39,9 +38,6 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         from vllm_dllm.frontend.request_hooks import FrontEnd
 
         sampling_parameters.note_that_our_model_is_served()
-        # For vLLM's check of a request's canvas, which is not as long as a window of two blocks.
-        length = vllm_config.model_config.dllm.length
-        self.diffusion_config = replace(vllm_config.diffusion_config, canvas_length=length)
         front_end = FrontEnd(vllm_config, self.get_tokenizer, functools.partial(_complete, self))
         setattr(self, FRONT_END, front_end)
         _wrap_client()
