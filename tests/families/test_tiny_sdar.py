@@ -13,6 +13,7 @@ from examples.tiny.training import Encoder, Example
 from tests.support.checkpoints import TINY_SDAR
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_sdar import Answer, Reference, Rule
+from vllm_dllm.selftest.child import commits
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -20,18 +21,24 @@ BLOCK = 4
 MOST = 64  # tokens of an answer
 # Decisions closer than this may legitimately fall differently in another summation order.
 MARGIN = 3e-5
-COMMITS: dict[str, Any] = {"two blocks": "on", "separate": "off"}
+# How blocks are committed: what the worker calls it, and what asks for it.
+COMMITS: dict[str, tuple[str, bool]] = {
+    "two blocks": ("on", True),
+    "separate": ("off", True),
+    "granted": ("on", False),
+}
 
 
 @pytest.fixture(scope="module", params=COMMITS)
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """An engine that commits blocks in every step of the next one, and one that has own passes."""
-    dllm = {"fused_commit": COMMITS[request.param]}
-    options = {"async_scheduling": True, "additional_config": {"dllm": dllm}}
+    """An engine for each way to commit blocks, which the self-test reads off it as well."""
+    fused, asynchronous = COMMITS[request.param]
+    options: dict[str, Any] = {"additional_config": {"dllm": {"fused_commit": fused}}}
+    options["async_scheduling"] = asynchronous
     # The checkpoint itself says how long its blocks are, and what ends a turn.
     with engine(TINY_SDAR, BLOCK, diffusion_config=None, **options) as started:
         assert started.slots.length == BLOCK
-        assert (started.slots.window is not None) == (request.param == "two blocks")
+        assert commits(started.runner.model_state) == request.param
         yield started
 
 

@@ -46,6 +46,15 @@ class Rule:
             named["diffusion_steps"] = self.steps
         return named
 
+    @classmethod
+    def of_options(cls, options: dict[str, Any]) -> Rule:
+        """The rule of a request with these options; what they leave out is as by default."""
+        names = ("algorithm", "threshold", "steps", "entropy_bound")
+        given = {
+            name: options[f"diffusion_{name}"] for name in names if f"diffusion_{name}" in options
+        }
+        return cls(given.pop("algorithm", cls.name), **given)
+
 
 @dataclass
 class Answer:

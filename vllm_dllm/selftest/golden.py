@@ -149,7 +149,7 @@ def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
 
 def _chosen_otherwise(case: Case, chosen: Mapping[str, str]) -> list[str]:
     """What the engine chose against the case. It may reduce a graph mode, and logs that."""
-    names = ("backend", "flash", "kernels", "scheduling", "dtype")
+    names = ("backend", "flash", "kernels", "scheduling", "commits", "dtype")
     return [
         f"asked for {name} {wanted}, got {chosen[name]}"
         for name, wanted in ((name, getattr(case, name)) for name in names)
