@@ -9,9 +9,10 @@ equal that one's; the file says of each request where its answer comes from:
 
 - ``reference``: LLaDA2's from a float32 loop that recomputes everything
   (`tests/support/reference_llada2.py`, itself checked against golden vectors of the authors' code),
+  SDAR's from such a loop around transformers' Qwen3 (`tests/support/reference_sdar.py`),
   DiffusionGemma's from transformers' own class;
 - ``engine``: from the CPU engine alone, because no other implementation has the option (seeded
-  samples, structured output, algorithms, logprobs).
+  samples, structured output, LLaDA2's other algorithms, logprobs).
 
 The 200 problems are held-out ones of `examples/tiny/tasks.py`; who is right is the reference's.
 """
@@ -30,10 +31,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from examples.tiny.tasks import held_out_set, problems  # noqa: E402
-from examples.tiny.tokens import gemma_processor, llada2_tokenizer  # noqa: E402
-from examples.tiny.training import Encoder  # noqa: E402
+from examples.tiny.tasks import held_out_set  # noqa: E402
 from tests.support.checkpoints import TINY  # noqa: E402
+from tests.support.reference_sdar import Rule  # noqa: E402
+from tests.support.selftest_references import Prompts, encoder, reference_of  # noqa: E402
 from vllm_dllm.selftest.cases import FAMILIES, Case  # noqa: E402
 from vllm_dllm.selftest.children import run_job  # noqa: E402
 
@@ -49,36 +50,29 @@ STRUCTURED: tuple[dict[str, Any], ...] = (
     {"regex": "[0-9]{2}( [0-9]{2}){2,5}"},
     {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
 )
-# Settings of the masked algorithms that only the engine has.
-ALGORITHMS = ("JointThreshold", "FixedSteps", "Hierarchical", "Credit", "EntropyBound")
+MASKED = ("llada2", "sdar")  # families whose canvases begin as masks
+# Settings of the masked algorithms beside the default one.
+ALGORITHMS = {
+    "llada2": [
+        {"diffusion_algorithm": name}
+        | ({} if name in ("FixedSteps", "EntropyBound") else {"diffusion_threshold": 0.8})
+        for name in ("JointThreshold", "FixedSteps", "Hierarchical", "Credit", "EntropyBound")
+    ],
+    "sdar": [
+        Rule(threshold=0.99, steps=2).options(),
+        Rule("LowConfidenceStatic", steps=3).options(),
+        Rule("Sequential", steps=2).options(),
+        Rule("EntropyBounded").options(),
+    ],
+}
 KEEP = {"greedy": 17, "threshold": 6, "steps": 6, "algorithm": 8, "seeded": 6}
 KEEP |= {"filtered": 4, "structured": 6, "logprobs": 3, "stream": 4, "window": 4}
-
-
-class Prompts:
-    """Prompts of any length: the end of a long talk, which closes with a question."""
-
-    def __init__(self, family: str) -> None:
-        gemma = family == "diffusion_gemma"
-        self.encode = Encoder(gemma_processor().tokenizer if gemma else llada2_tokenizer())
-
-    def __call__(self, length: int, seed: int) -> list[int]:
-        """The prompt of a length and a seed, as token ids."""
-        names = ("reverse", "sort", "copy", "count")
-        ids: list[int] = []
-        for turn, problem in enumerate(problems("copy", 100 + seed, test=True)):
-            if len(ids) >= length:
-                break
-            example = self.encode(problem)
-            ids += example.prompt + (example.answer if turn % 2 else [])
-        last = next(problems(names[seed % len(names)], seed, test=True))
-        return [*ids, *self.encode(last).prompt][-length:]
 
 
 def proposals(family: str) -> Iterator[dict[str, Any]]:
     """Requests, each with its kind and whether an independent implementation has its answer."""
     prompts = Prompts(family)
-    masked = family == "llada2"
+    masked = family in MASKED
 
     def request(kind: str, length: int, seed: int, extra: Any = None, **params: Any) -> Any:
         given = {"max_tokens": ANSWER, "seed": seed, "temperature": 0.0} | params
@@ -98,10 +92,7 @@ def proposals(family: str) -> Iterator[dict[str, Any]]:
         if masked:
             for threshold in (0.5, 0.7, 1.01):
                 yield request("threshold", 40, seed, {"diffusion_threshold": threshold})
-            for name in ALGORITHMS:
-                extra = {"diffusion_algorithm": name, "diffusion_threshold": 0.8}
-                if name in ("FixedSteps", "EntropyBound"):
-                    del extra["diffusion_threshold"]
+            for extra in ALGORITHMS[family]:
                 yield algorithm(request("algorithm", 50, seed), extra)
         else:
             for steps in (1, 4):
@@ -129,51 +120,6 @@ def algorithm(request: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
-def _llada2() -> Any:
-    """From a request (or a problem) and a window rule to the reference's tokens, or None."""
-    import torch
-
-    from tests.support.reference_llada2 import Reference
-
-    tokenizer = llada2_tokenizer()
-    reference = Reference.load(TINY / FAMILIES["llada2"], 32, tokenizer.mask_token_id)
-
-    def answer(request: dict[str, Any], window: str) -> list[int] | None:
-        params = request["params"]
-        if request["kind"] not in ("greedy", "threshold", "stream", "logprobs", "problem"):
-            return None
-        threshold = params["extra_args"]["diffusion_threshold"]
-        ends = set() if params.get("ignore_eos") else {tokenizer.eos_token_id}
-        with torch.no_grad():
-            tokens, _ = reference.generate(request["prompt"], threshold, params["max_tokens"], ends)
-        return tokens
-
-    return answer
-
-
-def _gemma() -> Any:
-    """As `_llada2`."""
-    from tests.support.reference_gemma import COLD, Reference
-
-    path = TINY / FAMILIES["diffusion_gemma"]
-    references = {window: Reference(path, window) for window in ("symmetric", "reference")}
-    end = gemma_processor().tokenizer.eos_token_id
-
-    def answer(request: dict[str, Any], window: str) -> list[int] | None:
-        params = request["params"]
-        if request["kind"] not in ("greedy", "steps", "stream", "logprobs", "window", "problem"):
-            return None
-        steps = params.get("extra_args", {}).get("diffusion_max_steps", 32)
-        canvases = -(-params["max_tokens"] // 32)
-        tokens = references[window].generate(
-            request["prompt"], params["seed"], canvases, max_denoising_steps=steps, **COLD
-        )[: params["max_tokens"]]
-        ends = end in tokens and not params.get("ignore_eos")
-        return tokens[: tokens.index(end) + 1] if ends else tokens
-
-    return answer
-
-
 def engine(family: str, requests: list[dict[str, Any]], dtype: str, window: str) -> dict[str, Any]:
     """What the engine on this CPU answers; answers by request id."""
     case = Case(family, "CPU_ATTN", "EAGER", "torch", dtype, "sync", window=window)
@@ -199,7 +145,7 @@ def make(family: str) -> dict[str, Any]:
         for dtype in ("float32", *HALF)
         for window in windows
     }
-    reference = _llada2() if family == "llada2" else _gemma()
+    reference = reference_of(family)
     return {
         "made": " ".join(__doc__.split("\n\n", 2)[2].split()),
         "command": f"scripts/selftest_golden.py {family}",
@@ -232,7 +178,7 @@ def keep(
             if all(found[dtype, window][name]["tokens"] == tokens[window] for window in windows)
         ]
         survived.update(same)
-        if kind == "stream" and family == "llada2":
+        if kind == "stream" and family in MASKED:
             fits = answers["symmetric"]["parts"] > 2
         else:
             fits = min(map(len, tokens.values())) >= LEAST or kind == "structured"
@@ -263,10 +209,10 @@ def keep(
 
 def accuracy(family: str, reference: Any, windows: tuple[str, ...]) -> dict[str, Any]:
     """200 problems with their answers, and which of them the reference gets right."""
-    encode = Prompts(family).encode
+    encode = encoder(family)
     examples = [encode(problem) for problem in held_out_set(29)][:PROBLEMS]
     params: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0, "seed": 0}
-    if family == "llada2":
+    if family in MASKED:
         params["extra_args"] = {"diffusion_threshold": 0.9}
     right = [
         reference({"kind": "problem", "prompt": e.prompt, "params": params}, windows[0]) == e.answer

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             option, type=json.loads, default=default, metavar="JSON", help="as for `vllm serve`"
         )
     selftest = commands.add_parser(
-        "selftest", help="serve two tiny models in every way that this machine has, and compare"
+        "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
     command.add_options(selftest)
     args = parser.parse_args(argv)

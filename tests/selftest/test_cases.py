@@ -71,7 +71,7 @@ def test_backends_of_each_machine() -> None:
 
 @pytest.mark.parametrize("machine", GPUS.values(), ids=GPUS)
 def test_a_gpu_has_every_graph_mode_and_both_kinds_of_kernels(machine: Machine) -> None:
-    for family in FAMILIES:
+    for family in ("llada2", "diffusion_gemma"):
         cases = [case for case in cases_of(machine) if case.family == family]
         modes = {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE", "EAGER"}
         assert modes <= {case.graphs for case in cases}
@@ -79,6 +79,35 @@ def test_a_gpu_has_every_graph_mode_and_both_kinds_of_kernels(machine: Machine) 
             of_backend = [case for case in cases if case.backend == backend]
             assert {case.kernels for case in of_backend} >= {"torch", "triton"}
             assert {case.scheduling for case in of_backend} == {"async", "sync"}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_windows_of_two_blocks_on_every_backend(machine: Machine) -> None:
+    """With the graphs that servers have, and next to them the other ways to commit blocks."""
+    cases = [case for case in cases_of(machine) if case.family == "sdar"]
+    windows = {case.backend: case for case in cases if case.commits == "two blocks"}
+    assert windows.keys() == {case.backend for case in cases} - {"default"}
+    assert windows.keys() == {name.split("-")[0] for name in backends(machine, "llada2")} - {
+        "default"
+    }
+    graphs = "EAGER" if machine is CPU else "FULL_AND_PIECEWISE"
+    assert {(case.graphs, case.scheduling) for case in windows.values()} == {(graphs, "async")}
+    assert {name for name, case in windows.items() if not case.exact} <= {"FLASH_ATTN"}
+    exact = [case for case in cases if case.exact and case.commits != "two blocks"]
+    (separate,) = (case for case in exact if case.commits == "separate")
+    (granted,) = (case for case in exact if case.scheduling == "sync")
+    assert separate.scheduling == "async" and granted.commits == "default"
+    assert separate.backend == granted.backend != "FLASH_ATTN"
+    kernels = {case.kernels for case in windows.values()}
+    assert kernels == ({"torch", "triton"} if machine.device.triton else {"torch"})
+
+
+def test_every_combination_has_both_settings_of_commits() -> None:
+    """DiffusionGemma has one way, and would not start with the setting."""
+    for machine in MACHINES.values():
+        cases = cases_of(machine, every=True)[len(FAMILIES) :]
+        for family, commits in (("llada2", {"on", "off"}), ("diffusion_gemma", {"default"})):
+            assert {c.fused_commit for c in cases if c.family == family} == commits
 
 
 def test_tokens_are_compared_wherever_a_backend_has_float32() -> None:
@@ -114,9 +143,11 @@ def test_a_float8_cache_is_served_by_the_backend_that_has_one() -> None:
 
 
 def test_the_few_are_few() -> None:
-    """Half a minute for each, eight at a time: two minutes."""
-    assert all(len(cases_of(machine)) <= 36 for machine in MACHINES.values())
-    assert len(cases_of(CPU)) <= 14
+    """Half a minute for each, eight at a time: two and a half minutes."""
+    assert all(len(cases_of(machine)) <= 40 for machine in MACHINES.values())
+    assert len(cases_of(CPU)) <= 17
+    for machine in MACHINES.values():
+        assert sum(case.family == "sdar" for case in cases_of(machine)) <= 6
 
 
 def test_the_attention_is_that_of_the_checkpoints() -> None:
@@ -128,6 +159,10 @@ def test_the_attention_is_that_of_the_checkpoints() -> None:
     sliding, full = ATTENTION["diffusion_gemma"].layers
     assert (sliding.head_size, sliding.window) == (text["head_dim"], text["sliding_window"])
     assert {full.head_size} == {own["head_dim"] for own in text["per_layer_config"].values()}
+    sdar = json.loads((TINY / FAMILIES["sdar"] / "config.json").read_text())
+    (layer,) = ATTENTION["sdar"].layers
+    assert (layer.head_size, layer.window) == (sdar["head_dim"], sdar["sliding_window"])
+    assert ATTENTION["sdar"].canvas_length == sdar["block_size"]
     assert ATTENTION["llada2"].canvas_length == llada2["block_length"]
     assert ATTENTION["diffusion_gemma"].canvas_length == gemma["canvas_length"]
 

@@ -83,6 +83,9 @@ def test_options_of_an_engine() -> None:
     eager = options(case)
     assert eager["enforce_eager"] is True and "attention_config" not in eager
     assert eager["additional_config"] == {"dllm": {"window": "reference", "kernels": "torch"}}
+    fused = options(Case("sdar", scheduling="async", fused_commit="on"))
+    assert fused["additional_config"] == {"dllm": {"fused_commit": "on"}}
+    assert fused["async_scheduling"] is True
 
 
 def test_the_floor_is_the_larger_of_two() -> None:
@@ -103,9 +106,10 @@ def test_what_is_timed() -> None:
     assert [system.name for system in bench.systems(cpu)] == [
         "llada2, EAGER",
         "diffusion_gemma, EAGER",
+        "sdar, EAGER",
         "diffusion_gemma, native, EAGER",
     ]
-    (ours, _, native) = (bench.job(system, Path("x"), cpu) for system in bench.systems(cpu))
+    (ours, *_, native) = (bench.job(system, Path("x"), cpu) for system in bench.systems(cpu))
     assert ours["environment"] == {"VLLM_DLLM_NATIVE": "0"}
     assert native["environment"] == {"VLLM_DLLM_NATIVE": "1", "TORCH_COMPILE_DISABLE": "1"}
     assert all(

@@ -6,12 +6,14 @@ import copy
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.checkpoints import TINY
+from tests.support.reference_sdar import RULES
 from vllm_dllm.selftest.cases import FAMILIES, Case
 from vllm_dllm.selftest.children import Outcome
 from vllm_dllm.selftest.command import examine
@@ -51,7 +53,7 @@ def answered(golden: Golden, case: Case) -> dict[str, Any]:
         answer if fine == "1" else [0]
         for answer, fine in zip(problems["answers"], problems["right"], strict=True)
     ]
-    names = ("backend", "flash", "kernels", "scheduling", "dtype")
+    names = ("backend", "flash", "kernels", "scheduling", "commits", "dtype")
     chosen = {name: getattr(case, name) for name in names}
     alone = {one["id"]: together[one["id"]] for one in golden.requests if one["alone"]}
     answer = {"chosen": chosen, "together": together, "alone": alone, "problems": right}
@@ -139,6 +141,24 @@ def test_an_engine_that_chose_otherwise_fails(golden: Golden) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fused", "scheduling", "way"),
+    [("on", "async", "two blocks"), ("on", "sync", "granted"), ("off", "async", "separate")],
+)
+def test_an_engine_that_commits_otherwise_fails(
+    golden: Golden, fused: str, scheduling: str, way: str
+) -> None:
+    """A setting that is lost would leave a case green without what it is there for."""
+    case = replace(EXACT, fused_commit=fused, scheduling=scheduling)
+    answer = answered(golden, case)
+    assert answer["chosen"]["commits"] == way and judge(case, golden, answer).faults == []
+    answer["chosen"]["commits"] = "another way"
+    assert judge(case, golden, answer).faults == [f"asked for commits {way}, got another way"]
+    assert judge(EXACT, golden, answer | {"chosen": answer["chosen"] | {"scheduling": "sync"}}) == (
+        judge(EXACT, golden, answered(golden, EXACT))
+    ), "whoever asks for nothing takes any way"
+
+
 def test_streams_and_logprobs_are_looked_at(golden: Golden) -> None:
     answer = answered(golden, EXACT)
     streamed = next(one["id"] for one in golden.requests if one["stream"])
@@ -173,6 +193,9 @@ def test_golden_files(family: str) -> None:
     if family == "diffusion_gemma":
         rules = [one["tokens"] for one in golden.requests]
         assert any(one["symmetric"] != one["reference"] for one in rules), "they tell them apart"
+    if family == "sdar":
+        options = [one["params"]["extra_args"] for one in by_reference]
+        assert set(RULES) <= {one.get("diffusion_algorithm") for one in options}
     counts = {len(golden.problems[name]) for name in ("prompts", "answers", "right")}
     assert counts == {200}
     assert golden.problems["right"].count("1") >= 170

@@ -46,6 +46,15 @@ class Rule:
             named["diffusion_steps"] = self.steps
         return named
 
+    @classmethod
+    def of_options(cls, options: dict[str, Any]) -> Rule:
+        """The rule of a request with these options; what they leave out is as by default."""
+        names = ("algorithm", "threshold", "steps", "entropy_bound")
+        given = {
+            name: options[f"diffusion_{name}"] for name in names if f"diffusion_{name}" in options
+        }
+        return cls(given.pop("algorithm", cls.name), **given)
+
 
 @dataclass
 class Answer:
@@ -68,6 +77,7 @@ class Reference:
 
     def __init__(self, path: Path) -> None:
         stated = json.loads((path / "config.json").read_text())
+        self.mask: int = stated["mask_token_id"]
         experts = stated["model_type"] == "sdar_moe"
         config_class, model_class = (
             (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
@@ -99,7 +109,7 @@ class Reference:
         whole = len(prompt) - len(prompt) % block
         context, tail, answer = prompt[:whole], prompt[whole:], Answer()
         while True:
-            canvas = tail + [MASK] * (block - len(tail))
+            canvas = tail + [self.mask] * (block - len(tail))
             open_ = [n >= len(tail) for n in range(block)]
             step = 0
             while any(open_):
@@ -123,7 +133,7 @@ class Reference:
         logits = self.logits(context + canvas, len(canvas))[len(context) :]
         probability = logits.softmax(-1)
         entropy = -torch.xlogy(probability, probability).sum(-1)
-        logits[:, MASK] = -torch.inf
+        logits[:, self.mask] = -torch.inf
         top = logits.topk(2, dim=-1)
         masks = [n for n in range(len(canvas)) if open_[n]]
         p = {n: float(probability[n, top.indices[n, 0]]) for n in masks}

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_dllm.selftest.cases import COMPILED, DEFAULT, EAGER, FAMILIES, Case
+from vllm_dllm.selftest.cases import ATTENTION, COMPILED, DEFAULT, EAGER, FAMILIES, Case
 from vllm_dllm.selftest.machine import Machine
 
 CONTEXT = 64  # prompt tokens
 ROOM = 768  # tokens that may follow
 WARM = 8
-# Nothing converges: LLaDA2 decides a token a step, DiffusionGemma takes all its steps.
-UNCERTAIN = {"llada2": {"diffusion_threshold": 2.0}}
+# Nothing converges: masked models decide a token a step, DiffusionGemma takes all its steps.
+UNCERTAIN = {name: {"diffusion_threshold": 2.0} for name in ("llada2", "sdar")}
 STEPS = 64  # of a canvas of DiffusionGemma
 
 
@@ -96,7 +96,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for requests in job["requests"]:
         extra = UNCERTAIN.get(case["family"])
         timed = time_steps(llm, _prompts(requests), ROOM, extra, (WARM, job["steps"]))
-        tokens = requests * 32
+        tokens = requests * ATTENTION[case["family"]].canvas_length
         moved, operations = _needs(runner.model, tokens)
         least = 1e3 * device.least(moved, operations)
         found["steps"][str(requests)] = timed | {"least_ms": least}

@@ -6,7 +6,9 @@ combinations would be hundreds; `cases_of` chooses few of them so that
 - what a server has if nobody asks for anything is a case of its own;
 - the backend that a family gets by itself has every graph mode and every dtype;
 - each other backend has its most captured graph mode, no graphs, and bfloat16;
-- kinds of kernels and of scheduling take turns; a float8 cache and the other window have one case.
+- kinds of kernels and of scheduling take turns; a float8 cache and the other window have one case;
+- SDAR, whose masks and kernels are LLaDA2's, has a window of two blocks on every backend, and on
+  one of them the two other ways to commit blocks.
 
 A graph mode is tried in float32 where the backend has it, because only there tokens must be equal;
 where it has not (FlashAttention), in bfloat16.
@@ -23,11 +25,17 @@ from vllm_dllm.attention.backend_limits import candidates_of
 from vllm_dllm.attention.route_parts import Asked, LayerShape, ModelAttention, Route, RouteError
 from vllm_dllm.attention.routes import choose_route, obstacle
 from vllm_dllm.selftest.machine import Machine
+from vllm_dllm.startup.commit_choice import GRANTED, SEPARATE, TWO_BLOCKS
 
 # Family -> the folder of its tiny checkpoint, and the attention that it needs.
-FAMILIES = {"llada2": "tiny-llada2", "diffusion_gemma": "tiny-diffusiongemma"}
+FAMILIES = {
+    "llada2": "tiny-llada2",
+    "diffusion_gemma": "tiny-diffusiongemma",
+    "sdar": "tiny-sdar",
+}
 ATTENTION = {
     "llada2": ModelAttention(True, 32, (LayerShape(32),)),
+    "sdar": ModelAttention(True, 4, (LayerShape(32),)),
     "diffusion_gemma": ModelAttention(False, 32, (LayerShape(32, 128), LayerShape(64))),
 }
 DEFAULT = "default"  # whatever a server has if nobody asks
@@ -53,6 +61,7 @@ class Case:
         cache: dtype of the KV cache, ``auto`` for the model's.
         window: ``dllm.window``.
         flash: version of FlashAttention; None for other backends.
+        fused_commit: ``dllm.fused_commit``, ``on``, ``off`` or `DEFAULT`.
     """
 
     family: str
@@ -64,6 +73,7 @@ class Case:
     cache: str = "auto"
     window: str = "symmetric"
     flash: int | None = None
+    fused_commit: str = DEFAULT
 
     @property
     def name(self) -> str:
@@ -74,7 +84,19 @@ class Case:
         words = [self.family, backend, self.graphs, self.kernels, self.dtype, self.scheduling]
         words += [f"cache-{self.cache}"] * (self.cache != "auto")
         words += [f"window-{self.window}"] * (self.window != "symmetric")
+        words += [f"fused_commit-{self.fused_commit}"] * (self.fused_commit != DEFAULT)
         return "/".join(words)
+
+    @property
+    def commits(self) -> str:
+        """How blocks must be committed, in `commit_choice`'s words; `DEFAULT` if any way will do.
+
+        ``on`` needs `scheduling`, which decides between two ways.
+        """
+        ways = {"async": TWO_BLOCKS, "sync": GRANTED}
+        return {"on": ways.get(self.scheduling, DEFAULT), "off": SEPARATE}.get(
+            self.fused_commit, DEFAULT
+        )
 
     @property
     def exact(self) -> bool:
@@ -93,9 +115,11 @@ def cases_of(machine: Machine, *, every: bool = False) -> list[Case]:
         machine: what it has.
         every: all combinations, and not the few that the module's docstring describes.
     """
-    choose = _every if every else _few
     defaults = [_defaults(machine, family) for family in FAMILIES]
-    return defaults + [case for family in FAMILIES for case in choose(machine, family)]
+    for family in FAMILIES:
+        few = _ways_to_commit if family == "sdar" else _few
+        defaults += (_every if every else few)(machine, family)
+    return defaults
 
 
 def absent(machine: Machine) -> list[tuple[str, str]]:
@@ -191,6 +215,29 @@ def _few(machine: Machine, family: str) -> Iterator[Case]:
             yield replace(chosen, graphs=mode, kernels=kernels[0], scheduling="async")
 
 
+def _ways_to_commit(machine: Machine, family: str) -> Iterator[Case]:
+    """A window of two blocks on each backend; all ways where tokens are compared first."""
+    kernels, seen, compared = _kernels(machine), set[str](), False
+    for backend, version in _backends(machine, family):
+        if backend in seen:
+            continue  # an older FlashAttention, which LLaDA2 has tried
+        base = replace(_defaults(machine, family), backend=backend, flash=version)
+        base = next(
+            case
+            for case in (replace(base, dtype=dtype) for dtype in DTYPES)
+            if route_of(machine, case) is not None
+        )
+        modes = _modes(machine, base)
+        turn = kernels[len(seen) % len(kernels)]
+        base = replace(base, graphs=modes[0], kernels=turn, scheduling="async")
+        yield replace(base, fused_commit="on")
+        if base.exact and not compared:
+            compared = True
+            yield replace(base, graphs=modes[-1], fused_commit="off")
+            yield replace(base, kernels=kernels[-1], scheduling="sync")
+        seen.add(backend)
+
+
 def _modes(machine: Machine, case: Case) -> list[str]:
     """The graph modes that a case may have, the most captured first."""
     if machine.is_cpu:
@@ -202,10 +249,11 @@ def _modes(machine: Machine, case: Case) -> list[str]:
 def _every(machine: Machine, family: str) -> Iterator[Case]:
     graphs = (COMPILED, EAGER) if machine.is_cpu else GRAPHS
     windows = ("symmetric", "reference") if family == "diffusion_gemma" else ("symmetric",)
-    backends = _backends(machine, family)
+    commits = ("on", "off") if ATTENTION[family].block_causal else (DEFAULT,)
+    backends = product(_backends(machine, family), commits)
     rest = (graphs, _kernels(machine), DTYPES, SCHEDULING, ("auto", "fp8"), windows)
-    for (backend, version), fields in product(backends, product(*rest)):
-        case = Case(family, backend, *fields, flash=version)
+    for ((backend, version), fused), fields in product(backends, product(*rest)):
+        case = Case(family, backend, *fields, flash=version, fused_commit=fused)
         if route_of(machine, case) is not None:
             yield case
 

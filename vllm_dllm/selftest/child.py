@@ -63,6 +63,8 @@ def engine_options(case: dict[str, Any], model: str) -> dict[str, Any]:
     settings = {} if case["window"] == "symmetric" else {"window": case["window"]}
     if case["kernels"] != "default":
         settings["kernels"] = case["kernels"]
+    if case["fused_commit"] != "default":
+        settings["fused_commit"] = case["fused_commit"]
     options["additional_config"] = {"dllm": settings}
     if case["family"] == "diffusion_gemma":
         options["limit_mm_per_prompt"] = {"image": 0, "video": 0}
@@ -151,11 +153,21 @@ def chosen(llm: Any) -> dict[str, Any]:
         "graphs": "EAGER" if config.model_config.enforce_eager else mode.name,
         "kernels": "triton" if "triton" in type(state.readout).__module__ else "torch",
         "scheduling": "async" if config.scheduler_config.async_scheduling else "sync",
+        "commits": commits(state),
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "cache": config.cache_config.cache_dtype,
         "seats": config.scheduler_config.max_num_seqs,
         "budget": config.scheduler_config.max_num_batched_tokens,
     }
+
+
+def commits(state: Any) -> str:
+    """How a model state commits blocks, in `commit_choice`'s words."""
+    from vllm_dllm.startup.commit_choice import GRANTED, SEPARATE, TWO_BLOCKS
+
+    if state.slots.window is not None:
+        return TWO_BLOCKS
+    return GRANTED if state.policy.fused else SEPARATE
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

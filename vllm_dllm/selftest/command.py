@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=CHECKPOINTS,
         metavar="DIR",
-        help=f"a folder with {' and '.join(FAMILIES.values())}",
+        help=f"a folder with {', '.join(FAMILIES.values())}",
     )
     add("--golden", type=Path, default=GOLDEN, metavar="DIR", help="their golden answers")
 
