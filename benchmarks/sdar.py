@@ -4,9 +4,10 @@
 
 Two parts, in one run on one machine, with one thread:
 
-- `tiny-sdar` answers held-out problems, in float32. The engine takes a new request whenever one has
-  ended; the loop (`benchmarks/plain_sdar.py`) takes a batch of problems and waits for its slowest.
-  The benchmark stops if an answer differs.
+- `tiny-sdar` answers held-out problems, in float32. The engine is as a user gets it, and takes a
+  new request whenever one has ended; the loop (`benchmarks/plain_sdar.py`) takes one problem after
+  another, or a batch in lockstep that waits for its slowest. The benchmark stops if an answer
+  differs.
 - A model of random weights, 1024 wide with 8 layers and 151,936 ids, in bfloat16, so that reading
   weights dominates. Blocks of 4 are decided in two steps each. A commit is a pass of its own, or
   shares one with the next block (`dllm.fused_commit`); the loop and the autoregressive model with
@@ -100,8 +101,8 @@ def tiny(kind: str) -> Run:
     from benchmarks.plain_sdar import Rules, generate, load
 
     if kind != LOOP:
-        settings = {"dllm": {"threshold": THRESHOLD, "fused_commit": "on"}}
-        llm = served(TINY_SDAR, "float32", async_scheduling=True, additional_config=settings)
+        settings = {"dllm": {"threshold": THRESHOLD}}
+        llm = served(TINY_SDAR, "float32", additional_config=settings)
         params = llm.get_default_sampling_params()
         params.max_tokens = MAX_TOKENS
         return ask(llm, params)
