@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
-# So many tokens of a step cost next to nothing beside reading the weights. In bfloat16 a token takes
-# as many operations as a weight matrix has bytes, so a GPU reads longer than it computes up to its
-# operations per second over its bytes per second: 156 tokens on an A100, 295 on an H100.
+# So many tokens of a step cost next to nothing beside reading the weights. In bfloat16 a token
+# takes as many operations as a weight matrix has bytes, so a GPU reads longer than it computes up
+# to its operations per second over its bytes per second: 156 tokens on an A100, 295 on an H100.
 FREE_TOKENS_GPU = 128
 # Measured by `benchmarks/sdar.py`: with four requests two blocks are still clearly faster.
 FREE_TOKENS_CPU = 32
