@@ -52,6 +52,8 @@ FAMILIES = {
     family.model_type: family
     for family in (
         Family("llada2_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
+        Family("sdar", ("lm_head",)),
+        Family("sdar_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family(
             "diffusion_gemma",
             (

@@ -1,7 +1,8 @@
 """Published checkpoints: configuration and every tensor of their indexes, quantized or not.
 
-LLaDA2's are those of ../shared/oracle/README.md, written down here once more; DiffusionGemma's
-names come from transformers' own class, with the sizes of the published 26B model.
+LLaDA2's are those of ../shared/oracle/README.md, written down here once more. The names of
+DiffusionGemma and SDAR come from transformers' own classes, with the sizes of published models;
+SDAR's are those of Qwen3.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ GEMMA_TEXT = {
     "tie_word_embeddings": True,
     "final_logit_softcapping": 30.0,
     "use_bidirectional_attention": "vision",
+}
+# Hidden size, layers, heads, heads of keys and values, width of a dense MLP; then of experts.
+SDAR: dict[str, tuple[int, ...]] = {
+    "sdar-1.7b-chat": (2048, 28, 16, 8, 6144),
+    "sdar-30b-a3b-chat": (2048, 48, 32, 4, 6144, 768, 128, 8),
 }
 EXPERTS, KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 256, 4, 128, 157184
 
@@ -137,6 +143,75 @@ def gemma_tensors() -> Shapes:
     return shapes
 
 
+def sdar_config(which: str) -> dict[str, Any]:
+    """``config.json``, which states neither the block length nor the mask."""
+    hidden, layers, heads, key_value_heads, size, *moe = SDAR[which]
+    config: dict[str, Any] = {
+        "architectures": ["SDARMoeForCausalLM" if moe else "SDARForCausalLM"],
+        "model_type": "sdar_moe" if moe else "sdar",
+        "auto_map": {"AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM"},
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_implementation": "flex_attention",
+        "bos_token_id": 151643,
+        "debug": False,
+        "eos_token_id": 151643,
+        "ep_size": 1,
+        "fuse_cross_entropy": True,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": size,
+        "max_position_embeddings": 32768,
+        "max_window_layers": layers,
+        "micro_forward": False,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": key_value_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "skip_checkpoint": False,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.52.4",
+        "use_cache": True,
+        "use_deepep": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+    if moe:
+        config |= dict(
+            zip(("moe_intermediate_size", "num_experts", "num_experts_per_tok"), moe, strict=True)
+        )
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+        config |= {"output_router_logits": False, "router_aux_loss_coef": 0.001}
+    return config
+
+
+def sdar_tensors(which: str) -> Shapes:
+    """Those of transformers' Qwen3, of which SDAR is one; an expert has matrices of its own."""
+    from transformers import (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
+
+    stated = sdar_config(which)
+    for name in ("architectures", "model_type", "auto_map", "attn_implementation"):
+        del stated[name]
+    with torch.device("meta"):
+        model: Any = (
+            Qwen3MoeForCausalLM(Qwen3MoeConfig(**stated))
+            if "num_experts" in stated
+            else Qwen3ForCausalLM(Qwen3Config(**stated))
+        )
+    return one_by_one({name: tuple(t.shape) for name, t in model.state_dict().items()})
+
+
 def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
     """A folder with everything but the tensors."""
     plain, out = folder / "plain" / which, folder / which
@@ -147,7 +222,9 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
         config["dtype"] = "bfloat16"
     else:
         plain.mkdir(parents=True)
-        config = llada2_config(which)
+        config = sdar_config(which) if which in SDAR else llada2_config(which)
+        # Published nowhere; the tokenizer knows it, of which there is none here.
+        config.setdefault("mask_token_id", 151669)
     (plain / "config.json").write_text(json.dumps(config))
     if scheme is None:
         return plain
@@ -158,7 +235,10 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
 
 def index(path: Path, which: str, scheme: str | None) -> Shapes:
     """Every tensor of the published index, as the scheme's library stores it."""
-    plain = gemma_tensors() if which == GEMMA else llada2_tensors(which)
+    if which == GEMMA:
+        plain = gemma_tensors()
+    else:
+        plain = sdar_tensors(which) if which in SDAR else llada2_tensors(which)
     if scheme is None:
         return plain
     chosen = scheme_named(scheme)

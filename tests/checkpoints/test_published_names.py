@@ -9,20 +9,27 @@ import pytest
 from tests.checkpoints.published import (
     GEMMA,
     LLADA2,
+    SDAR,
     gemma_tensors,
     is_matrix,
     llada2_config,
     llada2_tensors,
     one_by_one,
+    sdar_config,
+    sdar_tensors,
 )
 from tests.support.engine import answers_of_child
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import tensor_shapes
+from vllm_dllm.families.sdar import model as sdar
+from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
 
 CASES = {
     "llada2-mini": (None, "w4a16"),
     "llada2-flash": (None, "fp8-dynamic"),
     GEMMA: (None, "nvfp4"),
+    "sdar-1.7b-chat": (None, "int8"),
+    "sdar-30b-a3b-chat": (None, "w4a16"),
 }
 
 
@@ -35,7 +42,7 @@ def test_every_name_has_one_place(which: str) -> None:
     )
     assert [report["scheme"] for report in reports] == list(CASES[which])
     for report in reports:
-        assert report["tensors"] > 600
+        assert report["tensors"] > 300
         assert not report["astray"], (which, report["scheme"])
         assert not report["unfilled"], (which, report["scheme"])
 
@@ -43,6 +50,13 @@ def test_every_name_has_one_place(which: str) -> None:
 @pytest.mark.parametrize("which", list(LLADA2))
 def test_the_loader_expects_what_is_published(which: str) -> None:
     assert tensor_shapes(LLaDA2MoeConfig(**llada2_config(which))) == llada2_tensors(which)
+
+
+@pytest.mark.parametrize("which", list(SDAR))
+def test_the_loader_expects_qwen3s_tensors(which: str) -> None:
+    stated = sdar_config(which)
+    config_class = SDARMoeConfig if stated.pop("model_type") == "sdar_moe" else SDARConfig
+    assert sdar.tensor_shapes(config_class(**stated)) == sdar_tensors(which)
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

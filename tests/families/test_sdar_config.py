@@ -114,6 +114,7 @@ def test_the_mask_is_the_tokenizers_where_the_checkpoint_states_none(model: Path
         ({"block_size": 0}, "block_size must be"),
         ({"model_type": "sdar_next"}, "sdar_next"),
         ({"use_regular_causal": True}, "use_regular_causal.*causal"),
+        ({"attention_bias": True}, "attention_bias=True asks for a bias"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window"),
     ],
 )

@@ -43,6 +43,16 @@ GEMMA_VISION_READ = frozenset({"default_output_length"})
 GEMMA_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
     "use_bidirectional_attention": ((None, "vision"), "prompts that are read in both directions"),
 }
+# SDAR: what vLLM's Qwen3 would pass over, or do in a way that does not fit a canvas.
+SDAR_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
+    "use_regular_causal": ((None, False), "tokens that are read causally (I-DLM)"),
+    "block_causal_prompt": ((None, True), "prompts that are read causally"),
+    "is_causal": ((None, True), "attention without a cache"),
+    "attention_bias": ((None, False), "a bias in each of the attention's projections"),
+    "hidden_act": (("silu",), "another activation than SiLU"),
+    "shared_expert_intermediate_size": ((None, 0), "a shared expert"),
+    "dual_chunk_attention_config": ((None,), "attention by chunks of the context"),
+}
 # Of every model: transformers' own attributes, what loaders ask for, and generation settings that
 # older configurations hold.
 _HOUSEKEEPING = (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_dllm.checkpoints.config_fields import unknown_fields
+from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, unknown_fields
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.sdar.hf_config import (
     INERT_FIELDS,
     SDARConfig,
     SDARMoeConfig,
+    check_fields,
     length_of_name,
 )
-from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.startup.config_fields import stated_fields
 from vllm_dllm.startup.quantization import check_quantization
 
@@ -41,17 +41,13 @@ class SDAR(BlockCausalFamily):
         """See `Family.configure`.
 
         Raises:
-            SettingsError: the checkpoint is I-DLM's, which has SDAR's ``model_type`` and reads its
-                tokens causally.
+            SettingsError: a field asks for something that is not done. I-DLM's checkpoints have
+                SDAR's ``model_type``, and are told by such a field.
         """
         check_quantization(vllm_config)
         model_config = vllm_config.model_config
+        check_fields(model_config.hf_config)
         stated = stated_fields(model_config)
-        if stated.get("use_regular_causal"):
-            raise SettingsError(
-                "config.json: use_regular_causal=true is I-DLM, a causal model; SDAR's blocks are "
-                "bidirectional, and this checkpoint cannot be served as one"
-            )
         named = length_of_name(model_config.model)
         if named is not None and not {"block_size", "canvas_length"} & stated.keys():
             model_config.hf_config.canvas_length = named
@@ -59,10 +55,15 @@ class SDAR(BlockCausalFamily):
 
     def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
         """See `BlockCausalFamily.unread_fields`."""
-        known = frozenset(f.name for f in fields(self.config_class)) | INERT_FIELDS
         return unknown_fields(
-            stated_fields(vllm_config.model_config), known | {"rope_theta", "rope_scaling"}
+            stated_fields(vllm_config.model_config), known_fields(self.config_class)
         )
+
+
+def known_fields(config_class: type[SDARConfig | SDARMoeConfig]) -> frozenset[str]:
+    """Every field of ``config.json`` that has a meaning here, or is known to have none."""
+    declared = frozenset(field.name for field in fields(config_class))
+    return declared | INERT_FIELDS | SDAR_ONLY.keys() | {"rope_theta", "rope_scaling"}
 
 
 class SDARMoe(SDAR):

@@ -11,14 +11,15 @@ from typing import Any
 
 from transformers import Qwen3Config, Qwen3MoeConfig
 
+from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, check_only
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
 
 DEFAULT_BLOCK_LENGTH = 4
-# Fields of ``config.json`` that only training reads.
+# Fields of ``config.json`` that only training reads, and one of a window that is never applied.
 INERT_FIELDS = frozenset(
     {"fuse_cross_entropy", "debug", "ep_size", "micro_forward", "use_deepep", "skip_checkpoint"}
-    | {"block_causal_prompt", "canvas_length"}
+    | {"max_window_layers"}
 )
 
 
@@ -49,10 +50,15 @@ class SDARConfig(Qwen3Config):
 
 
 class SDARMoeConfig(Qwen3MoeConfig):
-    """``model_type: sdar_moe``; see `SDARConfig`."""
+    """``model_type: sdar_moe``; see `SDARConfig`.
+
+    Attributes:
+        head_dim: the size of a head; Qwen3-MoE's class reads it without declaring it.
+    """
 
     model_type = "sdar_moe"
 
+    head_dim: Any = None
     block_size: Any = None
     mask_token_id: Any = None
     canvas_length: Any = None
@@ -60,7 +66,18 @@ class SDARMoeConfig(Qwen3MoeConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("attn_implementation", None)
         self.canvas_length = stated_length(self.block_size, self.canvas_length)
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
+
+
+def check_fields(config: SDARConfig | SDARMoeConfig) -> None:
+    """Raise `SettingsError` for a field that asks for something which is not done.
+
+    Not done where fields are set, because ``--hf-overrides`` may still set others.
+    """
+    for name in SDAR_ONLY:
+        check_only(name, getattr(config, name, None), SDAR_ONLY)
 
 
 def stated_length(block_size: Any, canvas_length: Any) -> int:

@@ -83,8 +83,6 @@ def tensor_shapes(config: SDARConfig | SDARMoeConfig) -> Mapping[str, tuple[int,
         }
         for name, size in (("q", query), ("k", key_value), ("v", key_value)):
             shapes[f"{attention}.{name}_proj.weight"] = (size, hidden)
-            if config.attention_bias:
-                shapes[f"{attention}.{name}_proj.bias"] = (size,)
         if isinstance(config, SDARMoeConfig) and has_experts(config, index):
             shapes[f"{layer}.mlp.gate.weight"] = (config.num_experts, hidden)
             for expert in range(config.num_experts):

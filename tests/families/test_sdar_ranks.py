@@ -1,0 +1,97 @@
+"""SDAR on several ranks, dense and with experts, against `transformers`: the four rules.
+
+Its blocks are short, and its window may be two of them; see also `tests.engine.test_ranks`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families.test_sdar import (
+    FUSED,
+    FUSED_SYNC,
+    MARGIN,
+    SETTINGS,
+    SHAPES,
+    prompt,
+    reference_answers,
+)
+from tests.support.engine import answers_of_child
+from tests.support.reference_sdar import RULES, Answer, random_checkpoint
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+AHEAD: dict[str, Any] = {"async_scheduling": True}
+TOGETHER: dict[str, Any] = {"additional_config": {"dllm": {"execution": "sync"}}}
+# So few pages that running requests take them from each other.
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 10, "max_model_len": 192, "block_size": 32}
+CHUNKS: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 2, "block_size": 32}
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a step ahead": AHEAD,
+    "sync": TOGETHER,
+    "sync, a step ahead": AHEAD | TOGETHER,
+    "chunks": AHEAD | CHUNKS,
+    "preempted": AHEAD | SMALL,
+    "two blocks": AHEAD | FUSED,
+    "two blocks, sync": AHEAD | FUSED_SYNC,
+    "two blocks, chunks": AHEAD | CHUNKS | FUSED,
+    "two blocks, preempted": AHEAD | SMALL | FUSED,
+}
+# Fused commits need the last stage's word before the next step (`startup.commit_choice`).
+STAGES = [name for name in ENGINES if "two blocks" not in name]
+EVERY = [
+    pytest.param(axis, experts, block, names, marks=pytest.mark.long)
+    for axis, names in (("tensor", list(ENGINES)), ("pipeline", STAGES))
+    for experts in (False, True)
+    for block in (4, 8)
+]
+
+
+@pytest.mark.parametrize(
+    ("axis", "experts", "block", "names"),
+    [
+        ("tensor", False, 4, ["two blocks, preempted"]),
+        ("tensor", True, 8, ["a step ahead"]),
+        ("pipeline", True, 4, ["preempted"]),
+        *EVERY,
+    ],
+)
+def test_two_ranks_equal_transformers(
+    axis: str, experts: bool, block: int, names: list[str], tmp_path: Path
+) -> None:
+    """Token for token: partial sums over ranks, stages that see no logits, and their windows."""
+    model = random_checkpoint(tmp_path, experts, block)
+    wanted, robust, asked = requests(model, block)
+    options = [ENGINES[name] | {f"{axis}_parallel_size": 2} for name in names]
+    found = answers_of_child("sdar_ranks_child", model, asked, options, package="tests.families")
+    assert len(found) == len(names)
+    for name, engine in zip(names, found, strict=True):
+        assert engine["two blocks"] == ["two blocks" in name] * 2, name
+        assert (engine["preemptions"] > 0) == ("preempted" in name), name
+        for answers in engine["answers"]:
+            different = [n for n in robust if answers[n] != wanted[n].tokens]
+            assert not different, (name, different)
+
+
+def requests(model: Path, block: int) -> tuple[list[Answer], list[int], list[dict[str, Any]]]:
+    """The answers that are wanted, those that no other order of summation may change, and what
+    is asked; one of the long answers ends early, at its seventh token."""
+    stops = {8: reference_answers(model, block, {})[8].tokens[6]}
+    wanted = reference_answers(model, block, stops)
+    robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
+    assert len(robust) >= len(SHAPES) - 2, "too many near ties to compare"
+    assert {SETTINGS[n].name for n in robust} == set(RULES)
+    asked = [
+        {
+            "prompt": prompt(n, length),
+            "max_tokens": count,
+            "stop": [stops[n]] if n in stops else [],
+            "options": SETTINGS[n].options(),
+        }
+        for n, (length, count) in enumerate(SHAPES)
+    ]
+    return wanted, robust, asked
