@@ -12,7 +12,7 @@ REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine",
 KINDS = (
     *("accuracy", "constrained_steps", "constraint_batches", "constraints", "fdfo", "fidelity"),
     *("floor", "gemma", "growth", "head_memory", "hostile_steps", "large_schemas", "levers"),
-    *("llada2", "prefill", "real_size", "schema_walks", "serve", "step_time", "turns"),
+    *("llada2", "prefill", "real_size", "schema_walks", "sdar", "serve", "step_time", "turns"),
     "wrapped_tasks",
 )
 # Former benchmark -> the one that took its place.
