@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="of the wide model's engines")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     if args.child:
         part, kind = args.child
@@ -293,7 +293,6 @@ def main() -> None:
                 place = ["--checkpoint", str(path)]
                 turns.append(child(__file__, "--child", "wide", kind, *shared, *place))
     results["wide"] = wide_figures(rounds)
-    print(json.dumps(results, indent=2))
     write(args.json, "sdar", results)
 
 

@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {
         "torch", "vllm", "vllm_dllm", "vllm_dllm.attention", "vllm_dllm.plugin",
+        "vllm_dllm.startup.commit_choice",
     },
 }  # fmt: skip
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")

@@ -17,6 +17,7 @@ TESTS_OF_BENCHMARKS = {
     "tests/test_benchmarks_prefill.py",
     "tests/test_benchmarks_recovery.py",
     "tests/test_benchmarks_report.py",
+    "tests/test_benchmarks_sdar.py",
     "tests/test_benchmarks_wrapped.py",
     "tests/test_docs.py",
 }

@@ -102,3 +102,20 @@ def test_each_request_has_its_own_adapter(running: Engine, models: dict[str, Pat
         assert not different
     assert sum(a.margin > MARGIN for each in wanted.values() for a in each) >= 10
     running.assert_idle()
+
+
+def test_an_adapter_of_the_head_is_refused(running: Engine, models: dict[str, Path]) -> None:
+    """vLLM would apply it to one row of logits for each request."""
+    from vllm.lora.request import LoRARequest
+
+    place = models["first"].with_name("with head")
+    place.mkdir(exist_ok=True)
+    tensors = load_file(models["first"] / "adapter_model.safetensors")
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.ones(RANK, 64)
+    tensors["base_model.model.lm_head.lora_B.weight"] = torch.ones(300, RANK)
+    save_file(tensors, place / "adapter_model.safetensors")
+    (place / "adapter_config.json").write_text(
+        (models["first"] / "adapter_config.json").read_text()
+    )
+    with pytest.raises(ValueError, match="lm_head"):
+        running.llm.llm_engine.add_lora(LoRARequest("head", 9, str(place)))
