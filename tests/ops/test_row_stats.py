@@ -83,3 +83,19 @@ def test_a_drawn_token_is_as_sure_as_it_is_likely() -> None:
     assert got.token.tolist() == [1, 1, 0, 1]
     wanted = [p[0, 0], torch.tensor(1.0).neg().mul(2).exp(), p[2, 0], p[3, 1]]
     torch.testing.assert_close(got.probability, torch.stack(wanted))
+
+
+def test_a_drawn_token_s_own_probability() -> None:
+    """At temperature 1, whatever it was drawn at; other rows are as sure as without this."""
+    logits = torch.randn(6, 30, generator=torch.Generator().manual_seed(4)) * 3
+    temperature = torch.tensor([1.0, 0.5, 2.0, 0.0, 1.0, 0.7])
+    drawn = torch.tensor([3, 8, 1, 9, 20, 2])
+    own_at = temperature * torch.tensor([1, 1, 1, 1, 0, 0])
+    greedy = row_statistics(logits.clone(), forbidden=29)
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    got = with_samples(greedy, scaled, temperature, drawn, own_at)
+    plain = with_samples(greedy, scaled, temperature, drawn)
+    p = logits.softmax(-1).gather(1, drawn[:, None])[:, 0]
+    wanted = torch.tensor([*p[:3], *plain.probability[3:]])
+    torch.testing.assert_close(got.probability, wanted)
+    assert torch.equal(got.token, plain.token)

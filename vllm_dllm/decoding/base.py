@@ -112,6 +112,8 @@ class Algorithm(Protocol):
         edits: it may change decided positions, so no part of a canvas is final before `done`.
         reads_entropy: it needs the entropies of the rows.
         samples: it also works with drawn tokens in place of the most likely ones.
+        own_confidence: a drawn token's confidence is its own probability at temperature 1, and not
+            the one of `ops.statistics.rows.with_drawn`.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Algorithm(Protocol):
     edits: bool
     reads_entropy: bool
     samples: bool
+    own_confidence: bool
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
         """The default for the most steps that a canvas of `length` positions may take."""
@@ -179,6 +182,7 @@ class BaseAlgorithm:
     edits: bool = False
     reads_entropy: bool = False
     samples: bool = True
+    own_confidence: bool = False
 
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]

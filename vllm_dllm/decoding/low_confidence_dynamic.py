@@ -30,7 +30,7 @@ class LowConfidenceDynamic(MaskedAlgorithm):
         accept = sure   where it has at least n positions, else the min(n, |M|) largest p of M
 
     Ties go to the lowest position. Probabilities are those of the whole vocabulary at temperature
-    1; ``generate.py`` takes them after temperature, top-k and top-p, so that greedy decoding (its
+    1, also of drawn tokens; ``generate.py`` takes them after temperature, top-k and top-p, so that greedy decoding (its
     top-k of 1) would be sure of everything. There a step that has fewer masks left than its quota
     overwrites decided positions (S < L); here decided positions never change.
 
@@ -40,6 +40,7 @@ class LowConfidenceDynamic(MaskedAlgorithm):
 
     name: str = "LowConfidenceDynamic"
     config: type[AlgorithmConfig] = LowConfidenceDynamicConfig
+    own_confidence: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -23,6 +23,7 @@ class LowConfidenceStatic(MaskedAlgorithm):
 
     name: str = "LowConfidenceStatic"
     config: type[AlgorithmConfig] = StepsConfig
+    own_confidence: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -191,6 +191,19 @@ def asked(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
     return in_batch_order([b.all_slots.algorithm.ask(b.state) for b in batches], batches)
 
 
+def own_at(batches: Sequence[AlgorithmBatch], temperature: torch.Tensor) -> torch.Tensor | None:
+    """See `ReadRequest.own_at`; `temperature` is float32 ``[n]``."""
+    owns = [batch.all_slots.algorithm.own_confidence for batch in batches]
+    if not any(owns):
+        return None
+    parts = [
+        torch.full_like(batch.slots, own, dtype=torch.bool)
+        for batch, own in zip(batches, owns, strict=True)
+    ]
+    own = in_batch_order(parts, batches)
+    return None if own is None else temperature * own
+
+
 def in_batch_order(
     parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
 ) -> torch.Tensor | None:

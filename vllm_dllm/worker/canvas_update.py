@@ -23,6 +23,7 @@ from vllm_dllm.worker.algorithm_state import (
     AlgorithmStates,
     adjustments,
     asked,
+    own_at,
     temperatures,
 )
 from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
@@ -71,6 +72,7 @@ class CanvasUpdate:
             entropy=any(each.algorithm.reads_entropy for each in algorithms),
             temperature=temperature,
             may_go_on=not state.one_step[on_host].all(),
+            own_at=own_at(batches, temperature) if state.samples[on_host].any() else None,
         )
         plan = StepPlan(before, now, batches, request)
         if state.constraints.followers and state.constraints.asked(on_host):

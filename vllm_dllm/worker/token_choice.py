@@ -119,6 +119,7 @@ class MaskedRows:
         keys: int64 ``[n, L]``, the keys of the random numbers, or None.
         samples: bool ``[n]``, on the host, whether a request draws.
         length: L.
+        own_at: see `ReadRequest`.
     """
 
     statistics: RowStatistics
@@ -129,6 +130,7 @@ class MaskedRows:
     keys: torch.Tensor | None
     samples: list[bool]
     length: int
+    own_at: torch.Tensor | None = None
 
     def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
         """See `RowChoice`.
@@ -147,7 +149,8 @@ class MaskedRows:
             tempered = followed.logits(self.tempered)
             both = torch.stack([chosen.token, greedy.token], -1)
             weight, largest = tempered.pick(both).unbind(-1)
-            sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token)
+            own = None if self.own_at is None else self.own_at.index_select(0, index)[:, None]
+            sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token, own)
             sure = torch.where(chosen.inside, sampled.probability, 1.0)
         else:
             logits = followed.logits(self.logits)
@@ -198,8 +201,10 @@ class MaskedChoice:
         # Constrained canvases draw when they follow their paths.
         if (samples & ~self.slots.constraints.constrained(request.on_host)).any():
             drawn = self.draw(kept, keys.flatten())
-            chosen = with_samples(greedy, tempered, temperature, drawn)
-        return MaskedRows(chosen, greedy, logits, tempered, kept, keys, samples.tolist(), length)
+            own_at = request.own_at_rows(length)
+            chosen = with_samples(greedy, tempered, temperature, drawn, own_at)
+        own = samples.tolist()
+        return MaskedRows(chosen, greedy, logits, tempered, kept, keys, own, length, request.own_at)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.model_executor.models.utils import PPMissingLayer
@@ -26,6 +26,10 @@ class MaskedCanvasModel:
     vLLM's models do. A class whose backbone does more to its logits there than `logits_processor`
     knows of overrides `has_plain_head` to return False.
     """
+
+    # Without this vLLM would apply an adapter of the head to one row of logits for each request,
+    # and the readout computes as many as it likes. It refuses adapters of embedding and head now.
+    embedding_modules: ClassVar[dict[str, str]] = {}
 
     # vLLM's class has these.
     lm_head: Any

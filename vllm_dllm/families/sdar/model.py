@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
@@ -25,9 +25,6 @@ class _Checked(MaskedCanvasModel):
 
     config: Any
     quant_config: Any
-    # Adapters of embedding and head are refused by vLLM, which would apply them to a row of logits
-    # for each request; here the readout computes logits of as many rows as it likes.
-    embedding_modules: ClassVar[dict[str, str]] = {}
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config

@@ -126,7 +126,11 @@ def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) ->
 
 
 def with_samples(
-    greedy: RowStatistics, scaled: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor
+    greedy: RowStatistics,
+    scaled: torch.Tensor,
+    temperature: torch.Tensor,
+    drawn: torch.Tensor,
+    own_at: torch.Tensor | None = None,
 ) -> RowStatistics:
     """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
 
@@ -140,13 +144,18 @@ def with_samples(
         scaled: ``[rows, vocabulary]``, logits divided by the temperature (by 1 where that is 0).
         temperature: float32 ``[rows]``; rows at 0 stay as they are.
         drawn: int64 ``[rows]``.
+        own_at: see `with_drawn`.
     """
     weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
-    return with_drawn(greedy, weight[:, 0].float(), temperature > 0, drawn)
+    return with_drawn(greedy, weight[:, 0].float(), temperature > 0, drawn, own_at)
 
 
 def with_drawn(
-    greedy: RowStatistics, weight: torch.Tensor, sampled: torch.Tensor, drawn: torch.Tensor
+    greedy: RowStatistics,
+    weight: torch.Tensor,
+    sampled: torch.Tensor,
+    drawn: torch.Tensor,
+    own_at: torch.Tensor | None = None,
 ) -> RowStatistics:
     """`with_samples`, given the drawn tokens' weights relative to the argmax.
 
@@ -155,8 +164,13 @@ def with_drawn(
         weight: float32 ``[rows]``.
         sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
         drawn: int64 ``[rows]``.
+        own_at: float32 ``[rows]``, the temperature of rows whose drawn token is as sure as it is
+            likely at temperature 1 (`Algorithm.own_confidence`), and 0 for the others; None where
+            there are none. The probability is ``exp(largest - logsumexp) * weight**temperature``.
     """
     sure = torch.minimum(greedy.probability, weight)
+    if own_at is not None:
+        sure = torch.where(own_at > 0, greedy.probability * weight**own_at, sure)
     return replace(
         greedy,
         token=torch.where(sampled, drawn, greedy.token),

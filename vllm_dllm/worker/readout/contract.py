@@ -41,6 +41,7 @@ class ReadRequest:
         window: the canvases as constraints see them; None where no request has a constraint.
         may_go_on: whether any canvas may be denoised again after this step, as far as the host
             knows; if not, no soft embedding is needed.
+        own_at: float32 ``[n]``, see `with_drawn`; None where no algorithm of the batch asks for it.
     """
 
     slots: torch.Tensor
@@ -54,6 +55,7 @@ class ReadRequest:
     entropy: bool = False
     window: CanvasWindow | None = None
     may_go_on: bool = True
+    own_at: torch.Tensor | None = None
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
@@ -70,7 +72,12 @@ class ReadRequest:
             self.entropy,
             None if self.window is None else self.window.part(rows),
             self.may_go_on,
+            None if self.own_at is None else self.own_at[rows],
         )
+
+    def own_at_rows(self, length: int) -> torch.Tensor | None:
+        """`own_at` of the ``n * length`` positions."""
+        return None if self.own_at is None else self.own_at.repeat_interleave(length)
 
 
 @dataclass

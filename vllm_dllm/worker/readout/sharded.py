@@ -35,7 +35,8 @@ class ShardedReadout(TilesReadout):
         keys, budget = self.keys_of(request.slots), tile_budget(self.slots.device)
         sampled = self._sampled(hidden, temperature, keys, budget)
         weight = sampled.sample_probability / sampled.probability
-        return with_drawn(greedy, weight, temperature > 0, sampled.sample)
+        own_at = request.own_at_rows(self.slots.length)
+        return with_drawn(greedy, weight, temperature > 0, sampled.sample, own_at)
 
     def _sampled(
         self, hidden: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, budget: int
