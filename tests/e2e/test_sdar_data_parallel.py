@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_data_parallel import requests_of_engines
-from tests.families.test_sdar_ranks import requests
+from tests.families.sdar_requests import requests
 from tests.support.reference_sdar import random_checkpoint
 from tests.support.server import AS_SERVED, Server
 

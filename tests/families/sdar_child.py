@@ -13,22 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine import count_calls, engine, greedy
+from tests.families.sdar_requests import parameters
+from tests.support.engine import count_calls, engine
 
 
 def answers(
     model: Path, block: int, requests: list[dict[str, Any]], options: dict[str, Any]
 ) -> dict[str, Any]:
     """What one engine makes of the requests."""
-    params = [
-        greedy(
-            request["max_tokens"],
-            ignore_eos=True,
-            stop_token_ids=request["stop"],
-            **request["options"],
-        )
-        for request in requests
-    ]
+    params = parameters(requests)
     prompts = [request["prompt"] for request in requests]
     # The checkpoint alone says how long its blocks are.
     with engine(model, block, **options | {"diffusion_config": None}) as running:

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine import greedy, settings
+from tests.families.sdar_requests import parameters
+from tests.support.engine import settings
 
 
 def has_window(worker: Any) -> bool:
@@ -27,15 +28,7 @@ def answers(model: Path, requests: list[dict[str, Any]], options: dict[str, Any]
     from vllm import LLM
 
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
-    params = [
-        greedy(
-            request["max_tokens"],
-            ignore_eos=True,
-            stop_token_ids=request["stop"],
-            **request["options"],
-        )
-        for request in requests
-    ]
+    params = parameters(requests)
     # The checkpoint alone says how long its blocks are.
     chosen = settings(0) | {"diffusion_config": None, "disable_log_stats": False} | options
     llm = LLM(model=str(model), **chosen)

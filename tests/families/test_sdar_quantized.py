@@ -12,10 +12,10 @@ import torch
 from examples.quantize.files import quantize_checkpoint, scheme_named
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import sdar_tokenizer
-from examples.tiny.training import Encoder
-from tests.engine.test_quantized import ROUNDING, experts_of, linear_layers, reference
+from examples.tiny.training import Encoder, Example
+from tests.engine.test_quantized import ROUNDING, experts_of, linear_layers, reference, solved
 from tests.support.checkpoints import TINY_SDAR
-from tests.support.engine import Engine, engine, greedy
+from tests.support.engine import engine, greedy
 from tests.support.reference_sdar import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -39,21 +39,19 @@ def quantized(source: Path, out: Path, schemes: dict[str, int]) -> Path:
     return out
 
 
-def solved(running: Engine) -> int:
+def examples() -> list[Example]:
     tokenizer = sdar_tokenizer()
     encoder = Encoder(tokenizer, tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    asked = [encoder(problem) for problem in held_out_set(8)]
-    got = running.generate([each.prompt for each in asked], [greedy(64)] * len(asked))
-    return sum(tokens == each.answer for (tokens, _), each in zip(got, asked, strict=True))
+    return [encoder(problem) for problem in held_out_set(8)]
 
 
 def test_a_dense_checkpoint(tmp_path: Path) -> None:
     """A scheme a layer: each matrix is what the scheme's library says, and answers stay right."""
     path = quantized(TINY_SDAR, tmp_path / "quantized", DENSE)
     with engine(TINY_SDAR, 4, **HALF) as running:
-        before = solved(running)
+        before = solved(running, examples())
     with engine(path, 4, **HALF) as running:
-        after = solved(running)
+        after = solved(running, examples())
         exact = {name: weight.bfloat16() for name, weight in reference(path).items()}
         seen = set()
         for name, layer, matrix in linear_layers(running, exact):

@@ -10,17 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.families.test_sdar import (
-    FUSED,
-    FUSED_SYNC,
-    MARGIN,
-    SETTINGS,
-    SHAPES,
-    prompt,
-    reference_answers,
-)
+from tests.families.sdar_requests import assert_exact, requests
+from tests.families.test_sdar import FUSED, FUSED_SYNC
 from tests.support.engine import answers_of_child
-from tests.support.reference_sdar import RULES, Answer, random_checkpoint
+from tests.support.reference_sdar import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -71,27 +64,4 @@ def test_two_ranks_equal_transformers(
     assert len(found) == len(names)
     for name, engine in zip(names, found, strict=True):
         assert engine["two blocks"] == ["two blocks" in name] * 2, name
-        assert (engine["preemptions"] > 0) == ("preempted" in name), name
-        for answers in engine["answers"]:
-            different = [n for n in robust if answers[n] != wanted[n].tokens]
-            assert not different, (name, different)
-
-
-def requests(model: Path, block: int) -> tuple[list[Answer], list[int], list[dict[str, Any]]]:
-    """The answers that are wanted, those that no other order of summation may change, and what
-    is asked; one of the long answers ends early, at its seventh token."""
-    stops = {8: reference_answers(model, block, {})[8].tokens[6]}
-    wanted = reference_answers(model, block, stops)
-    robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
-    assert len(robust) >= len(SHAPES) - 2, "too many near ties to compare"
-    assert {SETTINGS[n].name for n in robust} == set(RULES)
-    asked = [
-        {
-            "prompt": prompt(n, length),
-            "max_tokens": count,
-            "stop": [stops[n]] if n in stops else [],
-            "options": SETTINGS[n].options(),
-        }
-        for n, (length, count) in enumerate(SHAPES)
-    ]
-    return wanted, robust, asked
+        assert_exact(name, engine, wanted, robust)
