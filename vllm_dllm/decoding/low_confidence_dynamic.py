@@ -30,9 +30,9 @@ class LowConfidenceDynamic(MaskedAlgorithm):
         accept = sure   where it has at least n positions, else the min(n, |M|) largest p of M
 
     Ties go to the lowest position. Probabilities are those of the whole vocabulary at temperature
-    1, also of drawn tokens; ``generate.py`` takes them after temperature, top-k and top-p, so that greedy decoding (its
-    top-k of 1) would be sure of everything. There a step that has fewer masks left than its quota
-    overwrites decided positions (S < L); here decided positions never change.
+    1, also of drawn tokens; ``generate.py`` takes them after temperature, top-k and top-p, so that
+    greedy decoding (its top-k of 1) would be sure of everything. There a step that has fewer masks
+    left than its quota overwrites decided positions (S < L); here decided positions never change.
 
     Source: ``low_confidence_dynamic`` of SDAR's ``generate.py`` (JetAstra/SDAR); the threshold 0.9
     of its model card (0.85 in ``generate.py``, 0.95 in its evaluation).
