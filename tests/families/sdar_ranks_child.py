@@ -58,7 +58,5 @@ if __name__ == "__main__":
     # Workers do not have this module, which is the child's `__main__`.
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     for options in json.loads(sys.argv[3]):
-        print(
-            json.dumps(answers(Path(sys.argv[1]), json.loads(sys.argv[2]), options)), flush=True
-        )
+        print(json.dumps(answers(Path(sys.argv[1]), json.loads(sys.argv[2]), options)), flush=True)
         gc.collect()
