@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
@@ -23,6 +23,9 @@ class _Checked(MaskedCanvasModel):
 
     config: Any
     quant_config: Any
+    # What an adapter may adapt beside the layers' projections. Not the head: vLLM looks up one
+    # adapter for each request there, and a canvas has L rows.
+    embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings"}
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
