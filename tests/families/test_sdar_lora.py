@@ -1,9 +1,9 @@
-"""LoRA on a dense SDAR: each request has the adapter that it names, or none."""
+"""LoRA on a dense SDAR: each request its adapter's tokens, those of `transformers` when merged."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,111 +11,151 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.families.sdar_requests import MARGIN, prompt
+from tests.families.test_sdar_config import started
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_sdar import Reference, Rule, random_checkpoint
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-RANK, ALPHA, BLOCK = 4, 8, 4
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MARGIN = 3e-5
-# Whole pages that both would find in the cache if it did not know adapters apart.
-PROMPTS = [[(13 * i + 5 * n) % 290 for i in range(64 + n)] for n in (0, 1, 3, 6)]
-TOKENS = 21
+BLOCK = 4
+RANK, ALPHA = 4, 8
+PAGE = 32
+PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Tokens of the prompt and to generate; most prompts fill pages of 32 tokens, which are cached.
+SHAPES = ((3, 12), (34, 9), (64, 16), (71, 8), (100, 14))
+RULES = (Rule(), Rule(threshold=0.3), Rule("LowConfidenceStatic", steps=2))
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "block_size": PAGE}
+FUSED = {"additional_config": {"dllm": {"fused_commit": "on"}}, "async_scheduling": True}
+ENGINES: dict[str, dict[str, Any]] = {
+    # As many adapters as places: the rows of the base model must get none of them.
+    "together": {"max_loras": 2, **FUSED},
+    # One place for two adapters, which take turns; chunks of prompts.
+    "in turn": {
+        "max_loras": 1,
+        "max_cpu_loras": 2,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 4,
+    },
+}
 
 
-def write_adapter(model: Path, place: Path, merged: Path, seed: int) -> None:
-    """An adapter of random matrices, and the checkpoint into which it is merged."""
-    place.mkdir()
-    weights, draw = load_file(model / "model.safetensors"), torch.Generator().manual_seed(seed)
-    adapter = {}
-    for name, weight in weights.items():
-        if name.split(".")[-2] not in MATRICES:
+def adapter(model: Path, path: Path, seed: int, extra: str = "") -> Path:
+    """Write an adapter of random matrices for every projection, and maybe for one module more."""
+    path.mkdir()
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        last = module.rpartition(".")[2]
+        if last not in (*PARTS, extra):
             continue
-        down = torch.randn(RANK, weight.shape[1], generator=draw) * weight.shape[1] ** -0.5
-        up = torch.randn(weight.shape[0], RANK, generator=draw) * 0.6
-        stem = f"base_model.model.{name.removesuffix('.weight')}"
-        adapter |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
-        weights[name] = weight + ALPHA / RANK * up @ down
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
-    config |= {"target_modules": list(MATRICES), "task_type": "CAUSAL_LM"}
-    save_file(adapter, place / "adapter_model.safetensors")
-    (place / "adapter_config.json").write_text(json.dumps(config))
-    merged.mkdir()
-    for file in model.iterdir():
-        (merged / file.name).write_bytes(file.read_bytes())
-    save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+        # The matrix of an embedding is the other way round.
+        rows, columns = weight.T.shape if last == "embed_tokens" else weight.shape
+        down = torch.randn(RANK, columns, generator=generator) * columns**-0.5
+        up = torch.randn(rows, RANK, generator=generator) * 0.3
+        kind = "lora_embedding_" if last == "embed_tokens" else "lora_"
+        end = "" if last == "embed_tokens" else ".weight"
+        prefix = f"base_model.model.{module}.{kind}"
+        tensors |= {f"{prefix}A{end}": down, f"{prefix}B{end}": up}
+    save_file(tensors, path / "adapter_model.safetensors")
+    stated = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
+    stated |= {"target_modules": [*PARTS, extra][: 7 + bool(extra)], "task_type": "CAUSAL_LM"}
+    (path / "adapter_config.json").write_text(json.dumps(stated))
+    return path
+
+
+def merged(model: Path, adapted: Path, path: Path) -> Path:
+    """A checkpoint whose weights hold the adapter."""
+    shutil.copytree(model, path)
+    weights = load_file(model / "model.safetensors")
+    parts = load_file(adapted / "adapter_model.safetensors")
+    for name, down in parts.items():
+        module, _, kind = name.removeprefix("base_model.model.").partition(".lora_")
+        if kind.startswith(("A", "embedding_A")):
+            up = parts[name.replace("_A", "_B")]
+            more = up @ down * (ALPHA / RANK)
+            weights[f"{module}.weight"] += more.T if kind.startswith("embedding") else more
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The base model, two adapters, and what they are merged into."""
-    place = tmp_path_factory.mktemp("lora")
-    base = random_checkpoint(place / "base", experts=False, block=BLOCK)
-    for seed, name in enumerate(("first", "second")):
-        write_adapter(base, place / name, place / f"{name} merged", seed)
-    return {"base": base, "first": place / "first", "second": place / "second"}
-
-
-@pytest.fixture(
-    scope="module",
-    params=[{}, {"async_scheduling": True, "additional_config": {"dllm": {"fused_commit": "on"}}}],
-    ids=["granted", "two-blocks"],
-)
-def running(request: pytest.FixtureRequest, models: dict[str, Path]) -> Iterator[Engine]:
-    options: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
-    options |= {"block_size": 32, "diffusion_config": None}
-    with engine(models["base"], BLOCK, **options, **request.param) as started:
-        yield started
-
-
-def test_each_request_has_its_own_adapter(running: Engine, models: dict[str, Path]) -> None:
-    """Catches an adapter that others get, that prompts or canvases miss, and pages that are shared
-    between adapters."""
-    from vllm.lora.request import LoRARequest
-
-    adapters = {
-        "base": None,
-        "first": LoRARequest("first", 1, str(models["first"])),
-        "second": LoRARequest("second", 2, str(models["second"])),
-    }
-    wanted = {}
-    for name, adapter in adapters.items():
-        path = models["base"] if adapter is None else models[name].with_name(f"{name} merged")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], list[Any]]:
+    """A model, [no adapter, one, another], and (model's number, prompt, count, rule, answer)."""
+    folder = tmp_path_factory.mktemp("lora")
+    model = random_checkpoint(folder / "base", experts=False, block=BLOCK)
+    extra = ["", "", "embed_tokens"]
+    adapters = [None, *(adapter(model, folder / f"adapter{n}", n, extra[n]) for n in (1, 2))]
+    cases = []
+    for number, one in enumerate(adapters):
+        path = model if one is None else merged(model, one, folder / f"merged{number}")
         reference = Reference(path)
-        wanted[name] = [reference.generate(p, TOKENS, Rule(), BLOCK) for p in PROMPTS]
-    assert len({tuple(each[0].tokens) for each in wanted.values()}) == 3
-    asked = [(name, n) for n in range(len(PROMPTS)) for name in adapters]
-    for _ in range(2):  # the second time prompts come out of the cache
-        outputs = running.llm.generate(
-            [{"prompt_token_ids": PROMPTS[n]} for _, n in asked],
-            [greedy(TOKENS, ignore_eos=True)] * len(asked),
-            lora_request=[adapters[name] for name, _ in asked],
-            use_tqdm=False,
-        )
-        different = [
-            (name, n)
-            for (name, n), output in zip(asked, outputs, strict=True)
-            if wanted[name][n].margin > MARGIN
-            and list(output.outputs[0].token_ids) != wanted[name][n].tokens
-        ]
-        assert not different
-    assert sum(a.margin > MARGIN for each in wanted.values() for a in each) >= 10
-    running.assert_idle()
+        for n, (length, count) in enumerate(SHAPES):
+            rule = RULES[n % len(RULES)]
+            answer = reference.generate(prompt(n, length), count, rule, BLOCK)
+            cases.append((number, prompt(n, length), count, rule, answer))
+    return model, adapters, cases
 
 
-def test_an_adapter_of_the_head_is_refused(running: Engine, models: dict[str, Path]) -> None:
-    """vLLM would apply it to one row of logits for each request."""
+def generate(running: Engine, adapters: list[Any], cases: list[Any]) -> list[tuple[Any, int]]:
+    """Tokens of each case, and how many of its prompt came out of the cache."""
     from vllm.lora.request import LoRARequest
 
-    place = models["first"].with_name("with head")
-    place.mkdir(exist_ok=True)
-    tensors = load_file(models["first"] / "adapter_model.safetensors")
-    tensors["base_model.model.lm_head.lora_A.weight"] = torch.ones(RANK, 64)
-    tensors["base_model.model.lm_head.lora_B.weight"] = torch.ones(300, RANK)
-    save_file(tensors, place / "adapter_model.safetensors")
-    (place / "adapter_config.json").write_text(
-        (models["first"] / "adapter_config.json").read_text()
+    loaded = [
+        None if path is None else LoRARequest(f"a{n}", n, str(path))
+        for n, path in enumerate(adapters)
+    ]
+    outputs = running.llm.generate(
+        [{"prompt_token_ids": tokens} for _, tokens, *_ in cases],
+        [greedy(count, ignore_eos=True, **rule.options()) for _, _, count, rule, _ in cases],
+        lora_request=[loaded[number] for number, *_ in cases],
+        use_tqdm=False,
     )
-    with pytest.raises(ValueError, match="lm_head"):
-        running.llm.llm_engine.add_lora(LoRARequest("head", 9, str(place)))
+    return [(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outputs]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_request_its_adapter(name: str, served: Any) -> None:
+    """In one batch, in any order, alone, and out of the prefix cache, whose pages nobody shares."""
+    model, adapters, cases = served
+    robust = [n for n, case in enumerate(cases) if case[-1].margin > MARGIN]
+    assert len(robust) >= len(cases) - 2
+    by_model = {number: [c[-1].tokens for c in cases if c[0] == number] for number in range(3)}
+    assert len({str(answers) for answers in by_model.values()}) == 3
+    order = sorted(robust, key=lambda n: (n % len(SHAPES), n))  # models take turns in the batch
+    with engine(model, BLOCK, **(LORA | {"diffusion_config": None} | ENGINES[name])) as running:
+        for cached, numbers in enumerate((robust, order, order[::-1])):
+            found = generate(running, adapters, [cases[n] for n in numbers])
+            different = [
+                n
+                for n, (tokens, _) in zip(numbers, found, strict=True)
+                if tokens != cases[n][-1].tokens
+            ]
+            assert not different
+            # Each whole page of a prompt, but only once its own model has written it.
+            lengths = [len(cases[n][1]) for n in numbers]
+            whole = [(length - 1) // PAGE * PAGE * bool(cached) for length in lengths]
+            assert [tokens for _, tokens in found] == whole
+        for n in robust[:: len(SHAPES) // 2]:
+            ((tokens, _),) = generate(running, adapters, [cases[n]])
+            assert tokens == cases[n][-1].tokens, n
+        running.assert_idle()
+
+
+def test_an_adapter_of_the_head_is_refused(served: Any, tmp_path: Path) -> None:
+    """vLLM would look up an adapter for each request, where a canvas has several rows."""
+    from vllm.lora.request import LoRARequest
+
+    model, *_ = served
+    path = adapter(model, tmp_path / "head", 3, "lm_head")
+    with (
+        engine(model, BLOCK, **(LORA | {"diffusion_config": None})) as running,
+        pytest.raises(ValueError, match="lm_head"),
+    ):
+        running.llm.llm_engine.add_lora(LoRARequest("head", 1, str(path)))
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    model = random_checkpoint(tmp_path, experts=True, block=BLOCK)
+    with pytest.raises(ValueError, match=r"--enable-lora: on the CPU .* experts"):
+        started(model, enable_lora=True)

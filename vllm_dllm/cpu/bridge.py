@@ -7,7 +7,8 @@ gets, in this order:
 - vLLM's compiled norms as implementations of its operators (`norms`), with and without Triton;
 - the one helper that the runner calls on the Triton placeholder outside kernels;
 - in a worker, stand-ins for the runner's kernels (`launch`) and two collectives (`collectives`);
-- in a worker with a quantized model, experts where vLLM has no kernel (`quantized_experts`).
+- in a worker with a quantized model, experts where vLLM has no kernel (`quantized_experts`);
+- in a worker with LoRA, rows that belong to no adapter (`lora`).
 
 `vllm_patches.cpu_platform` calls these functions at the right time.
 """

@@ -1,37 +1,34 @@
-"""LoRA on the CPU: requests without an adapter get none.
+"""Rows without an adapter, which vLLM's LoRA operators for the CPU give the last adapter's sum.
 
-vLLM's operators for the CPU choose each token's adapter by indexing the stack of adapters with its
-number, and -1 means none. But -1 is also the last one of the stack, so in a batch with adapters the
-other requests would get whatever is there.
+The index of such a row is -1, which the operators use as it is: as the last one. vLLM avoids that
+only where no row of a batch has an adapter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 
-def leave_others_alone() -> None:
-    """Let the first product of an adapter be zero for tokens that have none; may be repeated."""
-    from vllm.lora.ops.torch_ops import lora_ops
-    from vllm.lora.punica_wrapper import punica_cpu
+def only_adapted_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an operator that adds an adapter's product to its output add zero to the other rows.
 
-    shrink: Any = lora_ops.bgmv_shrink
-    if hasattr(shrink, "__wrapped__"):
-        return
+    Args:
+        original: ``bgmv_expand`` or ``bgmv_expand_slice``, by which vLLM's ``sgmv`` operators
+            compute. Its inputs are ``[rows, rank]``, its indices int64 ``[rows]``.
+    """
 
-    def bgmv_shrink(
+    def expand(
         inputs: torch.Tensor,
-        lora_a_weights: torch.Tensor,
+        lora_b_weights: torch.Tensor,
         output_tensor: torch.Tensor,
         lora_indices_tensor: torch.Tensor,
-        scaling: float = 1.0,
-    ) -> None:
-        """As vLLM's; all have a row for each token, `lora_indices_tensor` is int ``[tokens]``."""
-        shrink(inputs, lora_a_weights, output_tensor, lora_indices_tensor, scaling)
-        output_tensor.masked_fill_((lora_indices_tensor < 0)[:, None], 0)
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        inputs = inputs.masked_fill(lora_indices_tensor[:, None] < 0, 0)
+        return original(inputs, lora_b_weights, output_tensor, lora_indices_tensor, *args, **kwargs)
 
-    bgmv_shrink.__wrapped__ = shrink  # type: ignore[attr-defined]
-    # The operators for prompts call it by its name in their own module.
-    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
+    return expand

@@ -75,9 +75,9 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
     )
     yield (
         vllm_config.lora_config is not None
+        and vllm_config.model_config.is_moe
         and current_platform.is_cpu()
-        and not HAS_TRITON
-        and vllm_config.model_config.is_moe,
+        and not HAS_TRITON,
         "--enable-lora: on the CPU vLLM applies LoRA to experts with Triton kernels, which "
         "are missing here; remove it, or merge the adapter into the checkpoint",
     )

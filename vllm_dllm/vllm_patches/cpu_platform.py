@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.cpu import bridge
+from vllm_dllm.cpu.lora import only_adapted_rows
 from vllm_dllm.vllm_patches.wrapping import with_globals, wrap
 
 if TYPE_CHECKING:
@@ -161,8 +162,18 @@ def _wrap_init_device() -> None:
                 bridge.swap_in_stand_ins()
                 if self.vllm_config.quant_config is not None:
                     bridge.add_quantized_experts()
+                if self.vllm_config.lora_config is not None:
+                    _leave_rows_without_an_adapter_alone()
             return original(self)
 
         return init_device
 
     wrap(CPUWorker, "init_device", prepare_first)
+
+
+def _leave_rows_without_an_adapter_alone() -> None:
+    """See `cpu.lora`. vLLM's `sgmv` operators, which the runner asks for, call these two."""
+    from vllm.lora.ops.torch_ops import lora_ops
+
+    for name in ("bgmv_expand", "bgmv_expand_slice"):
+        wrap(lora_ops, name, only_adapted_rows)

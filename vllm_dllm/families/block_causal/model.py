@@ -27,9 +27,9 @@ class MaskedCanvasModel:
     knows of overrides `has_plain_head` to return False.
     """
 
-    # Without this vLLM would apply an adapter of the head to one row of logits for each request,
-    # and the readout computes as many as it likes. It refuses adapters of embedding and head now.
-    embedding_modules: ClassVar[dict[str, str]] = {}
+    # What an adapter may adapt beside the layers' projections. Not the head: vLLM looks up one
+    # adapter for each request there, and a canvas has L rows.
+    embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings"}
 
     # vLLM's class has these.
     lm_head: Any

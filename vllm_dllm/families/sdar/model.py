@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
-from vllm.platforms import current_platform
 
 from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
 from vllm_dllm.checkpoints.verify import verified
-from vllm_dllm.cpu.lora import leave_others_alone
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
 
@@ -33,8 +31,6 @@ class _Checked(MaskedCanvasModel):
                 f"{type(self).__name__} needs a checkpoint with model_type 'sdar' or 'sdar_moe', "
                 f"got {getattr(config, 'model_type', type(config).__name__)!r}"
             )
-        if vllm_config.lora_config is not None and current_platform.is_cpu():
-            leave_others_alone()
         with naming_the_scheme(vllm_config.quant_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
 
