@@ -109,7 +109,9 @@ def _obstacles(
     )
     obstacles = {
         "the model's commits and steps have different masks": not in_place,
-        "there are pipeline stages": vllm_config.parallel_config.pipeline_parallel_size > 1,
+        # The first stage would have to know which tokens of a block it has to read again.
+        "there are pipeline stages, and scheduling is synchronous": not length
+        and vllm_config.parallel_config.pipeline_parallel_size > 1,
         "skip_last_commit is off": not settings.skip_last_commit,
         # vLLM's check would take the mark of a canvas that is not written yet for a NaN.
         "VLLM_RAISE_ON_LOGIT_NANS is set": not length and bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
