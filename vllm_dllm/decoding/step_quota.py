@@ -38,12 +38,14 @@ def step_quota(canvas: Canvas, context: StepContext) -> torch.Tensor:
 def most_confident(canvas: Canvas, probability: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """The masked positions of the largest probabilities, bool ``[slots, L]``.
 
+    Where fewer positions are masked than `count`, others are true too; `reveal` passes over them.
+
     Args:
         canvas: of the slots.
         probability: float32 ``[slots, L]``. Ties go to the lowest position.
-        count: int64 ``[slots]``, how many; all where fewer are masked.
+        count: int64 ``[slots]``, how many.
     """
     order = confidence(canvas, probability).argsort(dim=1, descending=True, stable=True)
     place = torch.arange(order.shape[1], device=order.device)
     rank = torch.empty_like(order).scatter_(1, order, place.expand_as(order))
-    return canvas.masked & (rank < count[:, None])
+    return rank < count[:, None]

@@ -144,7 +144,9 @@ class CanvasUpdate:
             skips_denoise=skips,
             ready_to_leave=ready_to_leave,
             leaves=leaves,
-            kv_pending=leaves & ~(commits | written | self.policy.two_blocks),
+            kv_pending=torch.zeros_like(leaves)
+            if self.policy.two_blocks
+            else leaves & ~(commits | written),
             goes_on=~(leaves | ready_to_leave)
             if plan.waits is None
             else ~(leaves | ready_to_leave | plan.waits),
