@@ -13,7 +13,7 @@ setup: ## install everything into .venv (quick when it is already there)
 	@scripts/setup.sh
 
 demo: setup ## serve a small checkpoint and chat with it (MODEL=tiny-llada2, tiny-sdar, ...)
-	@$(bin)/python examples/demo.py --model $(or $(MODEL),tiny-llada2)
+	@$(bin)/vllm-dllm demo --model $(or $(MODEL),tiny-llada2)
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.

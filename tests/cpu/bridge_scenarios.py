@@ -180,17 +180,17 @@ def real_triton(directory: Path) -> dict[str, Any]:
 
 
 def early(directory: Path) -> dict[str, Any]:
-    """Begin as a user's script does, with the hook that `make setup` runs when Python starts."""
-    sys.modules.pop("vllm_dllm.cpu.torchvision_hook", None)
-    importlib.import_module("vllm_dllm.cpu.torchvision_hook")
+    """Begin as a user's script does, with the hook that Python runs when it starts."""
+    sys.modules.pop("vllm_dllm.cpu.import_hook", None)
+    importlib.import_module("vllm_dllm.cpu.import_hook")
     from vllm import LLM
 
     return {"llm": LLM.__name__, "schemas": torchvision_schemas.declared()}
 
 
 if __name__ == "__main__":
-    # A development environment may declare the schemas when Python starts (`make setup`). Here
-    # the package has to manage without, and would else be tested against that.
-    sys.meta_path[:] = [f for f in sys.meta_path if "torchvision" not in type(f).__module__]
+    # A CPU installation may declare the schemas when Python starts. Here the package has to manage
+    # without, and would else be tested against that.
+    sys.meta_path[:] = [f for f in sys.meta_path if "import_hook" not in type(f).__module__]
     scenario = {f.__name__: f for f in (runner, worker, elsewhere, real_triton, early)}
     print(json.dumps(scenario[sys.argv[1]](Path(sys.argv[2]))))

@@ -3,7 +3,8 @@
 vLLM's Model Runner V2 needs Triton, which vLLM's CPU platform usually has not. There the process
 gets, in this order:
 
-- schemas of two operators, without which torchvision cannot be imported (`torchvision_schemas`);
+- schemas of two operators, without which torchvision cannot be imported (`torchvision_schemas`),
+  and no sight of modules whose libraries do not load (`unusable_modules`);
 - vLLM's compiled norms as implementations of its operators (`norms`), with and without Triton;
 - the one helper that the runner calls on the Triton placeholder outside kernels;
 - in a worker, stand-ins for the runner's kernels (`launch`) and two collectives (`collectives`);
@@ -15,7 +16,7 @@ gets, in this order:
 
 from __future__ import annotations
 
-from vllm_dllm.cpu import norms, torchvision_schemas
+from vllm_dllm.cpu import norms, torchvision_schemas, unusable_modules
 
 
 def on_cpu() -> bool:
@@ -54,6 +55,7 @@ def prepare_process() -> None:
     """Give any process of vLLM what it needs before it makes a configuration."""
     # First, because importing vLLM's configuration imports torchvision.
     torchvision_schemas.declare()
+    unusable_modules.hide()
     # A configuration that prefers these norms reaches processes that did not make it.
     norms.register()
     if lacks_triton():

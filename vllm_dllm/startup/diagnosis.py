@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from importlib import metadata
 from typing import Any
 
 from vllm_dllm.vllm_patches.registration import is_ours
-
-PLUGIN_NAME = "dllm"
 
 
 def kernel_summary() -> str:
@@ -18,17 +14,6 @@ def kernel_summary() -> str:
     if not HAS_TRITON:
         return "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)"
     return "torch, triton; attention CUSTOM"
-
-
-def entry_point_problem() -> str | None:
-    """Why vLLM would not load the plugin, or None."""
-    allowed = os.environ.get("VLLM_PLUGINS")
-    names = [point.name for point in metadata.entry_points(group="vllm.general_plugins")]
-    if PLUGIN_NAME not in names:
-        return "the entry point vllm.general_plugins:dllm is missing; reinstall vllm-dllm"
-    if allowed is not None and PLUGIN_NAME not in allowed.split(","):
-        return f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading the plugin 'dllm'"
-    return None
 
 
 def explain(model: str, options: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
 
 def run_demo(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(DEMO), *arguments],
+        [sys.executable, "-m", "vllm_dllm.cli", "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,1 @@
+"""What the command ``vllm-dllm`` does. Its parser is `vllm_dllm.cli`."""

@@ -1,0 +1,34 @@
+"""Prepare a process for vLLM's imports at the moment transformers or torchvision is first imported.
+
+``import vllm`` imports transformers, and transformers imports torchvision, torchaudio and
+torchcodec, all before any plugin is loaded. A package index may hold these three for a CUDA build
+of torch only. On a CPU installation the distribution in ``packaging/vllm-cpu-metadata`` therefore
+has a ``.pth`` file that imports this module whenever Python starts. Until transformers or
+torchvision is imported, this costs no more than a class definition.
+"""
+
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class PrepareImports(importlib.abc.MetaPathFinder):
+    """A finder that finds nothing; it notices what is about to be imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Prepare the process before the finders after this one look for the module."""
+        if fullname in ("transformers", "torchvision"):
+            # Before the modules below are imported, because they look for torchvision themselves.
+            sys.meta_path.remove(self)
+            from vllm_dllm.cpu import torchvision_schemas, unusable_modules
+
+            torchvision_schemas.declare()
+            unusable_modules.hide()
+        return None
+
+
+sys.meta_path.insert(0, PrepareImports())
