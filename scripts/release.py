@@ -35,7 +35,7 @@ IN_THE_SDIST = (
     *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "docs/structure.md"),
     *("examples/offline.py", "tests/conftest.py", "packaging/cpu.txt"),
 )
-FIELDS = ("Author", "Classifier", "Description", "License-Expression", "Project-URL", "Keywords")
+FIELDS = ("Author", "Classifier", "Summary", "License-Expression", "Project-URL", "Keywords")
 
 
 class ReleaseError(Exception):
@@ -77,7 +77,7 @@ def check_contents(sdist: Path, wheel: Path) -> None:
 def readme_commands() -> list[str]:
     """The commands of the README for a machine without a GPU, in their order."""
     text = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(r"Without a GPU.*?\n\n((?:    .+\n)+)", text, re.DOTALL)
+    found = re.search(r"Without a GPU.*?\n\n((?:    [^\n]+\n)+)", text, re.DOTALL)
     if found is None:
         raise ReleaseError("README.md has no commands for a machine without a GPU")
     return [line.strip() for line in found[1].splitlines()]
@@ -100,6 +100,8 @@ def install_and_ask(dist: Path, folder: Path) -> str:
     }
     environment["PATH"] = f"{binaries}{os.pathsep}{environment['PATH']}"
     environment["VLLM_CACHE_ROOT"] = str(folder / "cache")
+    # An index that cannot be reached from here would else delay each of 150 packages.
+    environment["PIP_RETRIES"] = "0"
     said = []
     for command in readme_commands():
         command = re.sub(r"https://\S+/cpu\.txt", str(folder / "cpu.txt"), command)

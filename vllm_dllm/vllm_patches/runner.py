@@ -9,9 +9,10 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_patches.wrapping import with_globals, wrap
 
 
 def tell_of_preemptions() -> None:
@@ -71,6 +72,37 @@ def _unless_empty(original: Callable[..., None]) -> Callable[..., None]:
             raise RuntimeError("vllm-dllm: a grammar of vLLM's has reached the worker")
 
     return apply_grammar_bitmask
+
+
+def load_what_is_compiled() -> None:
+    """Let vLLM load a backbone that an earlier start has compiled, on the CPU, too.
+
+    vLLM keeps a compiled model in a file. When it loads one, it calls a method that only models
+    compiled by its own backend have. On the CPU PyTorch's backend compiles the whole model, the
+    call raises, and every start compiles anew (``docs/upstream/compiled_models_on_the_cpu.md``).
+    """
+    decorators = sys.modules["vllm.compilation.decorators"]
+    wrap(decorators, "_try_load_aot_compiled_fn", _with_complete_functions)
+
+
+def _with_complete_functions(original: Callable[..., Any]) -> Callable[..., Any]:
+    compiler = sys.modules["torch"].compiler
+
+    def load_compiled_function(*args: Any, **kwargs: Any) -> Any:
+        loaded = compiler.load_compiled_function(*args, **kwargs)
+        function = loaded._artifacts.compiled_fn
+        if not hasattr(function, "finalize_loading"):
+            function.finalize_loading = lambda vllm_config: None  # it is complete as it is
+        return loaded
+
+    torch = SimpleNamespace(compiler=SimpleNamespace(load_compiled_function=load_compiled_function))
+    of_ours = with_globals(original, torch=torch)
+
+    def try_load_aot_compiled_fn(model: Any, aot_compilation_path: str) -> Any:
+        ours = hasattr(model.vllm_config.model_config, "dllm")  # set where our start-up has run
+        return (of_ours if ours else original)(model, aot_compilation_path)
+
+    return try_load_aot_compiled_fn
 
 
 def outlive_signals() -> None:

@@ -24,6 +24,7 @@ from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_patches.runner import (
     allocate_no_grammar_bitmask,
+    load_what_is_compiled,
     outlive_signals,
     tell_of_preemptions,
 )
@@ -86,6 +87,7 @@ class DiffusionModelState(ModelState):
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
         tell_of_preemptions()
+        load_what_is_compiled()
         allocate_no_grammar_bitmask()
         outlive_signals()
         self.sampler: DiffusionSampler | None = None
