@@ -1,4 +1,4 @@
-"""``vllm-dllm check``: what is installed, and an exit status that scripts can rely on."""
+"""``vllm-dllm check`` and ``doctor``: what they say, what they take, and that vLLM agrees."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from examples.tiny.make_twin import make_twin
-from tests.support.checkpoints import TINY
+from tests.commands.running import command, seconds_of_children
 from vllm_dllm.vllm_patches import versions
 
+SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
+ROOT = Path(__file__).resolve().parents[2]
 
-def check(code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """`vllm-dllm check` in a process of its own, after ``code``."""
-    script = f"{code}\nimport sys\nfrom vllm_dllm.cli import main\nsys.exit(main(['check']))"
+
+def check(before: str = "", after: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script],
+        command("check", before=before, after=after),
         env=os.environ | env,
         capture_output=True,
         text=True,
@@ -28,12 +27,30 @@ def check(code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_working_installation() -> None:
-    done = check()
-    assert done.returncode == 0, done.stderr
+def test_a_working_installation(kept_answers: Path) -> None:
+    """The second time it takes at most two seconds, because it imports neither torch nor vLLM."""
+    first = check()
+    assert first.returncode == 0, first.stderr
     for line in ("vllm-dllm ", "vllm ", "platform ", "bridged ", "architectures  LLaDA2MoeModelLM"):
-        assert line in done.stdout
-    assert "ready" in done.stdout
+        assert line in first.stdout
+    assert first.stdout.endswith("ready: vllm serve MODEL\n")
+    assert first.stderr == ""
+    assert len(list(kept_answers.iterdir())) == 1
+    begin = seconds_of_children()
+    again = check(after="print({'torch', 'vllm', 'transformers'} & set(sys.modules))")
+    assert seconds_of_children() - begin < 2
+    assert again.stdout == first.stdout + "set()\n"
+
+
+@pytest.mark.long
+def test_an_answer_is_kept_as_long_as_its_environment(kept_answers: Path) -> None:
+    """Another variable that vLLM reads is another environment; one that it does not read is not."""
+    check()
+    before = set(kept_answers.iterdir())
+    check(SOMETHING_ELSE="1")
+    assert set(kept_answers.iterdir()) == before
+    check(VLLM_NO_USAGE_STATS="1")
+    assert len(set(kept_answers.iterdir()) - before) == 1
 
 
 def test_plugin_switched_off() -> None:
@@ -48,95 +65,83 @@ def test_unsupported_vllm() -> None:
     assert "vLLM 0.99.0 is not supported (it has not been tried; needs >=" in done.stderr
 
 
-def test_a_plugin_that_cannot_register() -> None:
-    code = """
-from vllm_dllm.vllm_patches import registration
-def fail(): raise RuntimeError('boom')
-registration.register_models = fail
+def test_a_plugin_that_cannot_register(tmp_path: Path, kept_answers: Path) -> None:
+    """And a failure is not kept."""
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import sys
+class Fail:
+    def find_spec(self, name, path, target=None):
+        if name == "vllm_dllm.vllm_patches.registration":
+            raise RuntimeError("boom")
+sys.meta_path.insert(0, Fail())
 """
-    done = check(code)
-    assert done.returncode == 1
-    assert "RuntimeError: boom" in done.stderr
-
-
-def show_config(
-    model: str | Path, settings: dict[str, Any], *more: str, **env: str
-) -> subprocess.CompletedProcess[str]:
-    section = json.dumps({"dllm": settings})
-    script = "import sys\nfrom vllm_dllm.cli import main\nsys.exit(main(sys.argv[1:]))"
-    asked = ("show-config", str(TINY / model), "--additional-config", section, *more)
-    return subprocess.run(
-        [sys.executable, "-c", script, *asked],
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"} | env,
-        capture_output=True,
-        text=True,
-        check=False,
     )
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_show_config() -> None:
-    done = show_config("tiny-llada2", {"algorithm": "JointThreshold-Q", "threshold": 0.6})
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["algorithm", "JointThreshold", "server"] in lines
-    assert ["threshold", "0.6", "server"] in lines
-    assert ["edit_threshold", "0.5", "server"] in lines
-    assert ["penalty_lambda", "0", "default"] in lines
-    assert ["execution", "fdfo", "default"] in lines
-    assert ["canvas_length", "32", "checkpoint"] in lines
-    done = show_config("tiny-diffusiongemma", {"execution": "sync"})
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["entropy_bound", "0.1", "checkpoint"] in lines
-    assert ["max_steps", "32", "checkpoint"] in lines
-    assert ["execution", "sync", "server"] in lines
-    assert ["canvas_length", "32", "checkpoint"] in lines
-
-
-@pytest.mark.engine
-def test_a_diffusion_config_may_leave_the_canvas_length_to_the_checkpoint() -> None:
-    own = ("--diffusion-config", '{"max_denoising_steps": 5}')
-    lines = [
-        line.split() for line in show_config("tiny-diffusiongemma", {}, *own).stdout.splitlines()
-    ]
-    assert ["max_steps", "5", "server"] in lines
-    assert ["canvas_length", "32", "checkpoint"] in lines
-
-
-@pytest.mark.engine
-def test_show_config_of_a_checkpoint_that_leaves_things_open(tmp_path: Path) -> None:
-    """The canvas length is the model's default, until ``--diffusion-config`` names one."""
-    model = make_twin(tmp_path / "twin")
-    lines = [line.split() for line in show_config(model, {}).stdout.splitlines()]
-    assert ["canvas_length", "32", "default"] in lines
-    own = ("--diffusion-config", '{"canvas_length": 16, "max_denoising_steps": 9}')
-    done = show_config(model, {"execution": "fdfo"}, *own)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["canvas_length", "16", "server"] in lines
-    assert ["max_steps", "9", "server"] in lines
-    assert ["execution", "fdfo", "server"] in lines
-
-
-@pytest.mark.engine
-def test_an_algorithm_by_its_path_has_settings() -> None:
-    """They are unknown until the path is imported, which must come first."""
-    package = Path(__file__).parent / "packages" / "half_at_a_time"
-    settings = {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}
-    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
-    done = show_config("tiny-llada2", settings, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["algorithm", "HalfAtATime", "server"] in lines
-    assert ["share", "0.25", "server"] in lines
-
-
-@pytest.mark.engine
-def test_show_config_refuses() -> None:
-    done = show_config("tiny-llada2", {"treshold": 0.6})
+    before = set(kept_answers.iterdir())
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = check(PYTHONPATH=path)
     assert done.returncode == 1
-    assert "did you mean 'threshold'" in done.stderr
+    assert "cannot serve: RuntimeError: boom" in done.stderr
+    assert set(kept_answers.iterdir()) == before
+
+
+def environment(place: Path, *without: str) -> Path:
+    """The Python of an environment like this one, but for some entries of site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    for entry in SITE.iterdir():
+        if not any(entry.match(pattern) for pattern in without):
+            (site / entry.name).symlink_to(entry)
+    return place / "bin" / "python"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        pytest.param((), "ready: ", id="nothing is missing", marks=pytest.mark.long),
+        pytest.param(("vllm-*.dist-info",), "asks for a distribution vllm", id="no metadata"),
+        pytest.param(("vllm_dllm_cpu.pth",), "pip install -r cpu.txt", id="no start-up hook"),
+        pytest.param(
+            *(("msgspec",), "No module named 'msgspec'"),
+            id="a dependency of vLLM's",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_it_is_ready_exactly_where_vllm_starts(
+    tmp_path: Path, without: tuple[str, ...], said: str
+) -> None:
+    """`check` called an installation ready in which the command ``vllm`` died on its imports."""
+    python = environment(tmp_path / "env", *without)
+    checked = [str(python), *command("check")[1:]]
+    starts = "import sys; sys.argv = ['vllm', 'serve', '--help']\n"
+    starts += "from vllm.entrypoints.cli.main import main; main()"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    vllm = subprocess.run([str(python), "-c", starts], env=env, capture_output=True, check=False)
+    done = subprocess.run(checked, env=env, capture_output=True, text=True, check=False)
+    if without == ("vllm_dllm_cpu.pth",) and vllm.returncode == 0:
+        said = "ready: "  # torchvision fits this torch, so that nothing needs the hook
+    assert said in done.stdout + done.stderr
+    assert (done.returncode == 0) == (vllm.returncode == 0)
+
+
+def test_doctor() -> None:
+    """Everything about this machine, no secret, and the same status as `check`."""
+    env = os.environ | {"VLLM_API_KEY": "hunter2", "VLLM_LOGGING_LEVEL": "ERROR"}
+    run = [*command("doctor", "--json")]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["problem"] is None
+    assert found["distributions"]["torch"] and found["distributions"]["vllm-dllm"]
+    assert found["variables"]["VLLM_API_KEY"] == "(set)" and "hunter2" not in done.stdout
+    assert found["answers"]["platform"] and found["memory_gib"] > 0
+    assert "dllm = vllm_dllm.plugin:register" in found["plugins"]
+    plain = subprocess.run(
+        command("doctor"), env=env | {"VLLM_PLUGINS": ""}, capture_output=True, text=True
+    )
+    assert plain.returncode == 1
+    assert "problem: VLLM_PLUGINS='' keeps vLLM" in plain.stdout
 
 
 def test_version_bounds(monkeypatch) -> None:

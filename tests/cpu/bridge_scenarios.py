@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_dllm.cpu import bridge, torchvision_schemas
+from vllm_dllm.cpu import bridge, torchvision_schemas, unusable_modules
 from vllm_dllm.vllm_patches import cpu_platform
 from vllm_dllm.vllm_patches.wrapping import is_wrapped
 
@@ -157,7 +157,9 @@ def elsewhere(directory: Path) -> dict[str, Any]:
     type(current_platform).is_cpu = lambda self: False
     parts, words = cpu_platform.apply(is_bridged_model), bridge.bridged_parts()
     out = {"parts": parts, "words": words, "schemas": torchvision_schemas.declared()}
-    torchvision_schemas.declare()  # only so that the configuration can be imported here at all
+    # Only so that the configuration can be imported here at all.
+    torchvision_schemas.declare()
+    unusable_modules.hide()
     from vllm.config import VllmConfig
     from vllm.triton_utils import triton
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import site
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from vllm_dllm.vllm_patches import versions
@@ -19,8 +19,7 @@ DISTRIBUTIONS = (
     *("triton", "transformers", "tokenizers", "flashinfer-python", "outlines_core"),
 )
 PACKAGES = (
-    *("vllm_dllm", "vllm", "torch", "torchvision", "torchaudio", "torchcodec", "transformers"),
-    "triton",
+    *("vllm", "torch", "torchvision", "torchaudio", "torchcodec", "transformers", "triton"),
 )
 # Environment variables that decide what vLLM does.
 VARIABLES = re.compile(r"^(VLLM|CUDA|NVIDIA|HF|TORCH|OMP|PYTHON|LD_|NCCL|RAY|TRANSFORMERS)")
@@ -104,13 +103,20 @@ def _stamps() -> Iterator[str]:
             yield f"{entry}:{entry.read_text(errors='replace')}"
         for entry in sorted(Path(folder).glob("*-info")):
             yield f"{entry}:{entry.stat().st_mtime_ns}"
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        origin = Path(spec.origin).parent if spec is not None and spec.origin else None
-        for place, folders, files in os.walk(origin) if origin is not None else ():
+    own = Path(__file__).resolve().parents[1]
+    for origin in (own, *_packages()):
+        for place, folders, files in os.walk(origin):
             folders[:] = sorted(each for each in folders if each != "__pycache__")
             yield f"{place}:{os.stat(place).st_mtime_ns}"
-            for file in sorted(files) if name == "vllm_dllm" else ():
+            for file in sorted(files) if origin == own else ():
                 yield f"{file}:{os.stat(os.path.join(place, file)).st_mtime_ns}"
     driver = Path("/proc/driver/nvidia/version")
     yield driver.read_text() if driver.exists() else "no NVIDIA driver"
+
+
+def _packages() -> Iterator[Path]:
+    """The folders of `PACKAGES`; no finder is asked that imports something to find a package."""
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name)
+        if spec is not None and spec.origin:
+            yield Path(spec.origin).parent

@@ -164,11 +164,21 @@ def _wrap_init_device() -> None:
                     bridge.add_quantized_experts()
                 if self.vllm_config.lora_config is not None:
                     _leave_rows_without_an_adapter_alone()
+                _compile_on_all_cores()
             return original(self)
 
         return init_device
 
     wrap(CPUWorker, "init_device", prepare_first)
+
+
+def _compile_on_all_cores() -> None:
+    """See `cpu.compilation`."""
+    from vllm.v1.worker.cpu.model_runner import CPUModelRunner
+
+    from vllm_dllm.cpu.compilation import compiling_on_all_cores
+
+    wrap(CPUModelRunner, "warming_up_model", compiling_on_all_cores)
 
 
 def _leave_rows_without_an_adapter_alone() -> None:

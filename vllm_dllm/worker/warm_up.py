@@ -69,9 +69,10 @@ class ReadoutWarmUp:
             return
         self.compiles = False
         begin = time.perf_counter()
+        logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
         with compiling_ahead():
             self.readout.warm_up(self.hidden(EXAMPLE_ROWS))
-        logger.info("Compiled the sampler in %.1f s", time.perf_counter() - begin)
+        logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def fill(self) -> None:
         """Read the largest batch: all canvases drawn, then also with all options of `COSTLY`.

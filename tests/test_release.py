@@ -1,0 +1,72 @@
+"""What is published: one version, everything in its place, and the README's words work."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vllm_dllm
+from scripts.release import readme_commands
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+HELPER = tomllib.loads((ROOT / "packaging/vllm-cpu-metadata/pyproject.toml").read_text("utf-8"))
+
+
+def test_addresses_have_the_version() -> None:
+    """They are the only places beside ``__init__.py`` that name it."""
+    text = (ROOT / "packaging" / "cpu.txt").read_text("utf-8") + "\n".join(readme_commands())
+    named = re.findall(r"/v(\d[\w.]*\w)", text)
+    assert len(named) == 2
+    assert set(named) == {vllm_dllm.__version__}
+
+
+def test_one_version_of_vllms_cpu_build() -> None:
+    version = HELPER["project"]["version"]
+    assert HELPER["project"]["dependencies"] == [f"vllm-cpu=={version.removesuffix('+cpu')}"]
+    assert PROJECT["optional-dependencies"]["cpu"] == [f"vllm=={version}"]
+
+
+def test_the_start_up_hook_is_silent_without_the_package(tmp_path: Path) -> None:
+    """Its file stays where it is when this package is uninstalled, or is an older one."""
+    line = (ROOT / "packaging/vllm-cpu-metadata/vllm_dllm_cpu.pth").read_text("utf-8").strip()
+    for older in (False, True):
+        if older:
+            (tmp_path / "vllm_dllm" / "cpu").mkdir(parents=True)
+            (tmp_path / "vllm_dllm" / "__init__.py").touch()
+        run = subprocess.run(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                f"import sys; sys.path[:0] = ['{tmp_path}']; {line}",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_release_installs_by_the_readme_and_answers(tmp_path: Path) -> None:
+    """Built, checked, installed in a fresh environment; `scripts/release.py` reads the README."""
+    script = ROOT / "scripts" / "release.py"
+    run = subprocess.run(
+        [sys.executable, str(script), "--dist", str(tmp_path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "ready: vllm serve MODEL" in run.stdout
+    assert run.stdout.endswith("all right\n")
