@@ -18,7 +18,8 @@ COPY examples/tiny/checkpoints examples/tiny/checkpoints
 COPY vllm_dllm vllm_dllm
 RUN pip wheel --no-deps --wheel-dir /wheels ./packaging/vllm-cpu-metadata . \
     && pip install torch==2.13.0 /wheels/*.whl
-RUN ln -s "$(python -c 'import vllm_dllm.selftest as room; print(room.__path__[0])')/checkpoints" /models
+RUN ln -s "$(python -c 'import vllm_dllm.selftest as room; print(room.__path__[0])')/checkpoints" \
+    /opt/vllm-dllm/models
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="vllm-dllm (CPU demo)" \
@@ -31,16 +32,15 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 dllm
 COPY --from=build /opt/vllm-dllm /opt/vllm-dllm
-COPY --from=build /models /models
 # One thread is the fastest for models this small, and binding it to a core needs a privilege that
 # containers do not have.
 ENV PATH=/opt/vllm-dllm/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 USER 1000
 WORKDIR /home/dllm
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["vllm", "serve"]
 # There is no C++ compiler in this image, so --enforce-eager is not only the quicker start.
-CMD ["/models/tiny-llada2", "--served-model-name", "tiny-llada2", "--enforce-eager", \
+CMD ["/opt/vllm-dllm/models/tiny-llada2", "--served-model-name", "tiny-llada2", "--enforce-eager", \
      "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M"]

@@ -93,7 +93,7 @@ def load(server: Server) -> None:
     def ask(number: int) -> None:
         while time.monotonic() < deadline:
             body = {"messages": [{"role": "user", "content": content}], "ignore_eos": True}
-            body |= {"max_tokens": 96, "stream": number % 2 == 0}
+            body |= {"max_tokens": 400, "stream": number % 2 == 0}
             assert server.post("/v1/chat/completions", **body).status_code == 200
             refused = body | {"vllm_xargs": {"diffusion_no_such_option": 1}}
             assert server.post("/v1/chat/completions", **refused).status_code == 400
@@ -120,5 +120,7 @@ def test_every_expression_has_data(server: Server, prometheus: str) -> None:
         print(f"{title}: {values}\n    {expression}")  # shown by pytest -s
         assert values, (title, expression)
         assert all(map(math.isfinite, values)), (title, expression, values)
-    for title in ("Requests in the server", "KV cache in use", "Tokens per second"):
-        assert max(max(values) for other, _, values in found if other == title) > 0
+    # Requests of a tiny model are short: a single scrape may find none.
+    for gauge in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
+        (most,) = query(prometheus, f"max_over_time({gauge}[{LOAD_SECONDS}s])")
+        assert most > 0, gauge
