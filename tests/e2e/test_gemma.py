@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.support.checkpoints import TINY_GEMMA
+from tests.support.dashboard import missing_metrics
 from tests.support.server import Server
 from vllm_dllm.constraints.grammar.marks import MARKS
 
@@ -45,6 +46,11 @@ def text(answer: dict[str, Any]) -> str:
 def test_a_trained_model_answers(gemma: Server) -> None:
     assert text(chat(gemma, temperature=0, seed=42)) == "14 35 61 88"
     assert gemma.metric("vllm:diffusion_num_denoising_steps_total") > 0
+
+
+def test_the_dashboard_finds_its_metrics(gemma: Server) -> None:
+    chat(gemma)
+    assert missing_metrics(gemma.url) == []
 
 
 def test_a_seed_is_an_answer_under_load(gemma: Server) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
+from tests.support.dashboard import missing_metrics
 from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
@@ -146,3 +147,8 @@ def test_diffusion_metrics_count(server: Server, golden: oracle.Checkpoint) -> N
     # Two blocks, one token a step; the first is committed with a step of the second, and nobody
     # reads the last one.
     assert (steps, positions, committed) == (16, 16 * 8, 16)
+
+
+def test_the_dashboard_finds_its_metrics(server: Server, golden: oracle.Checkpoint) -> None:
+    server.complete(golden.prompts["p8"].tokens, 16)
+    assert missing_metrics(server.url) == []
