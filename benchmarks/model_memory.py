@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,6 +34,7 @@ from benchmarks.memory import (  # noqa: E402
 from benchmarks.published import SHAPES, Geometry  # noqa: E402
 from benchmarks.report import refreshed, stale  # noqa: E402
 from benchmarks.tables import markdown  # noqa: E402
+from tests.support.held_bytes import tensor_bytes  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "models.md"
 COUNTS = (1, 2, 4, 8)
@@ -72,28 +72,6 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     soft = model.canvas * model.hidden * width if model.is_uniform else 0
     ranks = 4 * model.canvas  # of logprobs
     return held(2) - held(1) + ranks + soft
-
-
-def tensor_bytes(held: Any) -> int:
-    """Bytes of all tensors that an object of this package holds, each once."""
-    import torch
-
-    seen: set[int] = set()
-
-    def count(thing: Any) -> int:
-        if id(thing) in seen:
-            return 0
-        seen.add(id(thing))
-        if isinstance(thing, torch.Tensor):
-            return thing.nbytes
-        if isinstance(thing, dict):
-            return sum(map(count, thing.values()))
-        if isinstance(thing, list | tuple):
-            return sum(map(count, thing))
-        ours = type(thing).__module__.startswith("vllm_dllm.worker")
-        return count(vars(thing)) if ours and hasattr(thing, "__dict__") else 0
-
-    return count(held)
 
 
 @dataclass(frozen=True)

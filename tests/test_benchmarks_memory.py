@@ -19,6 +19,7 @@ from benchmarks.published import (
     Geometry,
 )
 from benchmarks.report import refreshed, stale
+from tests.checkpoints.geometries import geometry
 from tests.checkpoints.published import (
     gemma_config,
     gemma_tensors,
@@ -28,7 +29,6 @@ from tests.checkpoints.published import (
     sdar_tensors,
 )
 from tests.support.checkpoints import ROOT
-from tests.support.geometries import geometry
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.resolution import Served, parameter_names
 

@@ -17,11 +17,11 @@ from benchmarks import memory
 from benchmarks.model_memory import slot_bytes
 from benchmarks.published import Geometry
 from benchmarks.real_size import SYSTEMS, write_checkpoint
+from tests.checkpoints.geometries import geometry
 from tests.checkpoints.published import sdar_config
 from tests.engine.quantized import GROUP, quantized
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.engine import answers_of_child, engine, greedy
-from tests.support.geometries import geometry
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -1,8 +1,8 @@
 """What a worker holds, asked of each rank of a real engine.
 
-An engine that is started with `worker_extension_cls=RECORDER` notes the bytes of its model when
-the checkpoint is loaded, and before layers are prepared for their kernels: a CPU build of vLLM
-keeps packed copies of some weights and drops the weights themselves.
+An engine that is started with `Recorder` as `worker_extension_cls` notes the bytes of its model
+when the checkpoint is loaded, and before layers are prepared for their kernels: a CPU build of
+vLLM keeps packed copies of some weights and drops the weights themselves.
 """
 
 from __future__ import annotations
@@ -12,20 +12,10 @@ from typing import Any
 import torch
 from vllm.model_executor.model_loader import base_loader
 
-from benchmarks.model_memory import tensor_bytes
-
-RECORDER = "tests.support.loaded.Recorder"
+from tests.support.held_bytes import model_bytes, tensor_bytes
 
 _held: dict[str, int] = {}
 _prepare = base_loader.process_weights_after_loading
-
-
-def model_bytes(model: torch.nn.Module) -> dict[str, int]:
-    """Bytes of the parameters and of the buffers of a model; each tensor once."""
-    return {
-        "parameters": sum(tensor.nbytes for tensor in model.parameters()),
-        "buffers": sum(tensor.nbytes for tensor in model.buffers()),
-    }
 
 
 def _noting(model: torch.nn.Module, *rest: Any, **named: Any) -> None:
