@@ -173,7 +173,7 @@ def weights() -> Iterator[Sequence[str]]:
         for scheme in schemes(name):
             parts = [_gigabytes(model, scheme, devices) for devices in COUNTS]
             fits = [least(model, scheme, memory) for memory in DEVICES.values()]
-            places = [f"{fit.devices}, {fit.tokens:,}" if fit else "more than 8" for fit in fits]
+            places = [f"{f.devices}, {f.tokens // 1000:,} k" if f else "more than 8" for f in fits]
             stored = f"{scheme.name}, groups of {scheme.group}" if scheme.group else scheme.name
             yield [name, stored, *parts, *places]
 
