@@ -52,7 +52,7 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     """Bytes of this package's tensors that one more request takes, by the package's own classes."""
     import torch
 
-    from vllm_dllm.decoding import EntropyBound, LowConfidence
+    from vllm_dllm.decoding import get_algorithm
     from vllm_dllm.worker.algorithm_state import AlgorithmSlots
     from vllm_dllm.worker.slots import CanvasKind, SlotState
     from vllm_dllm.worker.two_blocks import TwoBlockWindow
@@ -60,7 +60,7 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     device = torch.device("cpu")
     mask = None if model.is_uniform else model.vocabulary - 1
     kind = CanvasKind(model.canvas, model.vocabulary, mask, aligned=not model.is_uniform)
-    rule = EntropyBound() if model.is_uniform else LowConfidence()
+    rule, _ = get_algorithm(model.algorithm, "uniform" if model.is_uniform else "mask")
 
     def held(count: int) -> int:
         slots = SlotState(count, kind, device)

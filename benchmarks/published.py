@@ -45,6 +45,7 @@ class Geometry:
         expert_numbers: numbers that a router has for each expert beside its matrix: bias or scale.
         conditioning: width of self-conditioning's MLP, one of those in `dense`; 0 for none.
         vision: numbers in the vision tower and its projection.
+        algorithm: the rule that decodes it by default.
     """
 
     canvas: int
@@ -63,6 +64,7 @@ class Geometry:
     expert_numbers: int = 0
     conditioning: int = 0
     vision: int = 0
+    algorithm: str = "LowConfidence"
 
     @property
     def layers(self) -> int:
@@ -106,6 +108,7 @@ def sdar(
         chosen=8 if experts else 0,
         width=width if experts else 0,
         moe_layers=layers if experts else 0,
+        algorithm="LowConfidenceDynamic",
     )
 
 
@@ -127,6 +130,7 @@ DIFFUSION_GEMMA = Geometry(
     expert_numbers=1,
     conditioning=2112,
     vision=572_794_416,
+    algorithm="EntropyBound",
 )
 SHAPES = {
     "LLaDA2.x-mini": LLADA2_MINI,

@@ -56,6 +56,7 @@ def _sdar(config: Any, moe: bool) -> Geometry:
         (Attention(layers, *heads),),
         {} if moe else {config.intermediate_size: layers},
         positions=config.max_position_embeddings,
+        algorithm="LowConfidenceDynamic",
     )
     if not moe:
         return model
@@ -89,4 +90,5 @@ def _gemma(config: Any) -> Geometry:
         norms=8,
         expert_numbers=1,
         conditioning=text.intermediate_size,
+        algorithm="EntropyBound",
     )

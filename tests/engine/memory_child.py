@@ -16,5 +16,6 @@ if __name__ == "__main__":
     from tests.support.loaded import cache_report
 
     llm = LLM(model=sys.argv[1], **(settings(json.loads(sys.argv[2])) | json.loads(sys.argv[3])))
-    llm.generate([{"prompt_token_ids": [5, 6, 7]}], [greedy(4)], use_tqdm=False)
+    params = [greedy(4, diffusion_max_steps=1)]
+    llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
     print(json.dumps([llm.collective_rpc("held"), cache_report(llm)]), flush=True)

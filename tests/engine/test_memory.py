@@ -7,7 +7,6 @@ buffers only the rotary tables are computed: beside them vLLM has a few numbers 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def in_process(path: Path, model: Geometry, **options: Any) -> tuple[list, dict[
     from tests.support.loaded import cache_report
 
     with engine(path, model.canvas, **(options_for(model) | options)) as running:
-        running.generate([[5, 6, 7]], [greedy(4)])
+        running.generate([[5, 6, 7]], [greedy(4, diffusion_max_steps=1)])
         return running.llm.collective_rpc("held"), cache_report(running.llm)
 
 
@@ -76,7 +75,8 @@ def test_tiny(name: str) -> None:
     check(model, memory.unquantized(), *in_process(TINY[name], model))
 
 
-@pytest.mark.parametrize("name", [pytest.param("llada2", marks=pytest.mark.long), "gemma"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llada2", "gemma"])
 def test_two_ranks(name: str) -> None:
     """DiffusionGemma's full-attention layers have one head of keys, which both ranks hold."""
     model = geometry(json.loads((TINY[name] / "config.json").read_text()))
@@ -121,10 +121,30 @@ def test_slices(name: str, tmp_path: Path) -> None:
     check(model, memory.unquantized(), held, report)
 
 
-def test_a_wrong_geometry_is_found() -> None:
-    """`check` fails for a head more, and for a scale less."""
+@pytest.mark.parametrize("wrong", ["parameters", "buffers", "state", "blocks", "tokens", None])
+def test_a_figure_that_is_wrong_is_found(wrong: str | None) -> None:
+    """`check` takes what is computed, and nothing that is off by one."""
     model = geometry(json.loads((TINY_LLADA2 / "config.json").read_text()))
-    right = memory.parameter_bytes(model, memory.unquantized())
-    wrong = replace(model, attention=(replace(model.attention[0], kv_heads=4),))
-    assert memory.parameter_bytes(wrong, memory.unquantized()) != right
-    assert memory.parameter_bytes(model, memory.float8()) != right
+    weights = memory.unquantized()
+    layout = memory.cache(model, 1, 32)
+    held = {
+        "parameters": int(memory.parameter_bytes(model, weights)),
+        "buffers": memory.table_bytes(model),
+        "state": 4 * slot_bytes(model) + 2 * 8 * model.canvas,
+        "slots": 4,
+    }
+    report = {
+        "blocks": (1 << 26) // layout.page_bytes,
+        "tokens": layout.tokens(1 << 26, 512, 2048),
+        "page": 32,
+        "context": 512,
+        "in_flight": 2048,
+    }
+    for figures in (held, report):
+        if wrong in figures:
+            figures[wrong] -= 1
+    if wrong is None:
+        check(model, weights, [held], report)
+    else:
+        with pytest.raises(AssertionError):
+            check(model, weights, [held], report)

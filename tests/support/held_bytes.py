@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
+
+# Beside packed matrices their shape, at most 16 bytes each; and the scales of a quantized KV cache,
+# less than 32 bytes a layer.
+FEW = re.compile(r"weight_shape$|\.attn\.\w+_(scale|zero_point)$")
 
 
 def model_bytes(model: torch.nn.Module) -> dict[str, int]:
     """Bytes of the parameters and of the buffers of a model; each tensor once.
 
-    The shapes that stand beside packed matrices, at most 16 bytes each, are left out.
+    A few numbers of quantized models are left out: `FEW`.
     """
     named = model.named_parameters()
     return {
-        "parameters": sum(t.nbytes for name, t in named if not name.endswith("weight_shape")),
+        "parameters": sum(tensor.nbytes for name, tensor in named if not FEW.search(name)),
         "buffers": sum(tensor.nbytes for tensor in model.buffers()),
     }
 
