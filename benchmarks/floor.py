@@ -21,74 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import write  # noqa: E402
+from benchmarks.published import DIFFUSION_GEMMA, LLADA2_MINI, Geometry  # noqa: E402
 from benchmarks.tables import floor as table  # noqa: E402
 
 # One H200 SXM by its data sheet: bytes a second, dense bfloat16 operations a second.
 BANDWIDTH, RATE = 4.8e12, 989e12
 
 
-@dataclass(frozen=True)
-class Attention:
-    """Layers of one kind. A window of None is the whole context; `values` is 1 where V is K."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    dim: int
-    window: int | None = None
-    values: int = 2
-
-    def weights(self, hidden: int) -> int:
-        """Numbers in the projections of one layer."""
-        return hidden * self.dim * (2 * self.heads + self.values * self.kv_heads)
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A model by its published configuration.
-
-    Attributes:
-        dense: width of every dense or shared MLP, to their number.
-        experts, chosen, width: routed experts of a layer, how many a token takes, their width.
-        moe_layers: layers that have them.
-        tied: the embedding is the head; self-conditioning reads it once more.
-    """
-
-    canvas: int
-    hidden: int
-    vocabulary: int
-    attention: tuple[Attention, ...]
-    dense: dict[int, int]
-    experts: int
-    chosen: int
-    width: int
-    moe_layers: int
-    tied: bool = False
-
-
-LLADA2_MINI = Geometry(
-    canvas=32,
-    hidden=2048,
-    vocabulary=157184,
-    attention=(Attention(20, 16, 4, 128),),
-    dense={5120: 1, 512: 19},
-    experts=256,
-    chosen=8,
-    width=512,
-    moe_layers=19,
-)
-DIFFUSION_GEMMA = Geometry(
-    canvas=256,
-    hidden=2816,
-    vocabulary=262144,
-    attention=(Attention(25, 16, 8, 256, window=1024), Attention(5, 16, 2, 512, values=1)),
-    dense={2112: 31},  # one of them is self-conditioning's
-    experts=128,
-    chosen=8,
-    width=704,
-    moe_layers=30,
-    tied=True,
-)
 GEOMETRIES = {"LLaDA2.0-mini": LLADA2_MINI, "DiffusionGemma-26B-A4B": DIFFUSION_GEMMA}
 
 

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import child, engines_in_this_process, write  # noqa: E402
-from benchmarks.floor import DIFFUSION_GEMMA, LLADA2_MINI, Geometry, floor  # noqa: E402
+from benchmarks.floor import floor  # noqa: E402
+from benchmarks.published import DIFFUSION_GEMMA, LLADA2_MINI, Geometry  # noqa: E402
 from benchmarks.tables import markdown, real_size  # noqa: E402
 from tests.support.checkpoints import TINY  # noqa: E402
 

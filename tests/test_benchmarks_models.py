@@ -13,7 +13,8 @@ import pytest
 from transformers import AutoConfig
 
 from benchmarks import llada2, plain_llada2, real_size
-from benchmarks.floor import Attention, Geometry, floor
+from benchmarks.floor import floor
+from benchmarks.published import Attention, Geometry
 from benchmarks.tables import TABLES
 from examples.tiny.llada2 import load
 from examples.tiny.tasks import held_out_set

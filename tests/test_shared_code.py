@@ -12,7 +12,11 @@ from tests.support.checkpoints import ROOT
 
 # Tests of a benchmark's own logic, which is what they import.
 TESTS_OF_BENCHMARKS = {
+    "tests/checkpoints/geometries.py",
+    "tests/checkpoints/test_published_names.py",
+    "tests/engine/test_memory.py",
     "tests/reliability/test_soak.py",
+    "tests/test_benchmarks_memory.py",
     "tests/test_benchmarks_models.py",
     "tests/test_benchmarks_prefill.py",
     "tests/test_benchmarks_recovery.py",

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.checkpoints.published import checkpoint, index
 from tests.support import engine  # noqa: F401  sets the environment before vLLM is imported
+from tests.support.held_bytes import model_bytes
 
 
 class Writes(TorchDispatchMode):
@@ -99,7 +100,8 @@ def report(model: torch.nn.Module, tensors: dict[str, tuple[int, ...]]) -> dict[
         # Scales of a quantized KV cache are ones unless a checkpoint brings them.
         and not re.search(r"\.attn\.[qkv]_(scale|zero_point)$", name)
     }
-    return {"tensors": len(tensors), "astray": astray, "unfilled": unfilled}
+    held = model_bytes(model)["parameters"]
+    return {"tensors": len(tensors), "astray": astray, "unfilled": unfilled, "bytes": held}
 
 
 def main() -> None:

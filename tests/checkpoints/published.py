@@ -42,6 +42,16 @@ GEMMA_TEXT = {
     "tie_word_embeddings": True,
     "final_logit_softcapping": 30.0,
     "use_bidirectional_attention": "vision",
+    "max_position_embeddings": 262144,
+}
+GEMMA_VISION = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 72,
+    "standardize": True,
 }
 # Hidden size, layers, heads, heads of keys and values, width of a dense MLP; then of experts.
 SDAR: dict[str, tuple[int, ...]] = {
@@ -124,8 +134,9 @@ def llada2_tensors(which: str) -> Shapes:
 def gemma_config() -> Any:
     from transformers import DiffusionGemmaConfig
 
-    # The vision tower's defaults are the published one's.
-    return DiffusionGemmaConfig(text_config=GEMMA_TEXT, vision_config={}, canvas_length=256)
+    return DiffusionGemmaConfig(
+        text_config=GEMMA_TEXT, vision_config=GEMMA_VISION, canvas_length=256
+    )
 
 
 def gemma_tensors() -> Shapes:

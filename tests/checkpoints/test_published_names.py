@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from benchmarks.memory import Weights, float8, int4, parameter_bytes, unquantized
+from benchmarks.published import DIFFUSION_GEMMA, SHAPES, Geometry
 from tests.checkpoints.published import (
     GEMMA,
+    GEMMA_VISION,
     LLADA2,
     SDAR,
     gemma_tensors,
@@ -31,6 +35,22 @@ CASES = {
     "sdar-1.7b-chat": (None, "int8"),
     "sdar-30b-a3b-chat": (None, "w4a16"),
 }
+# Their memory is that of docs/models.md.
+GEOMETRIES: dict[str, Geometry] = {
+    "llada2-mini": SHAPES["LLaDA2.x-mini"],
+    "llada2-flash": SHAPES["LLaDA2.x-flash"],
+    # Of the vision tower a bias and a scale are buffers.
+    GEMMA: replace(
+        DIFFUSION_GEMMA, vision=DIFFUSION_GEMMA.vision - 2 * GEMMA_VISION["hidden_size"]
+    ),
+    "sdar-1.7b-chat": SHAPES["SDAR-1.7B"],
+    "sdar-30b-a3b-chat": SHAPES["SDAR-30B-A3B"],
+}
+WEIGHTS: dict[str | None, Weights] = {
+    None: unquantized(),
+    "fp8-dynamic": float8(),
+    "w4a16": int4(128),
+}
 
 
 @pytest.mark.slow
@@ -45,6 +65,9 @@ def test_every_name_has_one_place(which: str) -> None:
         assert report["tensors"] > 300
         assert not report["astray"], (which, report["scheme"])
         assert not report["unfilled"], (which, report["scheme"])
+        if report["scheme"] in WEIGHTS:
+            weights = WEIGHTS[report["scheme"]]
+            assert report["bytes"] == parameter_bytes(GEOMETRIES[which], weights)
 
 
 @pytest.mark.parametrize("which", list(LLADA2))

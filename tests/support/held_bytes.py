@@ -1,0 +1,44 @@
+"""Bytes of tensors that a model, or an object of this package, holds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+# Beside packed matrices their shape, at most 16 bytes each; and the scales of a quantized KV cache,
+# less than 32 bytes a layer.
+FEW = re.compile(r"weight_shape$|\.attn\.\w+_(scale|zero_point)$")
+
+
+def model_bytes(model: torch.nn.Module) -> dict[str, int]:
+    """Bytes of the parameters and of the buffers of a model; each tensor once.
+
+    A few numbers of quantized models are left out: `FEW`.
+    """
+    named = model.named_parameters()
+    return {
+        "parameters": sum(tensor.nbytes for name, tensor in named if not FEW.search(name)),
+        "buffers": sum(tensor.nbytes for tensor in model.buffers()),
+    }
+
+
+def tensor_bytes(held: Any) -> int:
+    """Bytes of all tensors that an object of this package holds, each once."""
+    seen: set[int] = set()
+
+    def count(thing: Any) -> int:
+        if id(thing) in seen:
+            return 0
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            return thing.nbytes
+        if isinstance(thing, dict):
+            return sum(map(count, thing.values()))
+        if isinstance(thing, list | tuple):
+            return sum(map(count, thing))
+        ours = type(thing).__module__.startswith("vllm_dllm.worker")
+        return count(vars(thing)) if ours and hasattr(thing, "__dict__") else 0
+
+    return count(held)

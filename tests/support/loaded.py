@@ -1,0 +1,53 @@
+"""What a worker holds, asked of each rank of a real engine.
+
+An engine that is started with `Recorder` as `worker_extension_cls` notes the bytes of its model
+when the checkpoint is loaded, and before layers are prepared for their kernels: a CPU build of
+vLLM keeps packed copies of some weights and drops the weights themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader import base_loader
+
+from tests.support.held_bytes import model_bytes, tensor_bytes
+
+_held: dict[str, int] = {}
+_prepare = base_loader.process_weights_after_loading
+
+
+def _noting(model: torch.nn.Module, *rest: Any, **named: Any) -> None:
+    _held.update(model_bytes(model))
+    _prepare(model, *rest, **named)
+
+
+base_loader.process_weights_after_loading = _noting
+
+
+class Recorder:
+    """Methods that an engine's workers get."""
+
+    model_runner: Any
+
+    def held(self) -> dict[str, int]:
+        """Bytes of this rank's model, and of this package's state for its requests."""
+        state = self.model_runner.model_state
+        own = tensor_bytes([state.slots, state.reports])
+        own -= state.slots.history.nbytes  # vLLM's
+        if state.embeddings is not None:
+            own += state.embeddings.conditioning.soft.nbytes
+        return _held | {"state": own, "slots": len(state.slots.phase)}
+
+
+def cache_report(llm: Any) -> dict[str, int]:
+    """What the engine says of its KV cache: blocks, tokens, and tokens that may be under way."""
+    config = llm.llm_engine.engine_core.engine_core.vllm_config
+    return {
+        "blocks": config.cache_config.num_gpu_blocks,
+        "tokens": config.cache_config.kv_cache_size_tokens,
+        "page": config.cache_config.block_size,
+        "context": config.model_config.max_model_len,
+        "in_flight": config.max_in_flight_tokens,
+    }
