@@ -63,3 +63,44 @@ def test_a_misspelt_option_is_refused(server: Server, client: str, tmp_path: Pat
     ended = run(misspell(BLOCKS[client]), server, tmp_path)
     assert ended.returncode != 0
     assert COMPLAINT in ended.stderr
+
+
+def test_lm_eval(server: Server, tmp_path: Path) -> None:
+    """Both kinds of model answer the two sums of the page's task."""
+    succeed("lm-eval", server, tmp_path)
+    for kind in ("chat", "completions"):
+        assert only(tmp_path, f"{kind}*.json")["results"]["sums"]["exact_match,none"] == 1
+
+
+def test_lm_eval_hands_on_options(server: Server, tmp_path: Path) -> None:
+    ended = run(misspell(BLOCKS["lm-eval"]), server, tmp_path)
+    assert ended.returncode != 0
+    assert COMPLAINT in ended.stderr
+
+
+def test_lm_eval_s_likelihoods_are_refused(server: Server, tmp_path: Path) -> None:
+    """They need the probability of a prompt's tokens given those before, which there is not."""
+    block = BLOCKS["lm-eval"]
+    choices = block.text.replace("generate_until", "multiple_choice\ndoc_to_choice: ['46', '92']")
+    *_, files, chat, completions = choices.split("\nlm_eval ")
+    only_completions = f"{files}\nlm_eval {completions}"
+    ended = run(block._replace(text=only_completions), server, tmp_path)
+    assert ended.returncode != 0
+    assert "prompt_logprobs is not supported with diffusion models" in ended.stderr
+
+
+def test_guidellm(server: Server, tmp_path: Path) -> None:
+    succeed("guidellm", server, tmp_path)
+    (benchmark,) = only(tmp_path, "guidellm.json")["benchmarks"]
+    assert benchmark["metrics"]["request_totals"]["successful"] == 8
+
+
+def test_vllm_chat(server: Server, tmp_path: Path) -> None:
+    output = succeed("`vllm chat` and `vllm complete`", server, tmp_path)
+    assert output.count("92") == 2 and "46" in output
+    assert "tokens/s" in output
+
+
+def test_vllm_bench(server: Server, tmp_path: Path) -> None:
+    succeed("`vllm bench serve`", server, tmp_path)
+    assert only(tmp_path, "bench.json")["completed"] == 8
