@@ -21,7 +21,6 @@ COLUMNS = {
 
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAME = re.compile(r"\[(.+?)\]\(")
 LINE = re.compile(r"^([a-z]+(?:, [a-z]+)?): (.*)$", re.MULTILINE)
 
 
@@ -36,22 +35,24 @@ class Block(NamedTuple):
         return self.text.replace(ADDRESS, address).replace(MODEL, model)
 
 
+def sections() -> dict[str, str]:
+    """The text below each heading."""
+    _, *parts = SECTION.split(PAGE.read_text("utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def blocks() -> dict[str, Block]:
     """The block of each client, by the client's heading."""
-    _, *parts = SECTION.split(PAGE.read_text("utf-8"))
-    sections = zip(parts[::2], parts[1::2], strict=True)
-    return {
-        title: Block(*found.groups()) for title, text in sections if (found := FENCE.search(text))
-    }
+    found = {title: FENCE.search(text) for title, text in sections().items()}
+    return {title: Block(*fence.groups()) for title, fence in found.items() if fence}
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The table's rows by the client's name, each by the heads of its columns."""
-    lines = PAGE.read_text("utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:2] == "| "]
-    heads, *clients = [row for row in rows if len(row) == len(rows[0])]
-    found = (dict(zip(heads, row, strict=True)) for row in clients)
-    return {NAME.match(row["client"])[1]: row for row in found}  # type: ignore[index]
+    """The rows of what works by the client's name, each by the heads of its columns."""
+    lines = [line for line in sections()["What works"].splitlines() if line.startswith("| ")]
+    heads, *clients = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = [dict(zip(heads, client, strict=True)) for client in clients]
+    return {row["client"].split("](")[0].lstrip("["): row for row in rows}
 
 
 def printed(output: str) -> dict[str, str]:

@@ -82,7 +82,7 @@ def test_lm_eval_s_likelihoods_are_refused(server: Server, tmp_path: Path) -> No
     """They need the probability of a prompt's tokens given those before, which there is not."""
     block = BLOCKS["lm-eval"]
     choices = block.text.replace("generate_until", "multiple_choice\ndoc_to_choice: ['46', '92']")
-    *_, files, chat, completions = choices.split("\nlm_eval ")
+    files, _, completions = choices.split("\nlm_eval ")
     only_completions = f"{files}\nlm_eval {completions}"
     ended = run(block._replace(text=only_completions), server, tmp_path)
     assert ended.returncode != 0
