@@ -28,7 +28,6 @@ PERSON = {
         "age": {"type": "integer", "minimum": 0, "maximum": 130},
     },
     "required": ["name", "age"],
-    "additionalProperties": False,
 }
 # By the word in front of it: what a block prints. Without an entry it is a person as JSON, and for
 # those in EITHER it may be one.
