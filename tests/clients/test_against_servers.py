@@ -142,7 +142,7 @@ def test_guidellm_hands_on_constraints(server: Server, tmp_path: Path) -> None:
 
 
 def test_guidellm_calls_tools(server: Server, tmp_path: Path) -> None:
-    """Its own function, whose one argument is a text; a second request has the function's result."""
+    """Its own function, whose argument is a text; a second request has the result."""
     longer = ("output_tokens=32", "output_tokens=100,tool_call_turns=1")
     run(variant("guidellm", longer), server, tmp_path)
     found = requests_of_guidellm(tmp_path)["successful"]
