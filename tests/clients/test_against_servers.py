@@ -47,6 +47,15 @@ def succeed(client: str, server: Server, scratch: Path) -> str:
     return ended.stdout
 
 
+def variant(client: str, *changes: tuple[str, str]) -> Block:
+    """A client's block with other texts in some places, each of which must be there."""
+    block = BLOCKS[client]
+    for old, new in changes:
+        assert old in block.text
+        block = block._replace(text=block.text.replace(old, new))
+    return block
+
+
 def only(scratch: Path, pattern: str) -> Any:
     """The content of the one file of JSON that a command has written."""
     (path,) = scratch.glob(pattern)
@@ -66,13 +75,10 @@ def test_a_misspelt_option_is_refused(server: Server, client: str, tmp_path: Pat
     assert COMPLAINT in ended.stderr
 
 
-def variant(client: str, *changes: tuple[str, str]) -> Block:
-    """A client's block with other texts in some places, each of which must be there."""
-    block = BLOCKS[client]
-    for old, new in changes:
-        assert old in block.text
-        block = block._replace(text=block.text.replace(old, new))
-    return block
+def test_litellm_s_other_provider(server: Server, tmp_path: Path) -> None:
+    ended = run(variant("LiteLLM", ("hosted_vllm/", "openai/")), server, tmp_path)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    check(ended.stdout)
 
 
 def test_lm_eval(server: Server, tmp_path: Path) -> None:
