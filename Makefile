@@ -27,9 +27,9 @@ test-long: setup ## all tests, but for those of `make test-clients`
 test-fast: setup ## the tests that start no engine
 	@$(bin)/python -m pytest -m "not engine and not e2e and not slow and not long"
 
-test-clients: setup ## LiteLLM and Instructor, in an environment of their own, against a server
+test-clients: setup ## the clients of docs/clients.md that need an environment of their own
 	@scripts/clients.sh
-	@$(bin)/python -m pytest -m clients tests/e2e/test_other_clients.py
+	@$(bin)/python -m pytest -m clients --durations 15 tests/clients
 
 test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
 	@scripts/versions.sh $(VERSIONS)

@@ -15,6 +15,8 @@ from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from tests.clients.page import blocks
+from tests.clients.servers import COMPLAINT, check, misspell, run_here
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -180,3 +182,12 @@ def test_pydantic_ai(url: str, native: bool) -> None:
     output = NativeOutput(Person) if native else ToolOutput(Person)
     agent: Any = Agent(model, output_type=output, model_settings={"max_tokens": BUDGET})
     assert isinstance(agent.run_sync("Who?").output, Person)
+
+
+@pytest.mark.parametrize("name", ["OpenAI", "Anthropic", "LangChain", "Pydantic AI"])
+def test_the_page_of_clients(server: Server, name: str) -> None:
+    """The code of docs/clients.md, which hands on options, too: a misspelt one is refused."""
+    block = blocks()[name]
+    check(run_here(block, server.url, "m"))
+    with pytest.raises(Exception, match=COMPLAINT):
+        run_here(misspell(block), server.url, "m")

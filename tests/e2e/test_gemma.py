@@ -12,6 +12,8 @@ import httpx
 import jsonschema
 import pytest
 
+from tests.clients.page import blocks
+from tests.clients.servers import check, run_here
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.dashboard import missing_metrics
 from tests.support.server import Server
@@ -206,3 +208,9 @@ def test_calls_with_parameters_that_cannot_be_written(gemma: Server) -> None:
 
 def test_nothing_is_held(gemma: Server) -> None:
     gemma.wait_until_idle()
+
+
+@pytest.mark.parametrize("name", ["OpenAI", "Anthropic", "LangChain", "Pydantic AI"])
+def test_the_page_of_clients(gemma: Server, name: str) -> None:
+    """The code of docs/clients.md, as with LLaDA2 in test_frameworks.py."""
+    check(run_here(blocks()[name], gemma.url, "m"))

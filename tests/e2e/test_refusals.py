@@ -113,6 +113,35 @@ def test_responses_takes_what_changes_nothing(server: Server) -> None:
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("structured_outputs", {"regex": "a+"}, "is not supported on this endpoint"),
+        ("seed", 5, "is not supported on this endpoint"),
+        ("guided_regex", "a+", "structured_outputs"),
+        ("diffusion_max_steps", 8, "belongs into vllm_xargs"),
+        ("vllm_xargs", {"diffusion_max_step": 8}, "diffusion_max_steps"),
+    ],
+)
+def test_messages_honours_or_refuses(
+    server: Server, name: str, value: Any, complaint: str, streamed: bool
+) -> None:
+    """VLLM drops what its class of Anthropic's requests does not know."""
+    body = {"messages": [{"role": "user", "content": "t5 t6"}], "max_tokens": 8, name: value}
+    response = server.post("/v1/messages", stream=streamed, **body)
+    assert response.status_code == 400, response.text
+    assert name.removeprefix("vllm_xargs") in response.text and complaint in response.text
+
+
+def test_messages_takes_what_changes_nothing(server: Server) -> None:
+    """Fields of Anthropic's own API, defaults, and what nobody knows."""
+    same = {"service_tier": "standard_only", "metadata": {"user_id": "1"}, "seed": None, "no": 1}
+    body = {"messages": [{"role": "user", "content": "t5 t6"}], "max_tokens": 8}
+    response = server.post("/v1/messages", **body, **same)
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize("field", ["diffusion_algorithm", "name", "regex"])
 def test_texts_without_end(server: Server, golden: oracle.Checkpoint, field: str) -> None:
     """Who waits beside such a request waited 2 s, with everybody else."""

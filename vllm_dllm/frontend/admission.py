@@ -6,7 +6,7 @@ Raised errors reach an HTTP client as status 400 with the parameter's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NoReturn
@@ -72,7 +72,9 @@ def validate_bad_words(params: Any) -> None:
         )
 
 
-def refuse_misplaced_fields(request: Any, request_classes: Iterable[type[Any]]) -> None:
+def refuse_misplaced_fields(
+    unknown: Mapping[str, Any], request_classes: Iterable[type[Any]]
+) -> None:
     """Refuse fields of an HTTP request that this endpoint ignores and the sender meant.
 
     vLLM ignores every field that its class for this endpoint does not know. Of those we refuse our
@@ -81,13 +83,12 @@ def refuse_misplaced_fields(request: Any, request_classes: Iterable[type[Any]]) 
     ignored, as for any model.
 
     Args:
-        request: of vLLM's HTTP server.
-        request_classes: the classes of the requests to all of its endpoints.
+        unknown: the fields that this endpoint's class does not know, with their values.
+        request_classes: the classes of the requests to all endpoints.
 
     Raises:
         VLLMValidationError: names the field of the HTTP request and where it belongs.
     """
-    unknown = request.model_extra or {}
     elsewhere = _defaults_of_fields(tuple(request_classes)) if unknown else {}
     for name, value in unknown.items():
         if name.startswith("guided_"):

@@ -13,7 +13,7 @@ an HTTP status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -145,6 +145,10 @@ class FrontEnd:
                 await self._settle(*constraint)
         return answer
 
+    def refuse_misplaced(self, unknown: Mapping[str, Any]) -> None:
+        """As `refuse_misplaced_fields`, for fields that an endpoint of this server ignores."""
+        refuse_misplaced_fields(unknown, self.request_classes)
+
     def convert(
         self, request: Any, to_sampling_params: Callable[[], SamplingParams]
     ) -> SamplingParams:
@@ -161,7 +165,7 @@ class FrontEnd:
             VLLMValidationError: the request cannot be served.
             ConstraintsBusyError: its constraint cannot be compiled now.
         """
-        refuse_misplaced_fields(request, self.request_classes)
+        self.refuse_misplaced(request.model_extra or {})
         params = to_sampling_params()
         params.structured_outputs = constrained_calls(
             request, params.structured_outputs, self.structured.settings.tokenizer

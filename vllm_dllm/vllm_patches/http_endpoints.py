@@ -39,6 +39,8 @@ ENDPOINTS = (
     ),
     Endpoint("responses", "ResponsesRequest", "OpenAIServingResponses", "create_responses"),
 )
+# Anthropic's API has it too, with other values; it changes no token.
+_ANTHROPICS_OWN = {"service_tier"}
 
 
 def apply(front_end: FrontEnd) -> None:
@@ -60,6 +62,8 @@ def apply(front_end: FrontEnd) -> None:
 
         shutdown.apply_to_http_server(entry)
     if serves_http:
+        messages = import_module("vllm.entrypoints.anthropic.serving").AnthropicServingMessages
+        wrap(messages, "create_messages", _refuse_what_messages_drop(front_end))
         errors = import_module("vllm.entrypoints.serve.exception_handling.register")
         wrap(errors, "vllm_error_handler", _say_when_to_retry)
         # A constraint behind reasoning is refused, and none must be added to such requests.
@@ -94,6 +98,26 @@ def _answer_through(front_end: FrontEnd) -> Decorator:
             return await front_end.answer(arguments, lambda: original(*args, **kwargs))
 
         return handle
+
+    return decorator
+
+
+def _refuse_what_messages_drop(front_end: FrontEnd) -> Decorator:
+    """Refuse fields of Anthropic's endpoint that others honour.
+
+    VLLM turns such a request into one of a chat, so all else is done there. But its class drops the
+    fields that it does not know, so only the body still has them.
+    """
+
+    def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
+        async def create_messages(self: Any, request: Any, raw_request: Any = None) -> Any:
+            if raw_request is not None:
+                known = {*type(request).model_fields, *_ANTHROPICS_OWN}
+                body = await raw_request.json()
+                front_end.refuse_misplaced({k: v for k, v in body.items() if k not in known})
+            return await original(self, request, raw_request)
+
+        return create_messages
 
     return decorator
 

@@ -1,0 +1,67 @@
+"""docs/clients.md: every client of its table has a block, which does what its row says."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+import pytest
+
+from tests.clients.page import ADDRESS, COLUMNS, MODEL, ROOT, blocks, sections, table
+
+BLOCKS, TABLE = blocks(), table()
+PYTHON = [client for client, block in BLOCKS.items() if block.language == "python"]
+# Clients in the environment of vLLM, by the distribution that has them.
+BESIDE_VLLM = {
+    "OpenAI": "openai",
+    "Anthropic": "anthropic",
+    "LangChain": "langchain-openai",
+    "Pydantic AI": "pydantic-ai-slim",
+    "`vllm chat`, `vllm complete`": "vllm",
+    "`vllm bench serve`": "vllm",
+}
+# Those in an environment of their own.
+APART = {
+    "LiteLLM": "litellm",
+    "Instructor": "instructor",
+    "Outlines": "outlines",
+    "lm-eval": "lm-eval[api]",
+    "guidellm": "guidellm",
+}
+
+
+def test_every_client_has_a_row_and_a_block() -> None:
+    headings = [name.replace("`, `", "` and `") for name in TABLE]
+    assert headings == list(BLOCKS)
+    assert {*BESIDE_VLLM, *APART} == set(TABLE)
+    for block in BLOCKS.values():
+        assert (ADDRESS in block.text and MODEL in block.text) or "vllm chat" in block.text
+
+
+@pytest.mark.parametrize("client", PYTHON)
+def test_a_block_shows_what_its_row_says(client: str) -> None:
+    shown = set(re.findall(r'print\("(\w+)', BLOCKS[client].text))
+    for word, column in COLUMNS.items():
+        assert (TABLE[client][column] == "yes") == (word in shown), f"{client}: {column}"
+
+
+def test_what_does_not_work_has_a_reason_with_a_link() -> None:
+    for client, row in TABLE.items():
+        section = sections()[client.replace("`, `", "` and `")]
+        for column in COLUMNS.values():
+            assert row[column] in ("yes", "no")
+            if row[column] == "no":
+                assert "](http" in section, f"{client}: {column}"
+
+
+@pytest.mark.parametrize("client", BESIDE_VLLM)
+def test_the_version_beside_vllm(client: str) -> None:
+    """A new installation may have a later one of the same major version."""
+    version = metadata.version(BESIDE_VLLM[client])
+    assert version.split(".")[0] == TABLE[client]["version"].split(".")[0]
+
+
+@pytest.mark.parametrize("client", APART)
+def test_the_version_apart(client: str) -> None:
+    wanted = (ROOT / "tests" / "clients" / "requirements.txt").read_text("utf-8")
+    assert f"{APART[client]}=={TABLE[client]['version']}" in wanted
