@@ -38,7 +38,9 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     """
     if settings_of(vllm_config, family).window != "symmetric":
         name = type(family).__name__
-        raise SettingsError(f"dllm.window is for sliding-window layers, and {name} has none; remove it")
+        raise SettingsError(
+            f"dllm.window is for sliding-window layers, and {name} has none; remove it"
+        )
     length = block_length(vllm_config)
     refuse_sliding_window(vllm_config.model_config)
     hf_config = vllm_config.model_config.hf_config
