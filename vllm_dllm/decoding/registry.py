@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
-from vllm_dllm.settings.ranges import SettingsError, listed, nearest, shown
+from vllm_dllm.settings.ranges import SettingsError, closest, listed, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
 # The kinds of models, in the words of an error message.
@@ -86,17 +86,17 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
     algorithm = _REGISTRY.get((corruption, base))
     if algorithm is not None and preset in algorithm.presets:
         return algorithm, dict(algorithm.presets[preset])
-    names = algorithm_names(corruption)
-    other = other_kind(corruption)
-    if name in algorithm_names(other):
+    names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
+    unknown = f"unknown decoding algorithm {shown(name)}"
+    meant = closest(name, [*names, *others])
+    if meant is not None and meant not in names:
         raise SettingsError(
-            f"{name} does not fit this model, because it is for {MODELS[other]}; "
-            f"choose {listed(names, 'or')}"
+            ("" if meant == name else f"{unknown}; ")
+            + f"{meant} does not fit this model, because it is for "
+            f"{MODELS[other_kind(corruption)]}; choose {listed(names, 'or')}"
         )
-    raise SettingsError(
-        f"unknown decoding algorithm {shown(name)}; {nearest(name, names)} "
-        f"(available: {', '.join(names)})"
-    )
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    raise SettingsError(f"{unknown}{hint} (available: {', '.join(names)})")
 
 
 def other_kind(corruption: Corruption) -> Corruption:

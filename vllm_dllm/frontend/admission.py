@@ -35,7 +35,7 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "prompt_logprobs",
         lambda params: params.prompt_logprobs is not None,
         "a prompt token is read together with those behind it, so it has no probability given "
-        "those before it; remove it (in a chat, echo asks for it, too)",
+        "those before it; remove it (echo asks for it, too: in a chat, and with logprobs)",
     ),
     (
         "prompt_logprob_token_ids",
@@ -106,7 +106,7 @@ def refuse_misplaced_fields(
     for name, value in unknown.items():
         if name.startswith("guided_"):
             problem = "is what vLLM called it once; use structured_outputs."
-        elif name in _OTHER_PLACES:
+        elif name in _OTHER_PLACES and value is not None:
             problem = _OTHER_PLACES[name]
         elif name.startswith(REQUEST_PREFIX):
             problem = f'belongs into vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
@@ -271,7 +271,8 @@ def resolve_options(
         if options.stream_prefix and choice.algorithm.edits:
             raise SettingsError(
                 f"diffusion_stream_prefix: {choice.algorithm.name} may still change what it has "
-                "decided; remove it, or set diffusion_algorithm to one that never edits"
+                "decided; remove it"
+                + ("" if served.mask_token is None else ", or choose another diffusion_algorithm")
             )
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error

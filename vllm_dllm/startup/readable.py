@@ -42,9 +42,8 @@ def readable(error: BaseException) -> str:
         text = "; ".join(_complaints(error))
     elif not isinstance(error, (ValueError, RuntimeError, OSError)) or not text:
         text = f"{type(error).__name__}: {text}"
-    if len(text) > MOST_CHARACTERS:
-        text = text[: MOST_CHARACTERS - 3] + "..."
-    return text.rstrip(".")
+    text = text.rstrip(".")
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
 
 def _complaints(error: ValidationError) -> Iterator[str]:

@@ -33,9 +33,8 @@ def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
         if isinstance(self.shutdown_timeout, NotGiven):
             self.shutdown_timeout = DRAIN_SECONDS if ours else int(self.shutdown_timeout)
         if ours:
-            from vllm_dllm.vllm_patches import failed_starts, shutdown
+            from vllm_dllm.vllm_patches import shutdown
 
-            failed_starts.note_our_model()
             family = families()[model_config.architecture]
             set_defaults(self, model_config, is_given, family.self_conditioned)
             # The parent of several API servers makes no front end: here it learns of its model.

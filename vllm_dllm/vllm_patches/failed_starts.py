@@ -47,6 +47,7 @@ def apply() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     wrap(EngineArgs, "create_engine_config", _without_pydantic)
+    wrap(EngineArgs, "create_model_config", _note_our_model)
     for name in _LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Reporter) for handler in logger.handlers):
@@ -57,12 +58,6 @@ def apply() -> None:
         wrap(command.ServeSubcommand, "cmd", _end_with_a_sentence)
 
 
-def note_our_model() -> None:
-    """From now on this process starts one of our models."""
-    global _ours
-    _ours = True
-
-
 def apply_to_launcher(module: ModuleType) -> None:
     """Let the processes of engines tell why they cannot start.
 
@@ -70,6 +65,16 @@ def apply_to_launcher(module: ModuleType) -> None:
         module: of vLLM, with the name ``launch_core_engines``.
     """
     wrap(module, "launch_core_engines", _hear_why_engines_fail)
+
+
+def _note_our_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _ours
+        model_config = original(self, *args, **kwargs)
+        _ours = is_ours(model_config)
+        return model_config
+
+    return create_model_config
 
 
 def _without_pydantic(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +89,7 @@ def _without_pydantic(original: Callable[..., Any]) -> Callable[..., Any]:
             cause = cause_within(error)
             if not _ours and not isinstance(cause, SettingsError):
                 raise
-            note_our_model()
+            _ours = True
             if isinstance(cause, SettingsError):
                 raise cause from None
             raise RefusedError(readable(cause)) from (error if cause is error else None)
