@@ -38,7 +38,7 @@ def _reject_unknown(
             raise SettingsError(elsewhere[name])
         text = name if isinstance(name, str) else ""
         meant = closest(text, [*known, *elsewhere])
-        if meant in elsewhere:
+        if meant is not None and meant in elsewhere:
             raise SettingsError(f"unknown {kind} {shown(name)}: {elsewhere[meant]}")
         raise SettingsError(f"unknown {kind} {shown(name)}; {nearest(text, known)}")
 

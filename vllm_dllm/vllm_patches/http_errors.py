@@ -32,7 +32,7 @@ def with_flags(answer: Any, tool_parser: str | None) -> Any:
         answer: of a handler of vLLM's.
         tool_parser: vLLM's parser of the model's calls; None leaves the answer as it is.
     """
-    error = getattr(answer, "error", None)
+    error: Any = getattr(answer, "error", None)
     message = getattr(error, "message", None)
     if tool_parser is not None and isinstance(message, str) and "--tool-call-parser" in message:
         flags = f"--enable-auto-tool-choice --tool-call-parser {tool_parser}"
