@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support.mistakes import EVERY, MOST_CHARACTERS, Mistake, dllm, model_of
-from tests.support.server import ENVIRONMENT, Server
+from tests.support.reference_llada2 import random_checkpoint
+from tests.support.server import AS_SERVED, ENVIRONMENT, Server
 
 pytestmark = pytest.mark.e2e
 
@@ -183,17 +184,22 @@ def answers() -> dict[tuple[str, int], str]:
     places = [(family, n) for n, one in enumerate(MISTAKES) for family in one.families]
     base = {"max_model_len": 512, "enforce_eager": True}
     cases = [{"model": str(model_of(f))} | base | MISTAKES[n].typed for f, n in places]
+    return dict(zip(places, said_by(CHILD, cases), strict=True))
+
+
+def said_by(code: str, cases: list[dict[str, Any]]) -> list[str]:
+    """What a process that runs `code` prints about each case."""
     child = subprocess.run(
-        [sys.executable, "-c", CHILD],
+        [sys.executable, "-c", code],
         input=json.dumps(cases),
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | ENVIRONMENT | AS_SERVED,
         capture_output=True,
         text=True,
         check=False,
     )
     said = [json.loads(line) for line in child.stdout.splitlines() if line.startswith('"')]
     assert len(said) == len(cases), child.stderr[-3000:]
-    return dict(zip(places, said, strict=True))
+    return said
 
 
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=lambda n: MISTAKES[n].name)
@@ -210,6 +216,31 @@ def test_there_are_enough() -> None:
     for family in EVERY:
         assert sum(family in mistake.families for mistake in MISTAKES) >= 30
     assert len(MISTAKES) >= 40
+
+
+OFFLINE = """
+import json, sys
+from vllm import LLM
+
+if __name__ == "__main__":
+    for options in json.load(sys.stdin):
+        try:
+            LLM(max_model_len=64, enforce_eager=True, **options)
+        except Exception as error:
+            print(json.dumps(str(error)))
+"""
+
+
+def test_in_python(tmp_path: Path) -> None:
+    """`LLM(...)` raises the sentence, from this process or from that of its engine."""
+    random_checkpoint(tmp_path / "model", 0, hidden_act="gelu")
+    outside = {"model": str(model_of("LLaDA2"))} | beside(threshold=0.9)
+    heard = said_by(OFFLINE, [outside, {"model": str(tmp_path / "model")}])
+    assert heard == [
+        "--additional-config: 'threshold' stands outside of 'dllm', where nobody reads it; write "
+        '{"dllm": {"threshold": 0.9}}',
+        "LLaDA2 supports hidden_act 'silu' only, got 'gelu'",
+    ]
 
 
 def last_line(model: Path, *flags: str) -> str:
