@@ -126,7 +126,10 @@ def resolve_mask_token(model_config: ModelConfig, spellings: Sequence[str]) -> i
             "--hf-overrides '{\"mask_token_id\": ID}'."
         )
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocabulary:
-        raise ValueError(f"mask_token_id {mask!r} is not a token id in [0, {vocabulary})")
+        raise ValueError(
+            f"mask_token_id {mask!r} is not a token id in [0, {vocabulary}); correct config.json, "
+            "or pass --hf-overrides '{\"mask_token_id\": ID}'"
+        )
     return mask
 
 
