@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.startup": {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },
+    "vllm_dllm.startup.readable": {"pydantic", "vllm_dllm.settings"},
     "vllm_dllm.startup.diagnosis": {
         "vllm", "vllm_dllm.families.served", "vllm_dllm.vllm_patches.registration",
     },
@@ -58,6 +59,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.vllm_patches": {
         "vllm", "vllm_dllm.checkpoints", "vllm_dllm.cpu", "vllm_dllm.families.registry",
         "vllm_dllm.frontend", "vllm_dllm.settings", "vllm_dllm.startup",
+    },
+    "vllm_dllm.vllm_patches.http_errors": {
+        "PIL", "aiohttp", "vllm", "vllm_dllm.frontend", "vllm_dllm.vllm_patches.wrapping",
     },
     "vllm_dllm.vllm_patches.wrapping": set(),
     "vllm_dllm.vllm_patches.runner": {"vllm_dllm.vllm_patches.wrapping"},

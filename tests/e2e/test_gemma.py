@@ -91,7 +91,7 @@ def test_request_options(gemma: Server) -> None:
         ({"vllm_xargs": {"diffusion_stream_prefix": 1}}, "diffusion_stream_prefix"),
         ({"vllm_xargs": {"diffusion_algorithm": "LowConfidence"}}, "LowConfidence does not fit"),
         ({"structured_outputs": {"regex": "(a"}}, "structured"),
-        ({"vllm_xargs": {"diffusion_threshold": 0.5}}, "unknown request option"),
+        ({"vllm_xargs": {"diffusion_threshold": 0.5}}, "is not a setting of EntropyBound"),
         ({"vllm_xargs": {"diffusion_entropy_bound": 0}}, "diffusion_entropy_bound"),
         ({"vllm_xargs": {"diffusion_canvas_length": 99}}, "diffusion_canvas_length"),
         ({"vllm_xargs": {"diffusion_pinned": [0]}}, "diffusion_pinned"),

@@ -263,8 +263,13 @@ def test_the_message_arrives(fault: str, tmp_path: Path) -> None:
     model, damage, word = SERVED[fault]
     broken = sharded(model, tmp_path / model)
     damage(broken)
-    lines = exits(server_of(broken, tmp_path / "log"))
+    # The engine with a worker in a process of its own, or in one with it.
+    env = AS_SERVED if fault == "cut-shard" else None
+    lines = exits(server_of(broken, tmp_path / "log", env))
     assert any("Error" in line and word in line and str(broken) in line for line in lines)
+    if fault != "no-directory":  # in which vLLM finds no model, of which we could know
+        assert lines[-1].startswith("vllm-dllm: the server cannot start: ")
+        assert word in lines[-1] and str(broken) in lines[-1]
 
 
 def test_a_directory_that_vanishes_while_it_is_loaded(tmp_path: Path) -> None:

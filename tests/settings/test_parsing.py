@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.settings.file import MAX_FILE_BYTES
-from vllm_dllm.settings.parsing import (
-    SettingsError,
-    misspelt_settings,
-    parse_request_options,
-    parse_settings,
-)
+from vllm_dllm.settings.misplaced import misspelt_sections
+from vllm_dllm.settings.parsing import SettingsError, parse_request_options, parse_settings
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.server import DllmSettings
 
@@ -129,14 +126,63 @@ def test_a_request_names_no_path() -> None:
         *("dLLM", "DLLM", " dllm", "dllm ", "ldlm", "dlml", "Dlm"),
     ],
 )
-def test_a_key_one_edit_away_is_named(key: str) -> None:
-    assert misspelt_settings({key: {"algorithm": "x"}, "dllm": {}}) == [key]
+def test_a_key_one_edit_away_is_refused(key: str) -> None:
+    assert misspelt_sections({key: {"algorithm": "x"}, "dllm": {}}) == [key]
+    for config in ({key: {}}, {"dllm": {}, key: {"algorithm": "x"}}):
+        with pytest.raises(SettingsError, match=f"{key!r} is unknown; did you mean 'dllm'"):
+            settings(config)
 
 
-@pytest.mark.parametrize("key", ["dllm", "", "d", "dl", "model", "dllm_settings", "lldm", "x" * 99])
+@pytest.mark.parametrize("key", ["", "d", "dl", "model", "dllm_settings", "lldm", "x" * 99])
 def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
-    assert misspelt_settings({key: 1}) == []
-    assert misspelt_settings(None) == misspelt_settings(["dlm"]) == []
+    assert misspelt_sections({key: 1, "dllm": {}, 3: 4}) == []
+    assert settings({key: 1}) == settings({key: 1, "dllm": {}}) == DllmSettings()
+
+
+@pytest.mark.parametrize("config", [None, ["dlm"], 3, object()])
+def test_what_is_no_object_has_no_keys(config: object) -> None:
+    assert settings(config) == DllmSettings()
+
+
+@pytest.mark.parametrize("beside", [{}, {"dllm": {"max_steps": 4}}])
+@pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "config", "low"])
+def test_a_setting_outside_of_the_section_is_refused(name: str, beside: dict[str, Any]) -> None:
+    """Of algorithms for other kinds of models, too; the message can be pasted."""
+    with pytest.raises(SettingsError, match="stands outside") as caught:
+        parse_settings({name: 0.9} | beside, lambda _: PARAMETERS, lambda: {"low": "foreign"})
+    assert json.dumps({"dllm": {name: 0.9}}) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "low"])
+def test_an_option_without_its_prefix_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name!r}; the option is 'diffusion_{name}'"):
+        parse_request_options({name: 1}, PARAMETERS, lambda: {"low": "foreign"})
+    assert request({"thresholds": 1, "somebody_elses": 2}) == RequestOptions()
+
+
+def test_names_that_belong_elsewhere() -> None:
+    """To an algorithm for other models, to requests, to the server, or without the prefix."""
+
+    def foreign() -> dict[str, str]:
+        return {"low": "low is for others"}
+
+    cases = {
+        "low": "^low is for others",
+        "lowe": "unknown dllm setting 'lowe': low is for others",
+        "stream_prefix": "send diffusion_stream_prefix in vllm_xargs",
+        "diffusion_threshold": "write 'threshold'",
+    }
+    for name, message in cases.items():
+        with pytest.raises(SettingsError, match=message):
+            parse_settings({"dllm": {name: 1}}, lambda _: PARAMETERS, foreign)
+    cases = {
+        "diffusion_low": "^low is for others",
+        "diffusion_lows": "unknown request option 'diffusion_lows': low is for others",
+        "diffusion_execution": r"dllm\.execution of --additional-config",
+    }
+    for name, message in cases.items():
+        with pytest.raises(SettingsError, match=message):
+            parse_request_options({name: 1}, PARAMETERS, foreign)
 
 
 @pytest.mark.parametrize("section", [3, "x", [1]])

@@ -24,14 +24,17 @@ from vllm_dllm.decoding.low_confidence_dynamic import LowConfidenceDynamic
 from vllm_dllm.decoding.low_confidence_static import LowConfidenceStatic
 from vllm_dllm.decoding.masked_entropy_bound import MaskedEntropyBound
 from vllm_dllm.decoding.registry import (
+    MODELS,
     algorithm_names,
     algorithms,
     get_algorithm,
+    other_kind,
     register_algorithm,
 )
 from vllm_dllm.decoding.sequential import Sequential
 
 __all__ = [
+    "MODELS",
     "Algorithm",
     "BaseAlgorithm",
     "Canvas",
@@ -56,6 +59,7 @@ __all__ = [
     "confidence",
     "emitted_length",
     "get_algorithm",
+    "other_kind",
     "register_algorithm",
     "reveal",
 ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
-from vllm_dllm.settings.ranges import SettingsError, nearest, shown
+from vllm_dllm.settings.ranges import SettingsError, closest, listed, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
+# The kinds of models, in the words of an error message.
+MODELS: Mapping[Corruption, str] = {
+    "mask": "masked models (LLaDA2, SDAR)",
+    "uniform": "models that denoise random tokens (DiffusionGemma)",
+}
 
 _REGISTRY: dict[tuple[Corruption, str], Algorithm] = {}
 
@@ -81,16 +86,22 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
     algorithm = _REGISTRY.get((corruption, base))
     if algorithm is not None and preset in algorithm.presets:
         return algorithm, dict(algorithm.presets[preset])
-    other: Corruption = "uniform" if corruption == "mask" else "mask"
-    if name in algorithm_names(other):
+    names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
+    unknown = f"unknown decoding algorithm {shown(name)}"
+    meant = closest(name, [*names, *others])
+    if meant is not None and meant not in names:
         raise SettingsError(
-            f"{name} does not fit this model; it has {', '.join(algorithm_names(corruption))}"
+            ("" if meant == name else f"{unknown}; ")
+            + f"{meant} does not fit this model, because it is for "
+            f"{MODELS[other_kind(corruption)]}; choose {listed(names, 'or')}"
         )
-    names = algorithm_names(corruption)
-    raise SettingsError(
-        f"unknown decoding algorithm {shown(name)}; {nearest(name, names)} "
-        f"(available: {', '.join(names)})"
-    )
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    raise SettingsError(f"{unknown}{hint} (available: {', '.join(names)})")
+
+
+def other_kind(corruption: Corruption) -> Corruption:
+    """The other kind of models."""
+    return "uniform" if corruption == "mask" else "mask"
 
 
 def _imported(path: str, corruption: Corruption) -> Algorithm:
@@ -107,5 +118,7 @@ def _imported(path: str, corruption: Corruption) -> Algorithm:
         ) from error
     algorithm = _REGISTRY[cls.corruption, cls.name]
     if algorithm.corruption != corruption:
-        raise SettingsError(f"{path} does not fit this model")
+        raise SettingsError(
+            f"{path} does not fit this model, because it is for {MODELS[algorithm.corruption]}"
+        )
     return algorithm

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.decoding import Corruption, get_algorithm
+from vllm_dllm.decoding import get_algorithm
 from vllm_dllm.families.base import Family
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.ranges import SettingsError
-from vllm_dllm.settings.resolution import CHECKPOINT, DEFAULT, SERVER, Served, parameter_names
+from vllm_dllm.settings.resolution import (
+    CHECKPOINT,
+    DEFAULT,
+    SERVER,
+    Served,
+    check_algorithm,
+    foreign_settings,
+    parameter_names,
+)
 from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.commit_choice import GRANTED, choose_commits
 from vllm_dllm.worker.slots import CanvasKind
@@ -23,15 +31,23 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def settings_of(vllm_config: VllmConfig, corruption: Corruption) -> DllmSettings:
+def settings_of(vllm_config: VllmConfig, family: Family) -> DllmSettings:
     """The server's settings; raises `SettingsError`."""
+    corruption, chosen = family.corruption, family.algorithm
 
     def parameters_with(algorithm: object) -> set[str]:
-        if isinstance(algorithm, str) and ":" in algorithm:
-            get_algorithm(algorithm, corruption)  # registers it
+        nonlocal chosen
+        if isinstance(algorithm, str) and algorithm:
+            # Before its settings are looked at, which would be refused for a lesser reason. An
+            # algorithm that is named by its path is registered by this.
+            check_algorithm(algorithm, corruption, SERVER)
+            chosen = algorithm
         return parameter_names(corruption)
 
-    return parse_settings(vllm_config.additional_config, parameters_with)
+    def foreign() -> dict[str, str]:
+        return foreign_settings(get_algorithm(chosen, corruption)[0], SERVER)
+
+    return parse_settings(vllm_config.additional_config, parameters_with, foreign)
 
 
 def served_of(vllm_config: VllmConfig, family: Family) -> Served:
@@ -40,7 +56,7 @@ def served_of(vllm_config: VllmConfig, family: Family) -> Served:
     Raises:
         SettingsError: a setting or a field of the checkpoint is unknown or out of range.
     """
-    settings = settings_of(vllm_config, family.corruption)
+    settings = settings_of(vllm_config, family)
     diffusion = vllm_config.diffusion_config
     if diffusion.max_denoising_steps is not None:
         STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)

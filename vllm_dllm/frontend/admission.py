@@ -6,7 +6,7 @@ Raised errors reach an HTTP client as status 400 with the parameter's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.settings.ranges import MAX_FLOAT32, SettingsError, cut, shown
 from vllm_dllm.settings.request import (
+    REQUEST_PREFIX,
     refuse_canvas_options,
     refuse_misplaced_constraint_options,
 )
@@ -34,22 +35,22 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "prompt_logprobs",
         lambda params: params.prompt_logprobs is not None,
         "a prompt token is read together with those behind it, so it has no probability given "
-        "those before it (in a chat, echo asks for it, too)",
+        "those before it; remove it (echo asks for it, too: in a chat, and with logprobs)",
     ),
     (
         "prompt_logprob_token_ids",
         lambda params: params.prompt_logprob_token_ids is not None,
-        "see prompt_logprobs",
+        "see prompt_logprobs; remove it",
     ),
     (
         "thinking_token_budget",
         lambda params: params.thinking_token_budget is not None,
-        "tokens are not decided one after the other",
+        "tokens are not decided one after the other; remove it",
     ),
     (
         "trace_decode_token_ids",
         lambda params: params.trace_decode_token_ids is not None,
-        "tokens are not decided one after the other",
+        "tokens are not decided one after the other; remove it",
     ),
 )
 
@@ -72,19 +73,30 @@ def validate_bad_words(params: Any) -> None:
         )
 
 
+# Fields that no endpoint knows, and that hold options in another place.
+_OTHER_PLACES = {
+    "extra_body": "is an argument of OpenAI's Python client, which sends its content instead of "
+    "it; put its content into the request itself.",
+    "extra_args": 'is for SamplingParams in Python; over HTTP write {"vllm_xargs": {...}}.',
+    "dllm": "holds settings of a server (--additional-config); a request's options are "
+    '{"vllm_xargs": {"diffusion_...": ...}}.',
+}
+
+
 def refuse_misplaced_fields(
-    unknown: Mapping[str, Any], request_classes: Iterable[type[Any]]
+    unknown: Mapping[str, Any], request_classes: Iterable[type[Any]], options: Collection[str]
 ) -> None:
     """Refuse fields of an HTTP request that this endpoint ignores and the sender meant.
 
     vLLM ignores every field that its class for this endpoint does not know. Of those we refuse our
-    own options outside of ``vllm_xargs``, vLLM's old options for structured output, and a field
-    that another endpoint honours, unless its value is a default. A field that no endpoint knows is
-    ignored, as for any model.
+    own options outside of ``vllm_xargs`` or without their prefix, what holds options elsewhere,
+    vLLM's old options for structured output, and a field that another endpoint honours, unless its
+    value is a default. Any other field that no endpoint knows is ignored, as for any model.
 
     Args:
         unknown: the fields that this endpoint's class does not know, with their values.
         request_classes: the classes of the requests to all endpoints.
+        options: the names of our options, without the prefix.
 
     Raises:
         VLLMValidationError: names the field of the HTTP request and where it belongs.
@@ -93,8 +105,13 @@ def refuse_misplaced_fields(
     for name, value in unknown.items():
         if name.startswith("guided_"):
             problem = "is what vLLM called it once; use structured_outputs."
-        elif name.startswith("diffusion_"):
+        elif name in _OTHER_PLACES and value is not None:
+            problem = _OTHER_PLACES[name]
+        elif name.startswith(REQUEST_PREFIX):
             problem = f'belongs into vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
+        elif name in options:
+            option = REQUEST_PREFIX + name
+            problem = f'is not read here; write {{"vllm_xargs": {{"{option}": ...}}}}.'
         elif name in elsewhere and value is not None and value not in elsewhere[name]:
             problem = "is not supported on this endpoint; others know it."
         else:
@@ -135,7 +152,8 @@ def refuse_beam_search() -> NoReturn:
     """
     raise VLLMValidationError(
         "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
-        "the beginnings of texts, and a canvas is not written from its beginning.",
+        "the beginnings of texts, and a canvas is not written from its beginning; remove it, and "
+        "ask for several answers with n.",
         parameter="use_beam_search",
     )
 
@@ -204,7 +222,8 @@ def validate_sampling_params(params: Any, served: Served) -> None:
     validate_numbers(params)
     if served.mask_token is not None and params.allowed_token_ids == [served.mask_token]:
         raise VLLMValidationError(
-            "allowed_token_ids allows nothing but the mask token, which is never put out.",
+            "allowed_token_ids allows nothing but the mask token, which is never put out; allow "
+            "other tokens.",
             parameter="allowed_token_ids",
         )
     resolved = resolve_options(params, served)
@@ -251,7 +270,8 @@ def resolve_options(
         if options.stream_prefix and choice.algorithm.edits:
             raise SettingsError(
                 f"diffusion_stream_prefix: {choice.algorithm.name} may still change what it has "
-                "decided"
+                "decided; remove it"
+                + ("" if served.mask_token is None else ", or choose another diffusion_algorithm")
             )
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error

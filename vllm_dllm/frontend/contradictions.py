@@ -60,6 +60,7 @@ def refuse_contradictions(
     names = [name for name, tokens in ruled_out.items() if tokens & vocabulary]
     raise VLLMValidationError(
         f"no token is left to choose, given {' and '.join(names)}"
-        + (" (min_tokens excludes whatever ends a text)." if "min_tokens" in names else "."),
+        + (" (min_tokens excludes whatever ends a text)" if "min_tokens" in names else "")
+        + "; allow more tokens.",
         parameter=names[-1],
     )

@@ -77,7 +77,10 @@ class FrontEnd:
         structured: compiles the constraints of structured outputs.
         shutdown: how this front end's server ends.
         request_classes: vLLM's classes of the requests that may come over HTTP.
+        tool_parser: vLLM's name of the parser of the model's calls of tools, if it is known.
     """
+
+    tool_parser: str | None = None
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class FrontEnd:
         self.max_model_len = model.max_model_len
         self.vocabulary_size = model.get_vocab_size()
         self.served = model.dllm
+        self.option_names = self.served.option_names()
         self.shutdown = GracefulShutdown()
         self.request_classes: list[type[Any]] = []
         self.structured = StructuredOutput(
@@ -147,7 +151,7 @@ class FrontEnd:
 
     def refuse_misplaced(self, unknown: Mapping[str, Any]) -> None:
         """As `refuse_misplaced_fields`, for fields that an endpoint of this server ignores."""
-        refuse_misplaced_fields(unknown, self.request_classes)
+        refuse_misplaced_fields(unknown, self.request_classes, self.option_names)
 
     def convert(
         self, request: Any, to_sampling_params: Callable[[], SamplingParams]

@@ -12,23 +12,68 @@ from dataclasses import fields
 from typing import Any
 
 from vllm_dllm.settings.file import read_settings_file
-from vllm_dllm.settings.ranges import SettingsError, nearest, shown
+from vllm_dllm.settings.misplaced import (
+    SETTINGS_KEY,
+    refuse_options_without_prefix,
+    refuse_settings_outside,
+)
+from vllm_dllm.settings.ranges import SettingsError, closest, nearest, shown
 from vllm_dllm.settings.request import REQUEST_PREFIX, RequestOptions
 from vllm_dllm.settings.server import DllmSettings
 
-SETTINGS_KEY = "dllm"
+# Gives the names of settings of algorithms for other kinds of models, each with the sentence that
+# refuses it. It is a function because only refusals need it.
+Foreign = Callable[[], Mapping[str, str]]
 
 
-def _reject_unknown(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+def _reject_unknown(
+    kind: str, given: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str]
+) -> None:
+    """Refuse names that are not known; `elsewhere` has a sentence for those known elsewhere."""
     known = set(known)
     for name in given:
-        if name not in known:
-            hint = nearest(name if isinstance(name, str) else "", known)
-            raise SettingsError(f"unknown {kind} {shown(name)}; {hint}")
+        if name in known:
+            continue
+        if name in elsewhere:
+            raise SettingsError(elsewhere[name])
+        text = name if isinstance(name, str) else ""
+        meant = closest(text, [*known, *elsewhere])
+        if meant is not None and meant in elsewhere:
+            raise SettingsError(f"unknown {kind} {shown(name)}: {elsewhere[meant]}")
+        raise SettingsError(f"unknown {kind} {shown(name)}; {nearest(text, known)}")
+
+
+def _known_to_requests(parameters: Collection[str], foreign: Foreign) -> dict[str, str]:
+    """What a server's section cannot hold because it belongs to requests, and foreign settings."""
+    only = set(_names(RequestOptions, ())) - set(_names(DllmSettings, ()))
+    return (
+        dict(foreign())
+        | {
+            name: f"dllm.{name} is an option of requests; send {REQUEST_PREFIX}{name} in vllm_xargs"
+            for name in only
+        }
+        | {
+            REQUEST_PREFIX + name: f"dllm.{REQUEST_PREFIX}{name}: only options of requests have "
+            f"the prefix; write {name!r}"
+            for name in _names(DllmSettings, parameters)
+        }
+    )
+
+
+def _known_to_servers(foreign: Foreign) -> dict[str, str]:
+    """What a request cannot hold because it belongs to the server, and foreign settings."""
+    only = set(_names(DllmSettings, ())) - set(_names(RequestOptions, ()))
+    return {REQUEST_PREFIX + name: sentence for name, sentence in foreign().items()} | {
+        REQUEST_PREFIX + name: f"{REQUEST_PREFIX}{name} is no option of requests: the whole server "
+        f"has one value, dllm.{name} of --additional-config"
+        for name in only
+    }
 
 
 def parse_settings(
-    additional_config: object, parameters_with: Callable[[object], Collection[str]]
+    additional_config: object,
+    parameters_with: Callable[[object], Collection[str]],
+    foreign: Foreign = dict,
 ) -> DllmSettings:
     """Server settings from vLLM's ``additional_config``.
 
@@ -40,53 +85,36 @@ def parse_settings(
         parameters_with: called with the algorithm that is asked for (or None); returns the names
             of all algorithms' settings. An algorithm that is named by its import path is only
             known after this call.
+        foreign: see `Foreign`.
 
     Raises:
-        SettingsError: a key is unknown, a value is out of range, or the file cannot be read.
+        SettingsError: a key is unknown or stands outside of the section, a value is out of range,
+            or the file cannot be read.
     """
     section = (
         additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
     )
     if section is None:
+        every = {*_names(DllmSettings, parameters_with(None)), "config", *foreign()}
+        refuse_settings_outside(additional_config, every)
         return DllmSettings()
     if not isinstance(section, Mapping):
-        raise SettingsError(f"additional_config['dllm'] must be an object, got {shown(section)}")
+        raise SettingsError(
+            f"--additional-config: 'dllm' must be an object of settings, got {shown(section)}"
+        )
     path = section.get("config")
     from_file = {} if path is None else read_settings_file(path)
     parameters = parameters_with(section.get("algorithm", from_file.get("algorithm")))
     known = _names(DllmSettings, parameters)
-    _reject_unknown("dllm setting", section, [*known, "config"])
-    _reject_unknown(f"dllm setting in {path}:", from_file, known)
+    refuse_settings_outside(additional_config, {*known, "config", *foreign()})
+    elsewhere = _known_to_requests(parameters, foreign)
+    _reject_unknown("dllm setting", section, [*known, "config"], elsewhere)
+    _reject_unknown(f"dllm setting in {path}:", from_file, known, elsewhere)
     DllmSettings(**_gathered(from_file, parameters))  # the file must be right by itself
     values = {name: value for name, value in section.items() if name != "config"}
     chosen = from_file | values
     given = frozenset(name for name, value in chosen.items() if value is not None)
     return DllmSettings(**_gathered(chosen, parameters), given=given)
-
-
-def misspelt_settings(additional_config: object) -> list[str]:
-    """Keys of vLLM's ``additional_config`` that are probably misspelt forms of ``dllm``.
-
-    They differ from it by one edit, by case, or by surrounding blanks. The settings below such a
-    key would be ignored.
-    """
-    keys = additional_config if isinstance(additional_config, Mapping) else ()
-    return [key for key in keys if isinstance(key, str) and _nearly(key, SETTINGS_KEY)]
-
-
-def _nearly(name: str, key: str) -> bool:
-    """Whether two names differ, by case, by surrounding blanks, by one letter or by one swap."""
-    name, given = name.strip().lower()[: len(key) + 2], name
-    if name == key:
-        return given != key
-    for at in range(len(key) + 1):
-        before, behind = key[:at], key[at:]
-        if name in (before + behind[1:], before + behind[1:2] + behind[:1] + behind[2:]):
-            return True
-        rest = name[at + 1 :]
-        if name[:at] == before and len(name) > at and rest in (behind, behind[1:]):
-            return True
-    return False
 
 
 def _names(
@@ -104,25 +132,44 @@ def _gathered(values: Mapping[str, Any], parameters: Collection[str]) -> dict[st
 
 
 def parse_request_options(
-    extra_args: Mapping[str, Any] | None, parameters: Collection[str]
+    extra_args: Mapping[str, Any] | None,
+    parameters: Collection[str],
+    foreign: Foreign = dict,
 ) -> RequestOptions:
     """Request options from ``SamplingParams.extra_args``.
 
-    Keys without the prefix ``diffusion_`` are ignored, because they are not meant for this package.
+    Keys without the prefix ``diffusion_`` are not meant for this package and are ignored, but for
+    the exact names of our options, which nobody else would read.
 
     Args:
         extra_args: the extra arguments of a request.
         parameters: names of all algorithms' settings, without the prefix.
+        foreign: see `Foreign`.
 
     Raises:
-        SettingsError: a ``diffusion_*`` key is unknown, or a value is out of range.
+        SettingsError: a ``diffusion_*`` key is unknown, an option lacks its prefix, or a value is
+            out of range.
     """
+    given = extra_args or {}
     ours = {
         name: value
-        for name, value in (extra_args or {}).items()
+        for name, value in given.items()
         if isinstance(name, str) and name.startswith(REQUEST_PREFIX)
     }
-    known = [REQUEST_PREFIX + name for name in _names(RequestOptions, parameters)]
-    _reject_unknown("request option", ours, known)
+    names = _names(RequestOptions, parameters)
+    if len(ours) < len(given):
+        refuse_options_without_prefix(given, {*names, *foreign()})
+    known = {REQUEST_PREFIX + name for name in names}
+    if not ours.keys() <= known:
+        _reject_unknown("request option", ours, known, _known_to_servers(foreign))
     flat = {name.removeprefix(REQUEST_PREFIX): value for name, value in ours.items()}
     return RequestOptions(**_gathered(flat, parameters))
+
+
+def request_names(parameters: Collection[str]) -> set[str]:
+    """The names of all request options, without the prefix.
+
+    Args:
+        parameters: names of all algorithms' settings.
+    """
+    return set(_names(RequestOptions, parameters))

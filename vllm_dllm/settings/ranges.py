@@ -58,11 +58,24 @@ def cut(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a user most probably meant, whatever its case; None if none is close."""
+    folded = {one.casefold(): one for one in sorted(known, reverse=True)}
+    close = difflib.get_close_matches(cut(name).casefold(), folded, n=1)
+    return folded[close[0]] if close else None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an error message: the closest known name, else all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(cut(name), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    meant = closest(name, names)
+    return f"did you mean {meant!r}?" if meant else f"known: {', '.join(names)}"
+
+
+def listed(names: Iterable[str], word: str = "and") -> str:
+    """Names as a sentence lists them: ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 @dataclass(frozen=True)

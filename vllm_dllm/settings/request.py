@@ -61,7 +61,8 @@ class RequestOptions:
         ):
             # A path would let a client import any module of the server.
             raise SettingsError(
-                f"{REQUEST_PREFIX}algorithm must be a registered name, got {shown(self.algorithm)}"
+                f"{REQUEST_PREFIX}algorithm must be a registered name such as EntropyBound, got "
+                f"{shown(self.algorithm)}"
             )
         for name, allowed in NUMBERS.items():
             if getattr(self, name) is not None:
@@ -72,7 +73,9 @@ class RequestOptions:
         if self.pinned and self.seed_canvas is None:
             raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
         if len(self.pinned or ()) > len(self.seed_canvas or ()):
-            raise SettingsError("diffusion_pinned has more positions than diffusion_seed_canvas")
+            raise SettingsError(
+                "diffusion_pinned must have no more positions than diffusion_seed_canvas"
+            )
         # vLLM's HTTP server narrows JSON booleans to 0 and 1.
         for name in ("read_only", "constrained", "stream_prefix"):
             value = getattr(self, name)
@@ -99,12 +102,13 @@ def refuse_misplaced_constraint_options(
         if getattr(options, name.removeprefix(REQUEST_PREFIX)) is not None and not constrained:
             raise SettingsError(
                 f"{name} is for requests with a constraint (structured_outputs, "
-                "response_format or tools), and this one has none"
+                "response_format or tools), and this one has none; remove it"
             )
     if options.constraint_tokens is not None and own_maximum:
         raise SettingsError(
             f"{REQUEST_PREFIX}constraint_tokens is for requests without max_tokens, which says "
-            "already how many tokens may be put out (at /v1/completions it is 16 by default)"
+            "already how many tokens may be put out (at /v1/completions it is 16 by default); "
+            "remove one of them"
         )
 
 
@@ -127,6 +131,6 @@ def refuse_canvas_options(options: RequestOptions) -> None:
     for name in ("seed_canvas", "pinned", "canvas_length", "read_only", "constrained"):
         if getattr(options, name):
             raise SettingsError(
-                f"{REQUEST_PREFIX}{name} is for models that denoise random tokens, which this "
-                "one does not"
+                f"{REQUEST_PREFIX}{name} is for models that denoise random tokens "
+                "(DiffusionGemma), which this one does not; remove it"
             )

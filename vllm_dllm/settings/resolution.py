@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.decoding import Algorithm, Corruption, algorithms, get_algorithm
+from vllm_dllm.decoding import MODELS, Algorithm, Corruption, algorithms, get_algorithm, other_kind
 from vllm_dllm.settings.checkpoint import MAX_STEPS_FIELD
-from vllm_dllm.settings.parsing import parse_request_options
-from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, shown
+from vllm_dllm.settings.parsing import parse_request_options, request_names
+from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, listed, shown
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.server import DllmSettings
 
@@ -27,6 +27,47 @@ PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_conf
 def parameter_names(corruption: Corruption) -> set[str]:
     """The settings of all algorithms for a kind of model."""
     return {name for algorithm in algorithms(corruption) for name in algorithm.config.ranges()}
+
+
+def foreign_settings(algorithm: Algorithm, source: str) -> dict[str, str]:
+    """The settings that only algorithms for the other kind of models have.
+
+    Args:
+        algorithm: the one in force, whose settings the sentences name.
+        source: where the settings are given, `REQUEST` or `SERVER`.
+
+    Returns:
+        The settings' names without a prefix, each with the sentence that refuses it.
+    """
+    other, prefix = other_kind(algorithm.corruption), PREFIXES[source]
+    names = parameter_names(other) - parameter_names(algorithm.corruption)
+    return {
+        name: f"{_not_of(algorithm, prefix, name)}; remove it, because it belongs to "
+        f"{listed(owners(name, other))}, for {MODELS[other]}"
+        for name in names
+    }
+
+
+def _not_of(algorithm: Algorithm, prefix: str, name: str) -> str:
+    own = ", ".join(prefix + known for known in sorted(algorithm.config.ranges())) or "none"
+    return f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}"
+
+
+def owners(name: str, corruption: Corruption) -> list[str]:
+    """The algorithms for a kind of models that have a setting of this name."""
+    return [a.name for a in algorithms(corruption) if name in a.config.ranges()]
+
+
+def check_algorithm(name: str, corruption: Corruption, source: str) -> Algorithm:
+    """The algorithm of a name that was given in a request or for a server.
+
+    Raises:
+        SettingsError: see `get_algorithm`; names the setting, too.
+    """
+    try:
+        return get_algorithm(name, corruption)[0]
+    except SettingsError as error:
+        raise SettingsError(f"{PREFIXES[source]}algorithm: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -109,8 +150,26 @@ class Served:
         return self.settings.constraint_tokens if own is None else own
 
     def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
-        """Parse a request's options; raises `SettingsError` for an unknown or malformed one."""
-        return parse_request_options(extra_args, parameter_names(self.corruption))
+        """Parse a request's options; raises `SettingsError` for an unknown or malformed one.
+
+        That its algorithm does not fit the model is said first: the options of such a request
+        belong to that algorithm, and by themselves would be refused for a lesser reason.
+        """
+        name = (extra_args or {}).get(f"{PREFIXES[REQUEST]}algorithm")
+        if isinstance(name, str) and name and ":" not in name:
+            check_algorithm(name, self.corruption, REQUEST)
+        else:
+            name = self.settings.algorithm or self.own_algorithm
+
+        def foreign() -> dict[str, str]:
+            return foreign_settings(get_algorithm(name, self.corruption)[0], REQUEST)
+
+        return parse_request_options(extra_args, parameter_names(self.corruption), foreign)
+
+    def option_names(self) -> set[str]:
+        """The names of all request options, without the prefix, also of other kinds of models."""
+        every = parameter_names(self.corruption) | parameter_names(other_kind(self.corruption))
+        return request_names(every)
 
     def _limit(
         self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
@@ -150,11 +209,8 @@ class Served:
         """
         asked = options or RequestOptions()
         name = asked.algorithm or self.settings.algorithm or self.own_algorithm
-        try:
-            algorithm, preset = get_algorithm(name, self.corruption)
-        except SettingsError as error:
-            prefix = PREFIXES[REQUEST if asked.algorithm else SERVER]
-            raise SettingsError(f"{prefix}algorithm: {error}") from error
+        check_algorithm(name, self.corruption, REQUEST if asked.algorithm else SERVER)
+        algorithm, preset = get_algorithm(name, self.corruption)
         values: dict[str, float] = {}
         sources = dict.fromkeys(algorithm.config.ranges(), DEFAULT)
         by_request = asked.algorithm is not None
@@ -217,8 +273,8 @@ def _checked(
         if name in ranges:
             ranges[name].check(prefix + name, value)
         elif strict:
-            own = ", ".join(prefix + known for known in sorted(ranges)) or "none"
             raise SettingsError(
-                f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}"
+                f"{_not_of(algorithm, prefix, name)}; remove it, or set {prefix}algorithm to "
+                f"{listed(owners(name, algorithm.corruption), 'or')}"
             )
     return {name: value for name, value in values.items() if name in ranges}

@@ -105,7 +105,10 @@ def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         model.enable_prompt_embeds,
         "--enable-prompt-embeds: not supported for diffusion models; remove it",
     )
-    yield model.logits_processors, "--logits-processors: not supported for diffusion models yet"
+    yield (
+        model.logits_processors,
+        "--logits-processors: not supported for diffusion models yet; remove it",
+    )
     yield (
         grammars.backend != "auto",
         f"--structured-outputs-config.backend {grammars.backend}: grammar backends advance token "

@@ -1,4 +1,4 @@
-"""Warnings at start-up about names that nothing reads: fields of ``config.json``, misspelt keys."""
+"""The fields of ``config.json`` as stated, and a warning about those that nothing reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
-
-from vllm_dllm.settings.parsing import SETTINGS_KEY, misspelt_settings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -47,8 +45,4 @@ def warn_of_unread_names(vllm_config: VllmConfig, unknown: list[str]) -> None:
             vllm_config.model_config.model,
             ", ".join(unknown),
             *(("it", "it") if len(unknown) == 1 else ("them", "them")),
-        )
-    for name in misspelt_settings(vllm_config.additional_config):
-        logger.warning(
-            "dllm: --additional-config: %r is passed over; did you mean %r?", name, SETTINGS_KEY
         )

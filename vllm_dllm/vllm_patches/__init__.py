@@ -23,6 +23,7 @@ def apply_all() -> None:
         damaged_files,
         default_limits,
         engine_death,
+        failed_starts,
         registration,
         request_entry,
         sampling_parameters,
@@ -37,3 +38,4 @@ def apply_all() -> None:
     async_scheduling.apply()
     damaged_files.apply()
     engine_death.apply()
+    failed_starts.apply()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from vllm_dllm.vllm_patches.failed_starts import apply_to_launcher
 from vllm_dllm.vllm_patches.last_words import describe_end, fail_with_last_line
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -38,6 +39,7 @@ def apply() -> None:
     client = sys.modules.get("vllm.v1.engine.core_client")
     if client is not None:
         wrap(client, "_process_utility_output", _hear_cause)
+        apply_to_launcher(client)
 
 
 def apply_to_parent_of_api_servers(parent: ModuleType) -> None:
@@ -47,6 +49,7 @@ def apply_to_parent_of_api_servers(parent: ModuleType) -> None:
         parent: vLLM's module that waits for the API servers.
     """
     wrap(parent, "wait_for_completion_or_failure", _say_which_process_died)
+    apply_to_launcher(parent)
 
 
 def cause_of_death(processes: Iterable[multiprocessing.Process]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm_dllm.vllm_patches import beam_search, tool_calls
+from vllm_dllm.vllm_patches import beam_search, http_errors, tool_calls
 from vllm_dllm.vllm_patches.wrapping import Decorator, wrap
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def apply(front_end: FrontEnd) -> None:
     if serves_http:
         messages = import_module("vllm.entrypoints.anthropic.serving").AnthropicServingMessages
         wrap(messages, "create_messages", _refuse_what_messages_drop(front_end))
-        errors = import_module("vllm.entrypoints.serve.exception_handling.register")
-        wrap(errors, "vllm_error_handler", _say_when_to_retry)
+        http_errors.apply()
         # A constraint behind reasoning is refused, and none must be added to such requests.
         if not front_end.structured.settings.begins_with_reasoning:
             tool_calls.follow_parameters()
@@ -95,7 +94,8 @@ def _answer_through(front_end: FrontEnd) -> Decorator:
     def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         async def handle(*args: Any, **kwargs: Any) -> Any:
             arguments = [*args, *kwargs.values()]
-            return await front_end.answer(arguments, lambda: original(*args, **kwargs))
+            answer = await front_end.answer(arguments, lambda: original(*args, **kwargs))
+            return http_errors.with_flags(answer, front_end.tool_parser)
 
         return handle
 
@@ -120,17 +120,3 @@ def _refuse_what_messages_drop(front_end: FrontEnd) -> Decorator:
         return create_messages
 
     return decorator
-
-
-def _say_when_to_retry(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a header for clients whose constraint was not compiled because of others."""
-    from vllm_dllm.frontend.structured_output import RETRY_SECONDS, ConstraintsBusyError
-
-    # vLLM's server calls a coroutine function on the event loop, and any other in a thread.
-    async def vllm_error_handler(request: Any, error: Exception) -> Any:
-        response = await original(request, error)
-        if isinstance(error, ConstraintsBusyError):
-            response.headers["Retry-After"] = str(RETRY_SECONDS)
-        return response
-
-    return vllm_error_handler

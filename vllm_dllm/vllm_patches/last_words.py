@@ -29,8 +29,11 @@ def describe_end(process: multiprocessing.Process) -> str:
     return f"{subject} was killed by signal {-code} ({name})"
 
 
-def fail_with_last_line(cause: str) -> None:
-    """See that this process ends with exit status 1, with the cause in the log's last line.
+def fail_with_last_line(cause: str, started: bool = True) -> None:
+    """See that this process ends with exit status 1, with the cause in the last line that it says.
+
+    It is a line of the log, or one on stderr where the server could not start: that is what a
+    person reads who has typed a command.
 
     More lines are written at the interpreter's exit, such as those about leaked semaphores and
     about reference counts of bindings. So the line is written after them.
@@ -39,15 +42,16 @@ def fail_with_last_line(cause: str) -> None:
     line is its parent's.
 
     Args:
-        cause: why the server fails.
+        cause: why the server fails, without a stop at its end.
+        started: the server had started before.
     """
     if multiprocessing.parent_process() is None:
-        atexit.register(_write_last_line, cause)
+        atexit.register(_write_last_line, cause, started)
     else:
         logger.critical("dllm: %s", cause)
 
 
-def _write_last_line(cause: str) -> None:
+def _write_last_line(cause: str, started: bool) -> None:
     atexit.unregister(_write_last_line)
     with contextlib.suppress(Exception):
         # The exit functions of others, which end processes and remove files. This function runs
@@ -60,8 +64,13 @@ def _write_last_line(cause: str) -> None:
         stopping = threading.Thread(target=tracker._stop, daemon=True)
         stopping.start()
         stopping.join(OTHERS_SECONDS)
-    logger.critical("dllm: %s; the server ends with exit status 1", cause)
+    if started:
+        logger.critical("dllm: %s; the server ends with exit status 1", cause)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    if not started:
+        with contextlib.suppress(OSError):
+            # Not through `sys.stderr`, where vLLM begins each line with the process's name.
+            os.write(2, f"vllm-dllm: the server cannot start: {cause}\n".encode())
     os._exit(1)  # the interpreter's own end would write more lines

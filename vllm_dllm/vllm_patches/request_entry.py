@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vllm_dllm.families.registry import families
 from vllm_dllm.frontend import FRONT_END, front_end_of
 from vllm_dllm.vllm_patches import beam_search, engine_death, http_endpoints, sampling_parameters
 from vllm_dllm.vllm_patches.registration import is_ours
@@ -38,7 +39,9 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         from vllm_dllm.frontend.request_hooks import FrontEnd
 
         sampling_parameters.note_that_our_model_is_served()
+        family = families()[vllm_config.model_config.architecture]
         front_end = FrontEnd(vllm_config, self.get_tokenizer, functools.partial(_complete, self))
+        front_end.tool_parser = family.tool_parser
         setattr(self, FRONT_END, front_end)
         _wrap_client()
         http_endpoints.apply(front_end)

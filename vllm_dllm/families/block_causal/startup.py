@@ -36,9 +36,11 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     Raises:
         ValueError: with the setting's name and the remedy.
     """
-    if settings_of(vllm_config, family.corruption).window != "symmetric":
+    if settings_of(vllm_config, family).window != "symmetric":
         name = type(family).__name__
-        raise SettingsError(f"dllm.window is for sliding-window layers; {name} has none")
+        raise SettingsError(
+            f"dllm.window is for sliding-window layers, and {name} has none; remove it"
+        )
     length = block_length(vllm_config)
     refuse_sliding_window(vllm_config.model_config)
     hf_config = vllm_config.model_config.hf_config
@@ -124,7 +126,10 @@ def resolve_mask_token(model_config: ModelConfig, spellings: Sequence[str]) -> i
             "--hf-overrides '{\"mask_token_id\": ID}'."
         )
     if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocabulary:
-        raise ValueError(f"mask_token_id {mask!r} is not a token id in [0, {vocabulary})")
+        raise ValueError(
+            f"mask_token_id {mask!r} is not a token id in [0, {vocabulary}); correct config.json, "
+            "or pass --hf-overrides '{\"mask_token_id\": ID}'"
+        )
     return mask
 
 

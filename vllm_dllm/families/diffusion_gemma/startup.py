@@ -57,7 +57,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
             "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
             "first would need what the last one predicted; use --tensor-parallel-size"
         )
-    settings = settings_of(vllm_config, family.corruption)
+    settings = settings_of(vllm_config, family)
     if settings.eos_early_stop is not None:
         raise SettingsError(
             "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "

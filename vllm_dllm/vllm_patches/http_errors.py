@@ -1,0 +1,84 @@
+"""Errors of vLLM's HTTP server that lack something a client or an operator needs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from vllm_dllm.vllm_patches.wrapping import wrap
+
+_CONNECTOR = "vllm.multimodal.media.connector"
+
+
+def apply() -> None:
+    """Complete the answers of a server of ours, and call an unreachable image the client's fault.
+
+    Called once the process has imported vLLM's server.
+    """
+    errors = import_module("vllm.entrypoints.serve.exception_handling.register")
+    wrap(errors, "vllm_error_handler", _say_when_to_retry)
+    connector = sys.modules.get(_CONNECTOR)
+    if connector is not None:
+        wrap(connector.MediaConnector, "load_from_url_async", _blame_the_url)
+
+
+def with_flags(answer: Any, tool_parser: str | None) -> Any:
+    """Name the flags that the model's tools need, in an answer that says that there are none.
+
+    Args:
+        answer: of a handler of vLLM's.
+        tool_parser: vLLM's parser of the model's calls; None leaves the answer as it is.
+    """
+    error: Any = getattr(answer, "error", None)
+    message = getattr(error, "message", None)
+    if tool_parser is not None and isinstance(message, str) and "--tool-call-parser" in message:
+        flags = f"--enable-auto-tool-choice --tool-call-parser {tool_parser}"
+        error.message = f"{message}; serve this model with {flags}"
+        error.param = error.param or "tools"
+    return answer
+
+
+def _say_when_to_retry(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Add a header for clients whose constraint was not compiled because of others."""
+    from vllm_dllm.frontend.structured_output import RETRY_SECONDS, ConstraintsBusyError
+
+    # vLLM's server calls a coroutine function on the event loop, and any other in a thread.
+    async def vllm_error_handler(request: Any, error: Exception) -> Any:
+        response = await original(request, error)
+        if isinstance(error, ConstraintsBusyError):
+            response.headers["Retry-After"] = str(RETRY_SECONDS)
+        return response
+
+    return vllm_error_handler
+
+
+def _blame_the_url(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Answer 422 where an image cannot be had, for which vLLM partly answers 500 or 501.
+
+    It does so where nobody listens at the address, for a file that the server does not serve
+    (``--allowed-local-media-path``) and for a ``data:`` URL that is not base64. Whatever vLLM calls
+    the client's fault stays so.
+    """
+    import aiohttp
+    from PIL import UnidentifiedImageError
+    from vllm.exceptions import VLLMUnprocessableEntityError
+
+    ours = (OSError, aiohttp.ClientError, asyncio.TimeoutError, RuntimeError, NotImplementedError)
+
+    async def load_from_url_async(self: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await original(self, url, *args, **kwargs)
+        except UnidentifiedImageError:
+            raise
+        except ours as error:
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise VLLMUnprocessableEntityError(
+                f"the image (or other medium) cannot be fetched: {reason}; send a URL that this "
+                "server can reach, or the content itself as data:image/png;base64,...",
+                parameter="image_url",
+            ) from error
+
+    return load_from_url_async
