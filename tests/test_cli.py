@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from examples.tiny.make_twin import make_twin
-from tests.support.checkpoints import TINY
+from tests.support.checkpoints import ROOT, TINY
 from vllm_dllm.vllm_patches import versions
 
 
@@ -45,7 +48,7 @@ def test_plugin_switched_off() -> None:
 def test_unsupported_vllm() -> None:
     done = check("import vllm_dllm.vllm_patches.versions as v; v.vllm_version = lambda: '0.99.0'")
     assert done.returncode == 1
-    assert "vLLM 0.99.0 is not supported (it has not been tried; needs >=" in done.stderr
+    assert "vLLM 0.99.0 is not supported (it has not been tested; needs >=" in done.stderr
 
 
 def test_a_plugin_that_cannot_register() -> None:
@@ -139,13 +142,19 @@ def test_show_config_refuses() -> None:
     assert "did you mean 'threshold'" in done.stderr
 
 
+def test_pip_takes_the_versions_that_are_supported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [r for r in map(Requirement, project["dependencies"]) if r.name == "vllm"]
+    assert [r.specifier for r in wanted] == [SpecifierSet(versions.supported_versions())]
+
+
 def test_version_bounds(monkeypatch) -> None:
     for version, fine in (
         ("0.32.0", True),
         ("0.32.0+cpu", True),
-        ("0.33.1.dev2+g1", True),
+        ("0.32.1.dev2+g1", True),
         ("0.31.9", False),
-        ("0.34.0", False),
+        ("0.33.0", False),
         ("1.0", False),
         ("weird", False),
         (None, False),
