@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_dllm import __version__
+from vllm_dllm.compat import command as compat_report
 from vllm_dllm.selftest import command
 
 
@@ -30,9 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
     command.add_options(selftest)
+    compat_report.add_options(
+        commands.add_parser(
+            "compat-report", help="say what a vLLM has changed of what this package relies on"
+        )
+    )
     args = parser.parse_args(argv)
     if args.command == "check":
         return check()
+    if args.command == "compat-report":
+        return compat_report.run(args)
     if args.command == "selftest":
         return check() or command.run(args)
     options = ("additional_config", "diffusion_config")
