@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vllm_dllm.compat.sources import Source
+from vllm_dllm.compat.trees import Function, ModuleNames, flattened, members_of, names_of
 
 # vLLM finds out on which platform it runs. What we wrap of it is the CPU's.
 _DECIDED_LATER = {"vllm.platforms:current_platform": "vllm.platforms.cpu:CpuPlatform"}
 _STEP = re.compile(r"\(\)|[^.()]+")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -42,42 +41,12 @@ class Definition:
         return found[-1] if found else None
 
 
-class _Names:
-    """What a module defines and imports at its top level."""
-
-    def __init__(self, name: str, package: bool, text: str) -> None:
-        self.defined: dict[str, list[ast.stmt]] = {}
-        self.imported: dict[str, tuple[str, str]] = {}
-        self.stars: list[str] = []
-        self._parent = name if package else name.rpartition(".")[0]
-        for node in flattened(ast.parse(text).body):
-            if isinstance(node, ast.ImportFrom):
-                self._take_from(node)
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.asname:
-                        self.imported[alias.asname] = (alias.name, "")
-            else:
-                for defined in names_of(node):
-                    self.defined.setdefault(defined, []).append(node)
-
-    def _take_from(self, node: ast.ImportFrom) -> None:
-        parts = self._parent.split(".")
-        base = ".".join(parts[: len(parts) + 1 - node.level]) if node.level else ""
-        module = ".".join(filter(None, (base, node.module)))
-        for alias in node.names:
-            if alias.name == "*":
-                self.stars.append(module)
-            else:
-                self.imported[alias.asname or alias.name] = (module, alias.name)
-
-
 class Definitions:
     """Finds definitions in a vLLM."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._modules: dict[str, _Names | None] = {}
+        self._modules: dict[str, ModuleNames | None] = {}
         # By the place of a class: what it has itself, and the classes that `_line` gives.
         self._members: dict[str, dict[str, list[ast.stmt]]] = {}
         self._lines: dict[str, list[Definition]] = {}
@@ -119,11 +88,11 @@ class Definitions:
         every = ((module, self.source.text(module) or "") for module in self.source.files)
         return sorted(module for module, text in every if name in text and line.search(text))
 
-    def _names(self, module: str) -> _Names | None:
+    def _names(self, module: str) -> ModuleNames | None:
         if module not in self._modules:
             text = self.source.text(module)
             package = self.source.files.get(module, "").endswith("__init__.py")
-            self._modules[module] = None if text is None else _Names(module, package, text)
+            self._modules[module] = None if text is None else ModuleNames(module, package, text)
         return self._modules[module]
 
     def _module(self, name: str) -> Definition | None:
@@ -137,7 +106,7 @@ class Definitions:
             return None
         for one in self._line(cls):
             if one.place not in self._members:
-                self._members[one.place] = _members(one)
+                self._members[one.place] = members_of(one.cls)
             nodes = self._members[one.place].get(name)
             if nodes:
                 return Definition(one.module, f"{one.name}.{name}", tuple(nodes))
@@ -154,8 +123,10 @@ class Definitions:
             origin, original = names.imported[name]
             if not original:
                 return self._module(origin)
-            found = self._global(origin, original, seen)
-            return found or self._module(f"{origin}.{original}")
+            found = self._global(origin, original, seen) or self._module(f"{origin}.{original}")
+            # What comes from another package is only known to be there.
+            elsewhere = origin.partition(".")[0] != "vllm"
+            return Definition(module, name, ()) if found is None and elsewhere else found
         for star in names.stars:
             found = self._global(star, name, seen)
             if found is not None:
@@ -177,10 +148,12 @@ class Definitions:
             return owner
         for node in owner.nodes:
             annotation: ast.expr | None = None
-            if isinstance(node, _Function):
+            if isinstance(node, Function):
                 annotation = node.returns
             elif isinstance(node, ast.AnnAssign):
                 annotation = node.annotation
+            elif isinstance(node, ast.Assign) and (member_of := self._enumeration(owner)):
+                return member_of
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 annotation = node.value.func
             found = self._annotated(owner.module, annotation)
@@ -188,10 +161,18 @@ class Definitions:
                 return found
         return None
 
+    def _enumeration(self, member: Definition) -> Definition | None:
+        """The enumeration that something is a member of."""
+        cls = self.find(f"{member.module}:{member.name.rpartition('.')[0]}")
+        if cls is None or cls.cls is None:
+            return None
+        bases = [ast.unparse(base) for one in self._line(cls) if one.cls for base in one.cls.bases]
+        return cls if any(base.endswith(("Enum", "Flag")) for base in bases) else None
+
     def _class_of_result(self, called: Definition) -> Definition | None:
         if called.cls is not None:
             return called
-        functions = [node for node in called.nodes if isinstance(node, _Function)]
+        functions = [node for node in called.nodes if isinstance(node, Function)]
         return self._type(called) if functions else None
 
     def _annotated(self, module: str, node: ast.expr | None) -> Definition | None:
@@ -225,68 +206,3 @@ class Definitions:
             if isinstance(node, ast.AnnAssign)
         ]
         return Definition(cls.module, f"{cls.name}()", tuple(fields))
-
-
-def flattened(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, with those inside conditions, ``try`` and ``with`` in the place of these."""
-    for node in statements:
-        if isinstance(node, ast.If | ast.Try | ast.With):
-            handlers = getattr(node, "handlers", [])
-            for body in (
-                node.body,
-                *(handler.body for handler in handlers),
-                getattr(node, "orelse", []),
-                getattr(node, "finalbody", []),
-            ):
-                yield from flattened(body)
-        else:
-            yield node
-
-
-def names_of(node: ast.stmt) -> list[str]:
-    """The names that a statement defines."""
-    if isinstance(node, ast.ClassDef | _Function):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _members(cls: Definition) -> dict[str, list[ast.stmt]]:
-    """What a class defines, and the attributes that its methods set."""
-    found: dict[str, list[ast.stmt]] = {}
-    if cls.cls is None:
-        return found
-    body = list(flattened(cls.cls.body))
-    for node in body:
-        for name in names_of(node):
-            found.setdefault(name, []).append(node)
-    own = set(found)
-    for method in body:
-        if isinstance(method, _Function):
-            for name, node in _set_by(method):
-                if name not in own:
-                    found.setdefault(name, [node])
-    return found
-
-
-def _set_by(method: _Function) -> Iterator[tuple[str, ast.stmt]]:
-    """The attributes of ``self`` that a method sets, as statements with their annotations."""
-    parameters = {arg.arg: arg.annotation for arg in method.args.args + method.args.kwonlyargs}
-    for node in ast.walk(method):
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign):
-            targets, value = [node.target], None
-        else:
-            continue
-        for target in targets:
-            if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"):
-                continue
-            annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
-            if isinstance(value, ast.Name):
-                annotation = parameters.get(value.id)
-            elif isinstance(value, ast.Call):
-                annotation = value.func
-            name = ast.Name(target.attr)
-            set_here = ast.AnnAssign(name, annotation or ast.Constant(None), None, simple=0)
-            yield target.attr, set_here

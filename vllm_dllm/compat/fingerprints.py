@@ -61,7 +61,9 @@ def _parts(node: ast.stmt) -> tuple[str, list[ast.AST]]:
         prefix = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         arguments = ast.unparse(node.args)
-        return f"{decorators}{prefix}def {node.name}({arguments}){returns}", [*node.body]
+        return f"{decorators}{prefix}def {node.name}({arguments}){returns}", [
+            *_without_strings(node.body)
+        ]
     if isinstance(node, ast.ClassDef):
         # What we use of a class has fingerprints of its own.
         return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})", []
@@ -86,13 +88,13 @@ def canonical(node: Any) -> str:
     fields = []
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(value, list):
-            value = _without_docstring(value)
+            value = _without_strings(value)
         if name not in _IGNORED and value not in (None, []):
             fields.append(f"{name}={canonical(value)}")
     return f"{type(node).__name__}({','.join(fields)})"
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+def _without_strings(body: list[ast.stmt]) -> list[ast.stmt]:
     return [node for node in body if not _is_string(node)]
 
 

@@ -75,16 +75,16 @@ class Scan:
                 readers[name].read_functions()
 
     def _near_vllm(self) -> list[str]:
-        """The modules that import vLLM, or a module of ours that does.
+        """The modules that import vLLM or what wraps its functions, or one of ours that does.
 
         In any other, something of vLLM's is only what a function is given by these; such a function
         is read when it is called.
         """
         imports = {name: imported(module.tree) for name, module in self.modules.items()}
-        near = {name for name, found in imports.items() if "vllm" in found}
+        near = {name for name, found in imports.items() if "vllm" in found} | {WRAPPING[0]}
         while more := {name for name in imports.keys() - near if imports[name] & near}:
             near |= more
-        return sorted(near)
+        return sorted(near & imports.keys())
 
     @property
     def unknown_wraps(self) -> list[str]:

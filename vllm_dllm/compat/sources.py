@@ -24,7 +24,8 @@ class Source:
     """The Python files of a vLLM.
 
     Attributes:
-        name: how a person would call it: its version where that is known, and where it is.
+        place: where they are.
+        version: None where they do not tell it.
     """
 
     def __init__(self, files: Iterable[str], read: Callable[[str], str], place: str) -> None:
@@ -39,12 +40,17 @@ class Source:
             TargetError: they are not vLLM's.
         """
         self._read = read
+        self.place = place
         self.files = {_module(path): path for path in files if path.endswith(".py")}
         if "vllm" not in self.files:
             raise TargetError(f"{place} has no folder `vllm` with Python files")
         found = _VERSION.search(self.text("vllm._version") or "")
         self.version = found[1].partition("+")[0] if found else None
-        self.name = f"vLLM {self.version} ({place})" if self.version else f"vLLM in {place}"
+
+    @property
+    def name(self) -> str:
+        """How a person would call it: its version where that is known, and where it is."""
+        return f"vLLM {self.version} ({self.place})" if self.version else f"vLLM in {self.place}"
 
     def text(self, module: str) -> str | None:
         """The source of a module, or None if there is none of this name."""

@@ -134,11 +134,13 @@ NOTHING: Values = frozenset()
 
 
 def tells_of_vllm(values: Values) -> bool:
-    """Whether something of vLLM's, or an instance that holds it, is among values."""
+    """Whether something of vLLM's or its name, or what holds it, is among values."""
     for value in values:
         if isinstance(value, Items) and any(map(tells_of_vllm, value.items)):
             return True
         if isinstance(value, Instance) and any(tells_of_vllm(held) for _, held in value.given):
+            return True
+        if isinstance(value, Text) and value.value.startswith("vllm."):
             return True
         if isinstance(value, Vllm):
             return True
