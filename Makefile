@@ -31,8 +31,8 @@ test-clients: setup ## LiteLLM and Instructor, in an environment of their own, a
 	@scripts/clients.sh
 	@$(bin)/python -m pytest -m clients tests/e2e/test_other_clients.py
 
-test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
-	@scripts/versions.sh $(VERSIONS)
+test-versions: ## by hand: versions of vLLM that are not supported (VERSIONS=, TESTS=: see the script)
+	@TESTS="$(TESTS)" scripts/versions.sh $(VERSIONS)
 
 # Each stops with status 1 when it has found something. BODIES=, REQUESTS=: how many for each model.
 BODIES ?= 20000

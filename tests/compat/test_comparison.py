@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +12,7 @@ import pytest
 
 from tests.compat.planted import plant
 from tests.support.checkpoints import ROOT
+from vllm_dllm.cli import main
 from vllm_dllm.compat import command, sources
 from vllm_dllm.compat.comparison import ADDED, BODY, REMOVED, SIGNATURE, Change, compare
 from vllm_dllm.compat.definitions import Definitions
@@ -161,26 +161,58 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """On a copy of the installed vLLM with one change: text and JSON, without importing it."""
-    site = Path(sources.installed().place)
-    shutil.copytree(site / "vllm", tmp_path / "vllm", ignore=lambda _, names: [
-        name for name in names if "." in name and not name.endswith(".py")
-    ])  # fmt: skip
-    file = tmp_path / "vllm/sampling_params.py"
-    file.write_text(file.read_text().replace("def _validate_diffusion", "def _validate_other"))
-    text, data = run(str(tmp_path)), run(str(tmp_path), "--json")
-    assert (text.returncode, data.returncode) == (1, 1), text.stderr
-    assert text.stderr == "set()\n"
-    assert "removed (1)\n  vllm.sampling_params:SamplingParams._validate_diffusion" in text.stdout
-    assert "vllm_dllm/vllm_patches/sampling_parameters.py" in text.stdout
-    (change,) = json.loads(data.stdout)["changes"]
-    assert change["kind"] == "removed"
-    assert {use["how"] for use in change["uses"]} == {"wrapped"}
+def test_the_installed_vllm_has_changed_nothing() -> None:
+    done = run()
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == "set()\n"
+    assert "none has changed" in done.stdout
 
 
 def test_a_version_that_is_not_here() -> None:
     done = run("0.99.1")
     assert done.returncode == 2
     assert "pip download --no-deps vllm==0.99.1" in done.stderr
-    assert command.MOST_USES > 0
+
+
+def test_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a package of ours, and a vLLM that has three changes."""
+    ours = tmp_path / "vllm_dllm"
+    ours.mkdir()
+    (ours / "a.py").write_text(OURS)
+    monkeypatch.setattr(command, "PACKAGE", ours)
+    monkeypatch.setattr(command, "RECORD", tmp_path / "record.json")
+    tested = plant(tmp_path / "tested")
+    later = plant(
+        tmp_path / "later",
+        (MODEL, "tokens: int)", "tokens: int, more: int = 0)"),
+        (MODEL, "return x", "return x + 0"),
+        (ENGINE, "def double", "def twice"),
+    )
+    assert main(["compat-report", str(tested), "--record"]) == 0
+    assert main(["compat-report", str(tested)]) == 0
+    capsys.readouterr()
+    assert main(["compat-report", str(later)]) == 1
+    assert capsys.readouterr().out == EXPECTED.format(later=later)
+    assert main(["compat-report", str(later), "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["version"], printed["tested"]) == ("1.2.0", "1.2.0")
+    assert [change["kind"] for change in printed["changes"]] == [REMOVED, SIGNATURE, BODY]
+    assert printed["changes"][0]["uses"] == [{"file": "vllm_dllm/a.py", "line": 13, "how": "used"}]
+
+
+EXPECTED = """\
+removed (1)
+  vllm.config.engine:EngineConfig.double    [vllm_dllm/a.py:13 used]
+
+signature changed (1)
+  vllm.model:Model.step    [vllm_dllm/a.py:6 overridden; vllm_dllm/a.py:7 used]
+    + more: int=0
+
+body changed (1)
+  vllm.model:work    [vllm_dllm/a.py:3 imported]
+
+vLLM 1.2.0 ({later}), compared with 1.2.0, which is tested: of 9 functions, classes, \
+attributes and modules that we rely on 1 removed, 1 signature changed, 1 body changed.
+"""

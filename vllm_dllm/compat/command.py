@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import json
 import re
 import sys
@@ -50,6 +51,15 @@ def run(args: argparse.Namespace) -> int:
     except sources.TargetError as error:
         print(f"vllm-dllm: {error}", file=sys.stderr)
         return 2
+    # Half of the time would go into the search for garbage among syntax trees, and there is none.
+    gc.disable()
+    try:
+        return _report(args, source)
+    finally:
+        gc.enable()
+
+
+def _report(args: argparse.Namespace, source: sources.Source) -> int:
     vllm, scan = Definitions(source), Scan(PACKAGE)
     if args.record:
         recorded = take(relied_on(scan, vllm), vllm)
