@@ -31,8 +31,8 @@ test-clients: setup ## the clients of docs/clients.md that need an environment o
 	@scripts/clients.sh
 	@$(bin)/python -m pytest -m clients --durations 15 tests/clients
 
-test-versions: ## by hand: the two CPU builds of vLLM before the supported one (VERSIONS=...: others)
-	@scripts/versions.sh $(VERSIONS)
+test-versions: ## by hand: versions of vLLM that are not supported (VERSIONS=, TESTS=: see the script)
+	@TESTS="$(TESTS)" scripts/versions.sh $(VERSIONS)
 
 # Each stops with status 1 when it has found something. BODIES=, REQUESTS=: how many for each model.
 BODIES ?= 20000

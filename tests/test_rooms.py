@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "numpy", "outlines_core", "vllm_dllm.ops",
         "jsonschema_specifications", "lark", "referencing",
     },
+    "vllm_dllm.compat": set(),
     # Between vLLM and the pure rooms.
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
     "vllm_dllm.checkpoints": {
@@ -67,12 +68,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.vllm_patches.runner": {"vllm_dllm.vllm_patches.wrapping"},
     # The front doors.
     "vllm_dllm.plugin": {"vllm_dllm.vllm_patches", "vllm_dllm.cpu"},
-    "vllm_dllm.cli": {"vllm_dllm", "vllm_dllm.commands", "vllm_dllm.selftest.command"},
+    "vllm_dllm.cli": {
+        "vllm_dllm", "vllm_dllm.commands", "vllm_dllm.compat.command",
+        "vllm_dllm.selftest.command",
+    },
     # Nothing that takes seconds to import, but for the process that imports vLLM on their behalf.
     "vllm_dllm.commands": {"vllm_dllm", "vllm_dllm.vllm_patches.versions"},
     "vllm_dllm.commands.child": {
         "vllm", "vllm_dllm.cpu", "vllm_dllm.families.registry", "vllm_dllm.plugin",
-        "vllm_dllm.startup.diagnosis",
+        "vllm_dllm.startup.diagnosis", "vllm_dllm.startup.readable",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config
+from vllm_dllm.compat import command as compat_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.add_parser("demo", help="serve a tiny model, ask it four questions, and stop")
     )
     _add_show_config(commands)
+    compat_report.add_options(
+        commands.add_parser(
+            "compat-report", help="say what a vLLM has changed of what this package relies on"
+        )
+    )
     selftest = commands.add_parser(
         "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
@@ -38,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check.run()
     if args.command == "doctor":
         return check.doctor(args.json)
+    if args.command == "compat-report":
+        return compat_report.run(args)
     if args.command == "demo":
         return demo.run(args)
     if args.command == "selftest":

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from tests.commands.running import command, seconds_of_children
 from vllm_dllm.vllm_patches import versions
@@ -62,7 +65,7 @@ def test_plugin_switched_off() -> None:
 def test_unsupported_vllm() -> None:
     done = check("import vllm_dllm.vllm_patches.versions as v; v.vllm_version = lambda: '0.99.0'")
     assert done.returncode == 1
-    assert "vLLM 0.99.0 is not supported (it has not been tried; needs >=" in done.stderr
+    assert "vLLM 0.99.0 is not supported (it has not been tested; needs >=" in done.stderr
 
 
 def test_a_plugin_that_cannot_register(tmp_path: Path, kept_answers: Path) -> None:
@@ -81,7 +84,7 @@ sys.meta_path.insert(0, Fail())
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = check(PYTHONPATH=path)
     assert done.returncode == 1
-    assert "cannot serve: RuntimeError: boom" in done.stderr
+    assert "cannot serve: boom" in done.stderr
     assert set(kept_answers.iterdir()) == before
 
 
@@ -144,13 +147,19 @@ def test_doctor() -> None:
     assert "problem: VLLM_PLUGINS='' keeps vLLM" in plain.stdout
 
 
+def test_pip_takes_the_versions_that_are_supported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [r for r in map(Requirement, project["dependencies"]) if r.name == "vllm"]
+    assert [r.specifier for r in wanted] == [SpecifierSet(versions.supported_versions())]
+
+
 def test_version_bounds(monkeypatch) -> None:
     for version, fine in (
         ("0.32.0", True),
         ("0.32.0+cpu", True),
-        ("0.33.1.dev2+g1", True),
+        ("0.32.1.dev2+g1", True),
         ("0.31.9", False),
-        ("0.34.0", False),
+        ("0.33.0", False),
         ("1.0", False),
         ("weird", False),
         (None, False),

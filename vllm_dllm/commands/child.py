@@ -79,20 +79,17 @@ def main(question: str, asked: str, place: str) -> None:
     try:
         said = {"answer": QUESTIONS[question](**json.loads(asked))}
     except Exception as error:  # whatever it is, it is the answer
-        said = {"problem": readable(error), "kind": type(error).__name__}
+        said = {"problem": _reason(error)}
     Path(place).write_text(json.dumps(said), "utf-8")
 
 
-def readable(error: Exception) -> str:
-    """The reason in one line, without what pydantic writes around it."""
-    if hasattr(error, "errors") and callable(error.errors):
-        reasons = [
-            str(each.get("ctx", {}).get("error") or each.get("msg")) for each in error.errors()
-        ]
-        return "; ".join(reasons)
-    if isinstance(error, ValueError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+def _reason(error: Exception) -> str:
+    """The failure in one line; pydantic may be what cannot be imported."""
+    try:
+        from vllm_dllm.startup.readable import readable
+    except ImportError:
+        return f"{type(error).__name__}: {error}"
+    return readable(error)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ _WORKER_MODULE = "vllm.v1.worker.cpu_worker"
 
 _applied = False
 
+# Whether a configuration is for a model that needs what vLLM lacks on the CPU.
+IsBridged = Callable[["VllmConfig"], bool]
+
 
 def apply(needs_runner: Callable[[VllmConfig], bool]) -> tuple[str, ...]:
     """Give this process what vLLM lacks on the CPU; a second call changes nothing.
@@ -47,8 +50,12 @@ def apply(needs_runner: Callable[[VllmConfig], bool]) -> tuple[str, ...]:
     _applied = True
     bridge.prepare_process()
     if bridge.lacks_triton():
-        _choose_runner(needs_runner)
-        _prepare_worker_in_time()
+
+        def is_bridged(config: VllmConfig) -> bool:
+            return config.model_config is not None and needs_runner(config)
+
+        _choose_runner(is_bridged)
+        _prepare_worker_in_time(is_bridged)
     else:
         _let_own_attention_through()
     parts = bridge.bridged_parts()
@@ -57,13 +64,10 @@ def apply(needs_runner: Callable[[VllmConfig], bool]) -> tuple[str, ...]:
     return parts
 
 
-def _choose_runner(needs_runner: Callable[[VllmConfig], bool]) -> None:
+def _choose_runner(is_bridged: IsBridged) -> None:
     """Let models that need Model Runner V2 choose it, and pass vLLM's check for Triton."""
     from vllm import envs
     from vllm.config import VllmConfig
-
-    def is_bridged(config: VllmConfig) -> bool:
-        return config.model_config is not None and needs_runner(config)
 
     def choose_v2(original: Callable[..., bool]) -> Callable[..., bool]:
         def use_v2_model_runner(self: VllmConfig) -> bool:
@@ -116,7 +120,7 @@ def _let_own_attention_through() -> None:
     wrap(type(current_platform), "get_attn_backend_cls", keep_custom)
 
 
-def _prepare_worker_in_time() -> None:
+def _prepare_worker_in_time(is_bridged: IsBridged) -> None:
     """See that the kernels are swapped before a CPU worker makes a Model Runner V2.
 
     The place for it is `CPUWorker.init_device`: it runs in the process that launches the kernels,
@@ -127,34 +131,41 @@ def _prepare_worker_in_time() -> None:
     wrapped in that call.
     """
     if _WORKER_MODULE in sys.modules:
-        _wrap_init_device()
+        _wrap_init_device(is_bridged)
         return
     from vllm.platforms import current_platform
 
     platform = type(current_platform)
     if not hasattr(platform, "register_triton_kernel_overrides"):
         # This vLLM has no such call, and an early import is better than a worker without kernels.
-        _wrap_init_device()
+        _wrap_init_device(is_bridged)
         return
 
     def then_wrap_init_device(original: Callable[..., None]) -> Callable[..., None]:
         def register_triton_kernel_overrides(platform: type) -> None:
             original(platform)
-            _wrap_init_device()
+            _wrap_init_device(is_bridged)
 
         return register_triton_kernel_overrides
 
     wrap(platform, "register_triton_kernel_overrides", then_wrap_init_device)
 
 
-def _wrap_init_device() -> None:
+def _wrap_init_device(is_bridged: IsBridged) -> None:
     """Prepare the process at the start of `CPUWorker.init_device` where the runner is V2."""
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.gpu_worker import Worker
 
+    def pass_check(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+            checked = _with_triton(original) if is_bridged(vllm_config) else original
+            checked(self, vllm_config, *args, **kwargs)
+
+        return init
+
     if "HAS_TRITON" in Worker.__init__.__code__.co_names:
-        # Newer versions check here, too; other models that want V2 were refused before.
-        wrap(Worker, "__init__", _with_triton)
+        # Newer versions check here.
+        wrap(Worker, "__init__", pass_check)
 
     def prepare_first(original: Callable[..., Any]) -> Callable[..., Any]:
         def init_device(self: Any) -> Any:
