@@ -67,10 +67,14 @@ def to_run() -> list[Command]:
 
 def asks_a_server(command: Command) -> bool:
     """Whether it needs a server at localhost:8000: curl, clients of vLLM, scripts that say so."""
-    if command.program == "curl" or command.text.startswith(CLIENTS) or in_text(command.text):
+    if (
+        command.program == "curl"
+        or command.text.startswith(CLIENTS)
+        or names_a_server(command.text)
+    ):
         return True
     script = command.words[1] if command.program == "python" else ""
-    return (ROOT / script).is_file() and in_text((ROOT / script).read_text())
+    return (ROOT / script).is_file() and names_a_server((ROOT / script).read_text())
 
 
 def unknown(found: list[Command]) -> list[str]:
@@ -83,7 +87,7 @@ def unknown(found: list[Command]) -> list[str]:
     ]
 
 
-def in_text(text: str) -> bool:
+def names_a_server(text: str) -> bool:
     return ADDRESS.search(text) is not None
 
 

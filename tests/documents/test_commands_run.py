@@ -18,7 +18,7 @@ from tests.documents.running import (
     asks_a_server,
     copied,
     filled_in,
-    in_text,
+    names_a_server,
     rows_for,
     shell,
     shortened,
@@ -52,7 +52,7 @@ BLOCKS = [
 SCRIPTS = [
     pytest.param(block, id=str(block), marks=[] if "LLM(" in block.text else [pytest.mark.long])
     for block in all_blocks("python")
-    if not in_text(block.text) and not rows_for((*NOT_RUN, *RUN_BY), block)
+    if not names_a_server(block.text) and not rows_for((*NOT_RUN, *RUN_BY), block)
 ]
 
 

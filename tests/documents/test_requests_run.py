@@ -17,8 +17,8 @@ from tests.documents.running import (
     body,
     environment,
     filled_in,
-    in_text,
     model_of,
+    names_a_server,
     rows_for,
     shell,
     to_run,
@@ -38,7 +38,7 @@ CLIENTS: list[Command | Block] = [command for command in to_run() if asks_a_serv
 CLIENTS += [
     block
     for block in all_blocks("python")
-    if in_text(block.text) and not rows_for((*NOT_RUN, *RUN_BY), block)
+    if names_a_server(block.text) and not rows_for((*NOT_RUN, *RUN_BY), block)
 ]
 
 
