@@ -1,7 +1,7 @@
 """Typed records out of free text, through the OpenAI client: each answer is one, always.
 
-    vllm serve MODEL --port 8000                       # any diffusion model
-    python examples/extract_records.py "Ada, 36, lives in London."
+    vllm serve MODEL                       # any diffusion model
+    .venv/bin/python examples/extract_records.py "Ada, 36, lives in London."
 
 The schema is that of a pydantic class; an answer satisfies it to the last character, and ends
 within `max_tokens`, whatever the model says.

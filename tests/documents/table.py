@@ -1,0 +1,143 @@
+"""What the documentation's commands need to be run here, and why some are not run.
+
+To extend it:
+
+- a command that cannot be run here: a row in `NOT_RUN` with the reason;
+- one that a test of its own runs: a row in `RUN_BY` with the test;
+- one that takes too long: its script in `SHORTER`, with options that make it short;
+- a block of output: a row in `OUTPUT` with the beginning of its first line;
+- a published model: an expression in `TWINS`; another word to be filled in: `PLACEHOLDERS`;
+- a program that asks a server: `CLIENTS`, unless the address is in the command.
+
+Every row must be needed: `test_every_command.py` fails for one that matches nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+TINY = "examples/tiny/checkpoints"
+QUANTIZED = "examples/quantize/checkpoints"
+
+
+class Row(NamedTuple):
+    """What is said of the commands or blocks of a page that begin so; None means of any page."""
+
+    page: str | None
+    begins: str
+    says: str
+
+    def matches(self, page: str, text: str) -> bool:
+        return self.page in (page, None) and text.lstrip().startswith(self.begins)
+
+
+NETWORK = "needs the network"
+GPU = "needs a GPU"
+SYSTEM = "changes the user's system"
+
+# Blocks without a language that are no commands.
+OUTPUT = (
+    Row("README.md", "user: ", "what the demo prints, see tests/examples/test_demo.py"),
+    Row("docs/tiny_models.md", "user: ", "what the demo prints, see tests/examples/test_demo.py"),
+    Row("docs/attention.md", "block_causal(4), queries", "a picture of a mask"),
+    Row("docs/attention.md", "window_symmetric(5), queries", "a picture of a mask"),
+    Row("docs/reliability.md", "dllm: the engine died", "a line of a log"),
+    Row("docs/structure.md", "prefill chunk(s) ->", "the life of a request"),
+    Row("docs/upstream/numbers_beyond_their_types.md", "POST ", "a request that kills vLLM"),
+)
+
+NOT_RUN = (
+    Row("README.md", "pip install vllm-dllm", NETWORK),
+    Row("CONTRIBUTING.md", "make setup", SYSTEM),
+    Row("docs/performance.md", "make bench-gpu", GPU),
+    Row("docs/quantization.md", "python3.11 -m venv quantize-env", NETWORK),
+    Row("docs/quantization.md", "quantize-env/bin/python", "needs that environment"),
+    Row("docs/quantization.md", "QUANTIZED=...", "is to be filled in"),
+    Row("docs/quantization.md", "python benchmarks/accuracy.py $QUANTIZED", GPU),
+    Row("docs/attention.md", "python benchmarks/ops/", GPU),
+    Row("docs/attention.md", "vllm serve MODEL --attention-backend CUSTOM", GPU),
+    Row("docs/reliability.md", "make test-versions", NETWORK),
+    Row(
+        "docs/structured_output.md",
+        ".venv/bin/python benchmarks/large_schemas.py --before CHECKOUT",
+        "needs an older checkout",
+    ),
+)
+
+THIRD_PARTY = "tests/e2e/test_third_party.py::test_installed_algorithm_over_http"
+FAMILY = "tests/families/test_third_party_family.py::test_installed_family_equals_transformers"
+SELFTEST = "tests/selftest/test_command.py::test_every_case_of_this_machine_passes"
+RUN_BY = (
+    Row(None, "vllm-dllm selftest --bench", SELFTEST),
+    Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
+    Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),
+    Row("docs/adding_an_algorithm.md", "curl", THIRD_PARTY),
+    Row("docs/adding_a_family.md", "pip install ./block_qwen2", FAMILY),
+    Row("docs/adding_a_family.md", "vllm serve MODEL", FAMILY),
+)
+
+# Commands that take seconds, and so are run by `make test`; the others by `make test-long`.
+QUICK = (
+    Row(None, ".venv/bin/vllm-dllm check", ""),
+    Row(None, "vllm-dllm check", ""),
+    Row(None, "vllm-dllm show-config", ""),
+    Row("docs/attention.md", ".venv/bin/python -m vllm_dllm.ops.attention.masks", ""),
+    Row("docs/performance.md", "OMP_NUM_THREADS=1 .venv/bin/python -m timeit", ""),
+)
+
+# Script, module or target -> what makes it short. It stands behind what the documentation says,
+# and the last of two options counts. What this does not name is run as it stands.
+SHORTER = {
+    "benchmarks/accuracy.py": "--per-task 2",
+    "benchmarks/constrained_steps.py": '--rounds 1 --steps 2 --vocabularies "272 tokens"',
+    "benchmarks/constraint_batches.py": "--repeats 1",
+    "benchmarks/constraints.py": "--repeats 1 --lengths 32 --only email",
+    "benchmarks/fdfo.py": "--concurrency 4 --per-task 1",
+    "benchmarks/fidelity.py": "--model llada2 --per-task 1",
+    "benchmarks/floor.py": "--requests 1 --context 64",
+    "benchmarks/gemma.py": "--rounds 1",
+    "benchmarks/growth.py": "--requests 1 2 --finished 4 --steps 4",
+    "benchmarks/head_memory.py": "--requests 2",
+    "benchmarks/levers.py": "--per-task 1 --at-once 4",
+    "benchmarks/llada2.py": "--at-once 1 --per-task 1 --repeats 1",
+    "benchmarks/prefill.py": "--lengths 512 --repeats 1",
+    "benchmarks/schema_walks.py": "--corpus suite --vocabulary tiny --walks 1 --part 400",
+    "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1",
+    "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1",
+    "benchmarks/step_time.py": "--requests 1 --steps 4",
+    "benchmarks/turns.py": "--at-once 1 --per-task 1 --turns 1",
+    "benchmarks/wrapped_tasks.py": "--per-task 1",
+    "examples.tiny.learn_json": "--steps 2",
+    "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",
+    "examples.tiny.train_llada2": "--steps 2 --held-out 1",
+    "examples.tiny.train_sdar": "--steps 2 --held-out 1",
+    "fuzz": "BODIES=20",
+    "pytest": "--collect-only",  # the tests themselves run in this suite
+    "soak": "REQUESTS=20",
+}
+
+# Expression for the name of a model -> the tiny checkpoint that stands for it.
+TWINS = {
+    r"MODEL": f"{TINY}/tiny-llada2",
+    r"inclusionAI/LLaDA2[\w.-]*": f"{TINY}/tiny-llada2",
+    r"JetLM/SDAR[\w.-]*|Gen-Verse/TraDo[\w.-]*": f"{TINY}/tiny-sdar",
+    r"google/diffusiongemma[\w.-]*": f"{TINY}/tiny-diffusiongemma",
+    r"/path/to/a-quantized-llada2": f"{QUANTIZED}/tiny-llada2-nvfp4",
+    r"/path/to/an-unquantized-one": f"{TINY}/tiny-llada2",
+}
+
+# Other words that a reader fills in. The files are made in the folder where commands run.
+PLACEHOLDERS = {
+    "OUT": "out",
+    "NAME": "block_causal",
+    "photo.jpg": "docs/photo.jpg",
+}
+
+# Programs that ask a server at localhost:8000 without being told so.
+CLIENTS = ("vllm chat", "vllm complete", "vllm bench serve")
+
+
+def twin(name: str) -> str | None:
+    """The tiny checkpoint for the name of a model, or None if it is no such name."""
+    return next((path for pattern, path in TWINS.items() if re.fullmatch(pattern, name)), None)

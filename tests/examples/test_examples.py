@@ -1,0 +1,121 @@
+"""The examples on tiny models, several with one engine; they are short, and each has its command.
+
+As a reader runs them, each with an engine of its own: `tests/documents/test_commands_run.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from examples import (
+    images,
+    offline,
+    offline_batch,
+    own_algorithm,
+    several_algorithms,
+    structured_output,
+)
+from examples.tiny.tasks import held_out_set
+from tests.documents.commands import blocks, commands
+from tests.examples.outcomes import OUTCOMES
+from tests.support.checkpoints import ROOT, TINY_GEMMA, TINY_LLADA2
+from tests.support.engine import Engine, engine
+from vllm_dllm.decoding.registry import register_algorithm
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+MOST_LINES = 60  # of an example; the demo is a program
+
+
+@pytest.fixture(scope="module")
+def llada2() -> Iterator[Engine]:
+    register_algorithm(own_algorithm.LeftToRight)
+    with engine(TINY_LLADA2, 32, disable_log_stats=False) as running:
+        yield running
+        running.assert_idle()
+
+
+def check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output = capsys.readouterr().out
+    assert re.search(OUTCOMES[name], output, re.DOTALL), output
+
+
+def test_offline(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    offline.main(llada2.llm, offline.PROMPTS)
+    check("offline.py", capsys)
+
+
+def test_structured_output(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    structured_output.main(llada2.llm)
+    check("structured_output.py", capsys)
+
+
+def test_several_algorithms(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    several_algorithms.main(llada2.llm, "reverse 52 97 23 71 40")
+    output = capsys.readouterr().out
+    assert re.search(OUTCOMES["several_algorithms.py"], output, re.DOTALL), output
+    assert len(output.splitlines()) == len(several_algorithms.OPTIONS)
+
+
+def test_own_algorithm(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    own_algorithm.main(llada2.llm)
+    check("own_algorithm.py", capsys)
+
+
+def test_offline_batch(
+    llada2: Engine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chunk at a time; a second run asks only what the first one left."""
+    problems = held_out_set(1)
+    source, target = tmp_path / "problems.jsonl", tmp_path / "answers.jsonl"
+    lines = [json.dumps({"prompt": problem.prompt, "n": n}) for n, problem in enumerate(problems)]
+    source.write_text("\n".join(lines[:3]) + "\n")
+    offline_batch.main(llada2.llm, source, target, chunk=2, max_tokens=64)
+    source.write_text("\n".join(lines) + "\n")
+    asked: list[int] = []
+    chat = llada2.llm.chat
+    monkeypatch.setattr(
+        llada2.llm,
+        "chat",
+        lambda messages, *a, **k: asked.append(len(messages)) or chat(messages, *a, **k),
+    )
+    offline_batch.main(llada2.llm, source, target, chunk=3, max_tokens=64)
+    assert sum(asked) == len(lines) - 3
+    assert f"{len(lines)}/{len(lines)}" in capsys.readouterr().err
+    answers = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [answer["n"] for answer in answers] == list(range(len(lines)))
+    right = [a["answer"] == p.answer for a, p in zip(answers, problems, strict=True)]
+    assert sum(right) >= len(right) - 2
+
+
+def test_images(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture is in the prompt, and the reader is told that the tiny model does not see it."""
+    llada2.close()
+    with engine(TINY_GEMMA, 32) as running:
+        images.main(running.llm, images.drawn(), "What is in the picture?")
+        images.main(running.llm, Image.new("RGB", (64, 32)), "What is in the picture?")
+    print(images.BLIND)
+    check("images.py", capsys)
+
+
+@pytest.mark.parametrize("name", sorted({*EXAMPLES} - {"demo.py"}))
+def test_an_example_is_short_and_has_its_command(name: str) -> None:
+    text = (ROOT / "examples" / name).read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    assert '\nif __name__ == "__main__":' in text
+    shown = [one for block in blocks(f"examples/{name}") for one in commands(block)]
+    assert any(f"examples/{name}" in command.words for command in shown)
+
+
+def test_every_example_has_an_outcome() -> None:
+    assert sorted(OUTCOMES) == EXAMPLES
