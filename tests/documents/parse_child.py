@@ -87,6 +87,8 @@ def vllm_fault(words: list[str]) -> str | None:
     """Of `vllm SUBCOMMAND ...`; the settings of a server are read, too."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    # The parser of `vllm bench` looks there for its name.
+    sys.argv = ["vllm", *words]
     parser = FlexibleArgumentParser()
     subparsers = parser.add_subparsers(required=True)
     for command in importlib.import_module(MODULES[words[0]]).cmd_init():

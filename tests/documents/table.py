@@ -38,17 +38,27 @@ SYSTEM = "changes the user's system"
 
 # Blocks without a language that are no commands.
 OUTPUT = (
-    Row("README.md", "user: ", "what the demo prints, see tests/examples/test_demo.py"),
-    Row("docs/tiny_models.md", "user: ", "what the demo prints, see tests/examples/test_demo.py"),
+    Row("README.md", "user: ", "what the demo prints, see tests/commands/test_demo.py"),
+    Row("docs/tiny_models.md", "user: ", "what the demo prints, see tests/commands/test_demo.py"),
     Row("docs/attention.md", "block_causal(4), queries", "a picture of a mask"),
     Row("docs/attention.md", "window_symmetric(5), queries", "a picture of a mask"),
     Row("docs/reliability.md", "dllm: the engine died", "a line of a log"),
+    Row("docs/reliability.md", "vllm-dllm: the server cannot start", "the last line of a log"),
     Row("docs/structure.md", "prefill chunk(s) ->", "the life of a request"),
+    Row("docs/upstream/compiled_models_on_the_cpu.md", "Compiling model again", "lines of a log"),
     Row("docs/upstream/numbers_beyond_their_types.md", "POST ", "a request that kills vLLM"),
 )
 
+NO_BUILDER = "needs a container engine"
+
 NOT_RUN = (
     Row("README.md", "pip install vllm-dllm", NETWORK),
+    Row("docs/compatibility.md", "pip download", NETWORK),
+    Row("docs/containers.md", "docker ", NO_BUILDER),
+    Row("docs/containers.md", "buildah ", NO_BUILDER),
+    Row("docs/containers.md", "base=$(buildah", NO_BUILDER),
+    Row("docs/containers.md", "debootstrap ", SYSTEM),
+    Row("docs/containers.md", "npx ", NETWORK),
     Row("CONTRIBUTING.md", "make setup", SYSTEM),
     Row("docs/performance.md", "make bench-gpu", GPU),
     Row("docs/quantization.md", "python3.11 -m venv quantize-env", NETWORK),
@@ -67,8 +77,12 @@ NOT_RUN = (
 
 THIRD_PARTY = "tests/e2e/test_third_party.py::test_installed_algorithm_over_http"
 FAMILY = "tests/families/test_third_party_family.py::test_installed_family_equals_transformers"
+RELEASE = "tests/test_release.py::test_a_release_installs_by_the_readme_and_answers"
+CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
 SELFTEST = "tests/selftest/test_command.py::test_every_case_of_this_machine_passes"
 RUN_BY = (
+    Row("README.md", "pip install -r https://", RELEASE),
+    Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
     Row(None, "vllm-dllm selftest --bench", SELFTEST),
     Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),

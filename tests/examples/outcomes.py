@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # Example -> an expression that its whole output matches somewhere (a dot matches line ends, too).
 OUTCOMES = {
-    "demo.py": r"\d+ tokens in \d+ steps?: .*server stopped",
     "extract_records.py": r"name='.*' age=\d+ city=",
     "images.py": r"question alone: (\d+) tokens.*"
     r"with the picture: (?!\1 )\d\d+ tokens.*random weights",

@@ -31,7 +31,7 @@ from vllm_dllm.decoding.registry import register_algorithm
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-MOST_LINES = 60  # of an example; the demo is a program
+MOST_LINES = 60
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_images(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     check("images.py", capsys)
 
 
-@pytest.mark.parametrize("name", sorted({*EXAMPLES} - {"demo.py"}))
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_short_and_has_its_command(name: str) -> None:
     text = (ROOT / "examples" / name).read_text()
     assert len(text.splitlines()) <= MOST_LINES
