@@ -256,7 +256,7 @@ from vllm import LLM
 if __name__ == "__main__":
     for options in json.load(sys.stdin):
         try:
-            LLM(max_model_len=64, enforce_eager=True, **options)
+            LLM(max_model_len=64, enforce_eager=True, kv_cache_memory_bytes=1 << 26, **options)
         except Exception as error:
             print(json.dumps(str(error)))
 """
