@@ -44,10 +44,7 @@ def beside(**keys: Any) -> dict[str, Any]:
     return {"additional_config": keys}
 
 
-def canvas(length: Any) -> dict[str, Any]:
-    return {"diffusion_config": {"canvas_length": length}}
-
-
+CANVAS = {"diffusion_config": {"canvas_length": -4}}
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
 # Our settings: their names, places and values.
 SETTINGS = [
@@ -169,7 +166,7 @@ OPTIONS = [
         "mask_token_id 100000",
         "pass --hf-overrides",
     ),
-    Mistake(EVERY, canvas(-4), "canvas_length", "greater than 0, got -4", vllm=True),
+    Mistake(EVERY, CANVAS, "canvas_length", "greater than 0, got -4", vllm=True),
     Mistake(
         EVERY, {"diffusion_config": {"max_denoising_steps": 0}}, "max_denoising_steps", "at least 1"
     ),
@@ -277,8 +274,13 @@ def test_in_python(tmp_path: Path) -> None:
 def last_line(model: Path, *flags: str) -> str:
     """The last line on stderr of a ``vllm serve`` that does not start."""
     server = Server(model, *flags, log=Path(os.devnull))
+<<<<<<< HEAD
     run: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(server.command, env=server.environment, check=False, **run)
+=======
+    captured: Any = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run(server.command, env=server.environment, timeout=300, **captured)
+>>>>>>> i29-errors
     assert done.returncode == 1, done.stderr
     lines = done.stderr.rstrip().splitlines()
     assert not any("Traceback" in line or "pydantic" in line for line in lines), done.stderr

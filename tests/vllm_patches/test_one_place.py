@@ -17,6 +17,7 @@ ALLOWED = {
     "cpu/launch.py": "swaps kernels for stand-ins wherever a module holds them, by identity",
     "cpu/norms.py": "sets a preference in a configuration, which is an option of vLLM",
     "cpu/quantized_experts.py": "puts subclasses in the place of vLLM's classes of experts",
+    "cpu/unusable_modules.py": "hides modules of others whose libraries do not load",
 }
 
 
