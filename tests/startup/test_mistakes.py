@@ -274,13 +274,8 @@ def test_in_python(tmp_path: Path) -> None:
 def last_line(model: Path, *flags: str) -> str:
     """The last line on stderr of a ``vllm serve`` that does not start."""
     server = Server(model, *flags, log=Path(os.devnull))
-<<<<<<< HEAD
-    run: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(server.command, env=server.environment, check=False, **run)
-=======
     captured: Any = {"capture_output": True, "text": True, "check": False}
     done = subprocess.run(server.command, env=server.environment, timeout=300, **captured)
->>>>>>> i29-errors
     assert done.returncode == 1, done.stderr
     lines = done.stderr.rstrip().splitlines()
     assert not any("Traceback" in line or "pydantic" in line for line in lines), done.stderr
