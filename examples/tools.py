@@ -21,7 +21,8 @@ FUNCTIONS = {
     "time_of_day": lambda city: {"Lima": "06:10", "Oslo": "12:10", "Rome": "12:10"}[city],
 }
 CITY = {"type": "string", "enum": ["Lima", "Oslo", "Rome"]}
-SCHEMA = {"type": "object", "properties": {"city": CITY}, "required": ["city"]}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": CITY}, "required": ["city"]}
+SCHEMA["additionalProperties"] = False  # JSON Schema allows others
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in FUNCTIONS
 ]

@@ -52,6 +52,7 @@ OUTPUT = (
 NO_BUILDER = "needs a container engine"
 
 NOT_RUN = (
+    Row("docs/upstream/compiled_models_on_the_cpu.md", "import os", NETWORK),
     Row("README.md", "pip install vllm-dllm", NETWORK),
     Row("docs/compatibility.md", "pip download", NETWORK),
     Row("docs/containers.md", "docker ", NO_BUILDER),

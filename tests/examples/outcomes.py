@@ -11,7 +11,7 @@ OUTCOMES = {
     r"copy diffusion2026 -> diffusion2026\n",
     "offline_batch.py": r"140/140",
     "own_algorithm.py": r"width  1: '40 71 23 97 52' in (1\d|2\d) steps\n"
-    r"width  4: '40 71 23 97 52' in [2-9] steps\nwidth 32: '.*' in 1 steps\n",
+    r"width  4: '40 71 23 97 52' in [2-9] steps\nwidth 32: '.*' in [12] steps\n",
     "several_algorithms.py": r"(\w[\w ]+ .*40 71 23 97 52\n){6}",
     "stream_prefix.py": r"whole blocks:.* 1 pieces,.*prefix:.* (?!1 )\d+ pieces,",
     "structured_output.py": r"64 \+ 28 +92\nsort 61 35 88 14 +14 35 61 88\n"
