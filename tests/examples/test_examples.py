@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.documents.commands import blocks, commands
 from tests.examples.outcomes import OUTCOMES
 from tests.support.checkpoints import ROOT, TINY_GEMMA, TINY_LLADA2
 from tests.support.engine import Engine, engine
-from vllm_dllm.decoding.registry import register_algorithm
+from vllm_dllm.decoding import registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -35,9 +36,11 @@ MOST_LINES = 60
 
 @pytest.fixture(scope="module")
 def llada2() -> Iterator[Engine]:
-    register_algorithm(own_algorithm.LeftToRight)
-    with engine(TINY_LLADA2, 32, disable_log_stats=False) as running:
-        yield running
+    # Other tests of this process know the algorithms of the package only.
+    with patch.dict(registry._REGISTRY):
+        registry.register_algorithm(own_algorithm.LeftToRight)
+        with engine(TINY_LLADA2, 32, disable_log_stats=False) as running:
+            yield running
 
 
 def check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
