@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 venv=.venv
 log=$venv/setup.log
 stamp=$venv/.setup-stamp
-inputs=(pyproject.toml setup.cfg scripts/setup.sh packaging/vllm-cpu-metadata/*.*)
+inputs=(pyproject.toml setup.cfg scripts/setup.sh packaging/vllm-cpu-metadata/{pyproject.toml,README.md,vllm_dllm_cpu.pth})
 
 wanted=$(cat "${inputs[@]}" | sha256sum | cut -d' ' -f1)
 if [ -x "$venv/bin/vllm-dllm" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
