@@ -44,7 +44,8 @@ def serving(model: str, folder: Path, flags: tuple[str, ...]) -> Iterator[str]:
         port = probe.getsockname()[1]
     vllm = str(Path(sys.executable).with_name("vllm"))
     address = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m")
-    caches = {"VLLM_CACHE_ROOT": folder / "vllm", "TORCHINDUCTOR_CACHE_DIR": folder / "torch"}
+    # PyTorch keeps its precompiled header in the folder of temporary files.
+    caches = {"VLLM_CACHE_ROOT": folder / "vllm", "TMPDIR": folder}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [vllm, "serve", str(TINY / model), *address, *FLAGS, *flags],

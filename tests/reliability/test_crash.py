@@ -56,11 +56,11 @@ def until(reached: Callable[[], Any], seconds: float = 180) -> Any:
 
 
 def engine_process(server: Server) -> int | None:
-    """The id of the server's child that holds the model."""
+    """The id of the process in the server's group that schedules requests."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # processes end while we look
-            _, name, rest = entry.joinpath("stat").read_text().replace("(", ")").split(")")
-            if int(rest.split()[1]) == server.process.pid and "EngineCor" in name:
+            name = entry.joinpath("comm").read_text()
+            if "EngineCor" in name and os.getpgid(int(entry.name)) == server.process.pid:
                 return int(entry.name)
     return None
 

@@ -1,21 +1,46 @@
-"""Compile on all cores: vLLM binds a worker of its CPU platform to cores of its own.
+"""Compile sooner on the CPU: on all cores, and with what does not depend on the model at once.
 
-A start compiles a few dozen functions to C++. Each takes about a second of the C++ compiler, which
-inherits the worker's cores, and PyTorch runs as many compilers at a time as a process has cores. On
-a machine with two cores vLLM keeps one for the front end, which waits meanwhile.
+vLLM binds a worker of its CPU platform to cores of its own. A start compiles a few dozen functions
+to C++. Each takes about a second of the C++ compiler, which inherits the worker's cores, and
+PyTorch runs as many compilers at a time as a process has cores. On a machine with two cores vLLM
+keeps one for the front end, which waits meanwhile.
+
+Before the first function PyTorch tries which vector instructions the compiler and the processor
+have, precompiles its header, and fingerprints itself and Triton. That takes 20 seconds the first
+time and 2 later, and a thread does it while the model is loaded and traced.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from torch._inductor import config
 
 MOST_COMPILERS = 8
+
+# A name below `vllm`, because that logger has vLLM's handler and level.
+logger = logging.getLogger("vllm.dllm.cpu")
+
+# The smallest function that is compiled with the header and the options of PyTorch's own.
+_SMALLEST = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+// at::vec::
+extern "C" void kernel(const float* source, float* target) { target[0] = source[0]; }
+"""
+
+
+def all_cores() -> set[int]:
+    """The worker's own cores and those of the engine, which waits while the worker starts."""
+    engine = multiprocessing.parent_process()
+    own = os.sched_getaffinity(0)
+    return own if engine is None else own | os.sched_getaffinity(engine.pid or 0)
 
 
 @contextmanager
@@ -26,7 +51,7 @@ def on_all_cores() -> Iterator[None]:
         yield
         return
     own = os.sched_getaffinity(0)
-    cores = own | os.sched_getaffinity(os.getppid())
+    cores = all_cores()
     os.sched_setaffinity(0, cores)
     try:
         with config.patch(compile_threads=min(len(cores), MOST_COMPILERS)):
@@ -43,3 +68,34 @@ def compiling_on_all_cores(original: Callable[..., None]) -> Callable[..., None]
             original(self)
 
     return warming_up_model
+
+
+def prepare_compiler() -> threading.Thread:
+    """Begin with what every compilation needs first; the thread ends when it is done.
+
+    Whoever compiles meanwhile waits for nothing: what is not ready then is done twice.
+    """
+    thread = threading.Thread(target=_prepare, args=(all_cores(),), name="compiler", daemon=True)
+    thread.start()
+    return thread
+
+
+def _prepare(cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)  # of this thread, and of the compilers that it starts
+    try:
+        from torch._inductor import codecache, cpu_vec_isa
+
+        present = set(cpu_vec_isa.x86_isa_checker())
+        candidates = [
+            isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= present
+        ]
+        with ThreadPoolExecutor(len(candidates) + 1) as pool:
+            pool.submit(codecache.torch_key)
+            list(pool.map(bool, candidates))
+        codecache.triton_key()
+        codecache.CppPythonBindingsCodeCache.load_pybinding(
+            ["const float*", "float*"], _SMALLEST, device_type="cpu"
+        )
+    except Exception:
+        # The compilation itself will say what is wrong, if anything is.
+        logger.debug("dllm: the compiler could not be prepared", exc_info=True)

@@ -24,6 +24,7 @@ def apply_all() -> None:
         default_limits,
         engine_death,
         failed_starts,
+        forked_processes,
         registration,
         request_entry,
         sampling_parameters,
@@ -39,3 +40,4 @@ def apply_all() -> None:
     damaged_files.apply()
     engine_death.apply()
     failed_starts.apply()
+    forked_processes.apply()

@@ -175,7 +175,7 @@ def _wrap_init_device(is_bridged: IsBridged) -> None:
                     bridge.add_quantized_experts()
                 if self.vllm_config.lora_config is not None:
                     _leave_rows_without_an_adapter_alone()
-                _compile_on_all_cores()
+                _compile_sooner(self.vllm_config)
             return original(self)
 
         return init_device
@@ -183,12 +183,15 @@ def _wrap_init_device(is_bridged: IsBridged) -> None:
     wrap(CPUWorker, "init_device", prepare_first)
 
 
-def _compile_on_all_cores() -> None:
+def _compile_sooner(vllm_config: VllmConfig) -> None:
     """See `cpu.compilation`."""
+    from vllm.config import CompilationMode
     from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
-    from vllm_dllm.cpu.compilation import compiling_on_all_cores
+    from vllm_dllm.cpu.compilation import compiling_on_all_cores, prepare_compiler
 
+    if vllm_config.compilation_config.mode != CompilationMode.NONE:
+        prepare_compiler()
     wrap(CPUModelRunner, "warming_up_model", compiling_on_all_cores)
 
 
