@@ -73,9 +73,21 @@ def compiling_on_all_cores(original: Callable[..., None]) -> Callable[..., None]
 def prepare_compiler() -> threading.Thread:
     """Begin with what every compilation needs first; the thread ends when it is done.
 
-    Whoever compiles meanwhile waits for nothing: what is not ready then is done twice.
+    Whoever asks meanwhile which vector instructions there are waits for it. PyTorch's check of one
+    of them changes the compiler's options for a moment, so two checks at a time may leave an option
+    behind. The next start would then not find what this one has compiled.
     """
+    from torch._inductor import cpu_vec_isa
+
     thread = threading.Thread(target=_prepare, args=(all_cores(),), name="compiler", daemon=True)
+    listed = cpu_vec_isa.valid_vec_isa_list
+
+    def once_prepared() -> list[cpu_vec_isa.VecISA]:
+        if threading.current_thread() is not thread:
+            thread.join()
+        return listed()
+
+    cpu_vec_isa.valid_vec_isa_list = once_prepared
     thread.start()
     return thread
 
