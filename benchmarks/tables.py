@@ -172,6 +172,13 @@ def turns(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             yield [lever, requests, *figures, f"{len(gains)}"]
 
 
+def start_up(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["model", "first start, s", "second start, s", "later starts, s"]
+    for name, runs in results.items():
+        first, second, *later = (f"{run['ready']:.1f}" for run in runs)
+        yield [name, first, second, ", ".join(later)]
+
+
 def head_memory(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield ["class", "requests", "MB of its own", "MB a request", "seconds a step"]
     for name, usage in results.items():
@@ -272,6 +279,7 @@ TABLES: dict[str, Table] = {
     "fdfo": Table("fdfo", ("fdfo",), fdfo),
     "prefill": Table("prefill", ("prefill",), prefill),
     "turns": Table("turns", ("turns",), turns),
+    "start_up": Table("start_up", ("start_up",), start_up),
     "levers": Table("levers", ("levers",), levers),
     "floor": Table("floor", ("floor",), floor),
     "fidelity": Table("fidelity", ("fidelity",), fidelity),
