@@ -209,6 +209,20 @@ def test_a_service_finds_its_pods() -> None:
     assert [endpoint["port"] for endpoint in monitor["endpoints"]] == [port["name"]]
 
 
+def test_the_documented_drain_is_the_measured_one() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "drain.json").read_text("utf-8"))
+    found = measured["results"]
+    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    assert found["clients"] == {"200 length": 20} and found["exit_status"] == 0
+    refused, closed = (
+        {at for at, _ in change} for change in zip(*found["changes"].values(), strict=True)
+    )
+    assert f"| {max(refused):.2f} s, the first time" in page
+    assert f"| {found['first_answer_s']:.1f} to {found['last_answer_s']:.1f} s |" in page
+    assert f"| {max(closed):.1f} s | the port is closed" in page
+    assert f"| {found['server_gone_s']:.1f} s | the server is gone" in page
+
+
 def rayservice() -> tuple[dict[str, Any], dict[str, Any]]:
     """The specification of the service, and that of its one application."""
     spec = one(RAY / "rayservice.yaml", "RayService")["spec"]
