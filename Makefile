@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-clients test-versions fuzz soak bench bench-gpu bench-ops docs lint format clean
+.PHONY: help setup demo test test-long test-fast test-clients test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -65,6 +65,9 @@ bench: setup ## time a step, prefill and serving, against every peer; tables and
 	@$(bin)/python benchmarks/growth.py --finished 300 --json benchmarks/results/growth.json
 	@$(bin)/python benchmarks/fdfo.py --per-task 10 --json benchmarks/results/fdfo.json
 	@$(bin)/python benchmarks/report.py
+
+schemas: ## check examples/deploy against Kubernetes' schemas, which it downloads into .venv-schemas
+	@scripts/schemas.sh
 
 # Strict: a broken link, a missing heading or a page outside the navigation fails.
 mkdocs := NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --site-dir site

@@ -32,9 +32,16 @@ pytestmark = [
 ]
 
 
-def test_the_configuration_is_valid() -> None:
-    command = [PROMTOOL, "check", "config", MONITORING / "prometheus.yml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "config", str(MONITORING / "prometheus.yml")),  # the rules, too
+        ("test", "rules", str(Path(__file__).parent / "alerts_test.yml")),
+    ],
+    ids=["configuration", "alerts"],
+)
+def test_promtool_agrees(words: tuple[str, ...]) -> None:
+    done = subprocess.run([PROMTOOL, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -54,6 +61,7 @@ def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     assert "server:8000" in CONFIG
     config = CONFIG.replace("server:8000", f"127.0.0.1:{server.port}")
     (scratch / "prometheus.yml").write_text(config.replace("interval: 5s", "interval: 1s"))
+    shutil.copy(MONITORING / "alerts.yml", scratch)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

@@ -35,6 +35,7 @@ class Row(NamedTuple):
 NETWORK = "needs the network"
 GPU = "needs a GPU"
 SYSTEM = "changes the user's system"
+CLUSTER = "needs a cluster"
 
 # Blocks without a language that are no commands.
 OUTPUT = (
@@ -60,6 +61,10 @@ NOT_RUN = (
     Row("docs/containers.md", "base=$(buildah", NO_BUILDER),
     Row("docs/containers.md", "debootstrap ", SYSTEM),
     Row("docs/containers.md", "npx ", NETWORK),
+    Row("docs/deployment.md", "docker ", NO_BUILDER),
+    Row("docs/deployment.md", "kubectl ", CLUSTER),
+    Row("docs/deployment.md", "helm ", CLUSTER),
+    Row("docs/deployment.md", "make schemas", NETWORK),
     Row("CONTRIBUTING.md", "make setup", SYSTEM),
     Row("docs/performance.md", "make bench-gpu", GPU),
     Row("docs/quantization.md", "python3.11 -m venv quantize-env", NETWORK),
@@ -108,6 +113,7 @@ SHORTER = {
     "benchmarks/constrained_steps.py": '--rounds 1 --steps 2 --vocabularies "272 tokens"',
     "benchmarks/constraint_batches.py": "--repeats 1",
     "benchmarks/constraints.py": "--repeats 1 --lengths 32 --only email",
+    "benchmarks/drain.py": "--tokens 100 --requests 10",
     "benchmarks/fdfo.py": "--concurrency 4 --per-task 1",
     "benchmarks/fidelity.py": "--model llada2 --per-task 1",
     "benchmarks/floor.py": "--requests 1 --context 64",

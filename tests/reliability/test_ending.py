@@ -102,6 +102,7 @@ def test_running_requests_are_answered(
         streamed = server.post("/v1/completions", prompt="a", max_tokens=4, stream=True)
         assert streamed.status_code == 503
         assert "shutting down" in streamed.text
+        assert httpx.get(f"{server.url}/health", timeout=10).status_code == 503
         answers = [future.result() for future in asked]
         assert [(status, reason) for status, _, reason in answers] == [("200", "length")] * RUNNING
         assert answers[:2] == alone

@@ -1,4 +1,4 @@
-"""The dashboard of examples/monitoring, and which of its metrics a server has."""
+"""Dashboard and alerts of examples/monitoring, and which of their metrics a server has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import promql_parser
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.checkpoints import ROOT
@@ -19,8 +20,13 @@ DASHBOARD = json.loads(
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 # What Grafana puts in place of its variables before Prometheus sees an expression.
 VARIABLES = {"$__rate_interval": "1m", "$model": ".*"}
-# Prometheus adds these two to every sample that it scrapes.
-SCRAPED = {"instance", "job"}
+RULES = [
+    rule
+    for group in yaml.safe_load((MONITORING / "alerts.yml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+# Prometheus adds these two to every sample that it scrapes, and a metric of its own.
+SCRAPED, SCRAPE = {"instance", "job"}, "up"
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -31,6 +37,12 @@ def expressions() -> Iterator[tuple[str, str]]:
             for variable, value in VARIABLES.items():
                 expression = expression.replace(variable, value)
             yield panel["title"], expression
+
+
+def alerts() -> Iterator[tuple[str, str]]:
+    """(an alert's name, PromQL) for every alert."""
+    for rule in RULES:
+        yield rule["alert"], rule["expr"]
 
 
 def labels_by_metric(expression: str) -> dict[str, set[str]]:
@@ -58,14 +70,16 @@ def labels_by_metric(expression: str) -> dict[str, set[str]]:
 
 
 def missing_metrics(url: str) -> list[str]:
-    """What the dashboard asks for and the server at `url` does not have."""
+    """What dashboard and alerts ask for and the server at `url` does not have."""
     exposed: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=10).text):
         for sample in family.samples:
             exposed.setdefault(sample.name, set()).update(sample.labels)
     faults = []
-    for title, expression in expressions():
+    for title, expression in (*expressions(), *alerts()):
         for metric, labels in labels_by_metric(expression).items():
+            if metric == SCRAPE:
+                continue
             if metric not in exposed:
                 faults.append(f"{title}: no metric {metric}")
             elif lacking := labels - exposed[metric] - SCRAPED:

@@ -23,8 +23,9 @@ from vllm_dllm.vllm_patches.wrapping import wrap
 
 
 def apply_to_client(client: type[Any]) -> None:
-    """Answer running requests before ``AsyncLLM`` ends its engine."""
+    """Answer running requests before ``AsyncLLM`` ends its engine, and be unhealthy meanwhile."""
     wrap(client, "shutdown", _answer_first)
+    wrap(client, "check_health", _unhealthy_while_ending)
 
 
 def apply_to_http_server(entry: ModuleType) -> None:
@@ -60,6 +61,18 @@ def _answer_first(original: Callable[..., None]) -> Callable[..., None]:
             ours.shut_down(self, timeout, lambda seconds: original(self, seconds))
 
     return shutdown
+
+
+def _unhealthy_while_ending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``/health`` gets 503 as new requests do, so that who distributes them looks elsewhere."""
+
+    async def check_health(self: Any) -> None:
+        ours = _shutdown_of(self)
+        if ours is not None:
+            ours.refuse_when_asked()
+        await original(self)
+
+    return check_health
 
 
 def _fail_with_engine(original: Callable[..., Any]) -> Callable[..., Any]:
