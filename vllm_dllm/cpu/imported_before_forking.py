@@ -28,13 +28,16 @@ sys.path[:] = [folder for folder in sys.path if folder]
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.register_at_fork(after_in_child=_end_when_asked)
 
-from vllm.plugins import load_general_plugins  # noqa: E402
 from vllm.utils.system_utils import set_process_title  # noqa: E402
 from vllm.v1.engine import core  # noqa: E402, F401
 from vllm.v1.executor import multiproc_executor  # noqa: E402, F401
 
+from vllm_dllm.families.registry import families  # noqa: E402
+
+# Plugins are imported and not loaded: each child loads them when a fresh interpreter would, behind
+# its configuration of logging, which takes away the handlers that it finds.
+families()
 set_process_title("ForkServer")
-load_general_plugins()
 # The server ends last, behind the front end's last line, and libraries would report their leaks.
 atexit.register(_leave_quietly)
 # A collection in a child looks at none of this, and copies none of it.
