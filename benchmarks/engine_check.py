@@ -1,8 +1,10 @@
 """The simulation of one replica against the real engine: `router_simulation.py --check`.
 
 `tiny-llada2` runs in this process on a CPU, in rounds. Each round times its steps with 1 to 16
-requests, and its prefills; draws requests; simulates one replica that has these times; and gives
-the same requests to the engine at the same moments. Each answer takes a pass for each token,
+requests, and its prefills; draws requests; gives them to the engine when they are due; times the
+steps again; and simulates one replica that has the mean of both times, with the same requests at
+the same moments. Times before and after the run are taken because a machine that others use is not
+equally fast from minute to minute. Each answer takes a pass for each token,
 because no position is ever sure enough (`diffusion_threshold`), so that the number of passes is
 known. The times are of this loop's `step()`, which includes what `benchmarks/step_time.py` leaves
 out: taking requests in, and handing answers out.
@@ -29,7 +31,7 @@ from benchmarks.tables import markdown
 
 SEATS = 16
 SIZES = (1, 2, 4, 8, 16)
-REPEATS = 3  # of each size, of which the median counts
+REPEATS = 5  # of each size
 # Tokens: of the part of a prompt that others have too, of the rest, of the answer. Blocks have 32
 # and vLLM's pages on a CPU 128.
 SHARED, OWN, OUTPUT = 256, 32, 32
@@ -153,10 +155,20 @@ def calibrate(engine: Clocked) -> Times:
             firsts.append(seconds[0])
             means.append(mean(seconds[1:]))
             passes = len(seconds) - 1 if size == 1 else passes
-        denoise[size] = median(means)
-        prefills.append((size * (SHARED + OWN), median(firsts)))
+        denoise[size] = mean(means)
+        prefills.append((size * (SHARED + OWN), mean(firsts)))
     first, token = line(prefills)
     return Times(denoise, max(0.0, first), token, passes)
+
+
+def middle(one: Times, other: Times) -> Times:
+    """The mean of two calibrations."""
+    return Times(
+        {n: (one.denoise[n] + other.denoise[n]) / 2 for n in one.denoise},
+        (one.first + other.first) / 2,
+        (one.token + other.token) / 2,
+        one.passes,
+    )
 
 
 def drawn(count: int, rate: float, passes: int, seed: int) -> list[Request]:
@@ -229,15 +241,15 @@ def engine_of_page() -> Iterator[tuple[Clocked, int]]:
 
 
 def one_round(engine: Clocked, page: int, count: int, seed: int) -> dict[str, Any]:
-    """Calibrate, simulate, and run the same requests."""
+    """Time the steps, run the requests, time the steps again, and simulate the same requests."""
     before = calibrate(engine)
     most = SEATS / (before.passes * before.denoise[SEATS])
     requests = drawn(count, LOAD * most, before.passes, seed)
-    replica = Engine(before.step_seconds, SEATS, page=page)
-    expected = simulate(requests, replica, 1, round_robin)
     engine.engine.reset_prefix_cache()
     found = real(engine, requests)
     after = calibrate(engine)
+    replica = Engine(middle(before, after).step_seconds, SEATS, page=page)
+    expected = simulate(requests, replica, 1, round_robin)
     return {
         "requests": count,
         "requests_per_s": LOAD * most,

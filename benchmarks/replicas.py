@@ -223,6 +223,6 @@ def simulate(requests: Sequence[Request], engine: Engine, replicas: int, policy:
         tuple(latencies[request.number] for request in requests),
         seconds,
         sum(request.tokens for request in requests),
-        sum(one.hits for one in servers) / sum(one.prompts for one in servers),
+        sum(one.hits for one in servers) / max(1, sum(one.prompts for one in servers)),
         sum(one.busy for one in servers) / (seconds * replicas),
     )
