@@ -263,7 +263,9 @@ def one_round(engine: Clocked, page: int, count: int, seed: int) -> dict[str, An
 def deviation(rounds: Sequence[dict[str, Any]], key: str) -> float:
     """Simulated over real less one, of the medians over all rounds."""
     pair = [median(one[side][key] for one in rounds) for side in ("simulated", "real")]
-    return pair[0] / pair[1] - 1 if pair[1] else math.inf * bool(pair[0])
+    if not pair[1]:
+        return math.inf if pair[0] else 0.0
+    return pair[0] / pair[1] - 1
 
 
 def check(args: argparse.Namespace) -> int:
@@ -273,7 +275,7 @@ def check(args: argparse.Namespace) -> int:
         rounds = []
         for number in range(args.rounds):
             # A cold cache in each round, and other requests.
-            rounds.append(one_round(engine, page, args.requests, args.seed + number))
+            rounds.append(one_round(engine, page, args.requests, args.seeds[0] + number))
     deviations = {key: deviation(rounds, key) for key in FIGURES}
     results = {"page": page, "limit": args.limit / 100, "rounds": rounds, "deviation": deviations}
     for rows in (router_steps(results), router_check(results)):

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +103,7 @@ def capacity(engine: Engine, trace: Trace, per_pass: float) -> float:
 
 
 def simulated(args: argparse.Namespace) -> dict[str, Any]:
-    """Figures by model, trace, number of replicas and policy."""
+    """Figures by model, trace, number of replicas and policy: medians over the seeds."""
     results: dict[str, Any] = {}
     for name, served in SERVED.items():
         for title, trace in TRACES.items():
@@ -113,9 +114,11 @@ def simulated(args: argparse.Namespace) -> dict[str, Any]:
             for replicas in args.replicas:
                 rate = args.load * most * replicas
                 workload = Workload(trace, Prefixes(), rate, served.model.tokens)
-                requests = workload.draw(args.requests * replicas, args.seed)
+                loads = [workload.draw(args.requests * replicas, seed) for seed in args.seeds]
                 rows[str(replicas)] = {
-                    policy: simulate(requests, engine, replicas, choose).figures()
+                    policy: medians(
+                        [simulate(load, engine, replicas, choose).figures() for load in loads]
+                    )
                     for policy, choose in POLICIES.items()
                 }
             results.setdefault(name, {})[title] = {
@@ -128,6 +131,11 @@ def simulated(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def medians(figures: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each figure."""
+    return {key: median(one[key] for one in figures) for key in figures[0]}
+
+
 def show(results: Mapping[str, Any]) -> None:
     print(*markdown(router(results)), sep="\n")
 
@@ -137,7 +145,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--requests", type=int, default=500, help="for each replica")
     parser.add_argument("--load", type=float, default=0.7, help="share of what can be served")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of arrivals")
     parser.add_argument("--check", action="store_true", help="against the real engine, on a CPU")
     parser.add_argument("--rounds", type=int, default=3, help="of the check")
     parser.add_argument("--limit", type=float, default=15, help="deviation that passes, percent")
@@ -147,7 +155,7 @@ def main() -> int:
         from benchmarks.engine_check import check
 
         return check(args)
-    results = {"load": args.load, "seed": args.seed, "models": simulated(args)}
+    results = {"load": args.load, "seeds": args.seeds, "models": simulated(args)}
     show(results)
     write(args.json, "router", results)
     return 0

@@ -198,7 +198,7 @@ def test_the_steps_of_a_gpu_grow(name: str) -> None:
 
 def test_the_script_writes_what_the_table_reads(tmp_path: Path) -> None:
     path = tmp_path / "router.json"
-    words = ["--requests", "20", "--replicas", "1", "2", "--json", str(path)]
+    words = ["--requests", "20", "--replicas", "1", "2", "--seeds", "4", "--json", str(path)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "router_simulation.py"), *words],
         capture_output=True,
