@@ -16,6 +16,7 @@ import argparse
 import itertools
 import math
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from benchmarks.tables import markdown
 
 SEATS = 16
 SIZES = (1, 2, 4, 8, 16)
-REPEATS = 5  # of each size
+REPEATS = 3  # of each size
 # Tokens: of the part of a prompt that others have too, of the rest, of the answer. Blocks have 32
 # and vLLM's pages on a CPU 128.
 SHARED, OWN, OUTPUT = 256, 32, 32
@@ -270,17 +271,23 @@ def deviation(rounds: Sequence[dict[str, Any]], key: str) -> float:
 
 def check(args: argparse.Namespace) -> int:
     """Run all rounds; 1 if a figure deviates by more than the limit."""
+    rounds: list[dict[str, Any]] = []
     with engine_of_page() as (engine, page):
         calibrate(engine)  # warms up
-        rounds = []
         for number in range(args.rounds):
             # A cold cache in each round, and other requests.
             rounds.append(one_round(engine, page, args.requests, args.seeds[0] + number))
-    deviations = {key: deviation(rounds, key) for key in FIGURES}
-    results = {"page": page, "limit": args.limit / 100, "rounds": rounds, "deviation": deviations}
+            print(f"round {number + 1} of {args.rounds} is done", file=sys.stderr, flush=True)
+            deviations = {key: deviation(rounds, key) for key in FIGURES}
+            results = {
+                "page": page,
+                "limit": args.limit / 100,
+                "rounds": rounds,
+                "deviation": deviations,
+            }
+            write(args.json, "router_check", results)
     for rows in (router_steps(results), router_check(results)):
         print(*markdown(rows), "", sep="\n")
     for key, value in deviations.items():
         print(f"{key:14} simulated over real {100 * value:+.1f} %")
-    write(args.json, "router_check", results)
     return int(any(abs(value) > results["limit"] for value in deviations.values()))
