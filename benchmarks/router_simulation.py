@@ -147,6 +147,7 @@ def main() -> int:
     parser.add_argument("--load", type=float, default=0.7, help="share of what can be served")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of arrivals")
     parser.add_argument("--check", action="store_true", help="against the real engine, on a CPU")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of the check")
     parser.add_argument("--rounds", type=int, default=3, help="of the check")
     parser.add_argument("--limit", type=float, default=15, help="deviation that passes, percent")
     parser.add_argument("--json", type=Path, help="write the figures here")

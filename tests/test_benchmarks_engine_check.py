@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import engine_check
-from benchmarks.engine_check import Times, between, deviation, drawn, line, middle, prompt_of
+from benchmarks.engine_check import Clock, Times, between, deviation, drawn, line, middle, prompt_of
 from benchmarks.tables import TABLES
 from tests.support.checkpoints import ROOT
 
@@ -59,6 +59,17 @@ def test_requests_of_a_round() -> None:
     assert {one.prefix for one in requests} == set(range(engine_check.PREFIXES))
 
 
+def test_the_processor_s_clock_skips_waiting() -> None:
+    clock = Clock("cpu")
+    begin = clock.now()
+    clock.wait(1000.0)
+    assert 1000 <= clock.now() - begin < 1010
+    wall = Clock("wall")
+    begin = wall.now()
+    wall.wait(0.01)
+    assert wall.now() - begin >= 0.01
+
+
 def test_the_deviation_is_that_of_the_medians() -> None:
     def of(simulated: float, real: float) -> dict[str, Any]:
         return {"simulated": {"p50_ms": simulated}, "real": {"p50_ms": real}}
@@ -77,7 +88,8 @@ def test_the_check_in_short(tmp_path: Path, limit: str, status: int) -> None:
     """Every request is answered, the cache's hits are as simulated, and the limit decides."""
     path = tmp_path / "check.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "router_simulation.py"), "--check"]
-    command += ["--rounds", "1", "--requests", "12", "--limit", limit, "--json", str(path)]
+    command += ["--rounds", "1", "--requests", "12", "--limit", limit]
+    command += ["--clock", "cpu", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr[-2000:]
     results = json.loads(path.read_text())["results"]
