@@ -4,10 +4,10 @@
 requests, and its prefills; draws requests; gives them to the engine when they are due; times the
 steps again; and simulates one replica that has the mean of both times, with the same requests at
 the same moments. Times before and after the run are taken because a machine that others use is not
-equally fast from minute to minute. Each answer takes a pass for each token,
-because no position is ever sure enough (`diffusion_threshold`), so that the number of passes is
-known. The times are of this loop's `step()`, which includes what `benchmarks/step_time.py` leaves
-out: taking requests in, and handing answers out.
+equally fast from minute to minute. Each answer takes a pass for each token, because no position is
+ever sure enough (`diffusion_threshold`), so that the number of passes is known. The times are of
+this loop's `step()`, which includes what `benchmarks/step_time.py` leaves out: taking requests in,
+and handing answers out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
 from benchmarks.arrivals import Request, Spread, gamma_gaps
 from benchmarks.common import engines_in_this_process, write
+from benchmarks.measured_times import Times, line, middle
 from benchmarks.replicas import Engine, Outcome, round_robin, simulate
 from benchmarks.router_tables import router_check, router_steps
 from benchmarks.tables import markdown
@@ -43,56 +43,6 @@ LOAD = 0.6
 FIGURES = ("p50_ms", "p99_ms", "mean_ms", "tokens_per_s", "hit_rate")
 
 
-@dataclass(frozen=True)
-class Times:
-    """Measured times of steps, in seconds.
-
-    Attributes:
-        denoise: with so many requests.
-        first: a step that only prefills, without its tokens.
-        token: what a further prompt token costs.
-        passes: of an answer behind its prefill.
-    """
-
-    denoise: dict[int, float]
-    first: float
-    token: float
-    passes: int
-
-    def step_seconds(self, requests: int, prompt: int) -> float:
-        """Of a step; between measured sizes on a straight line."""
-        if not requests:
-            return self.first + self.token * prompt
-        return between(self.denoise, requests) + self.token * prompt
-
-    def figures(self) -> dict[str, Any]:
-        """As they are written, in milliseconds."""
-        return {
-            "denoise_ms": {str(n): 1e3 * seconds for n, seconds in self.denoise.items()},
-            "first_prefill_ms": 1e3 * self.first,
-            "prompt_token_ms": 1e3 * self.token,
-            "passes": self.passes,
-        }
-
-
-def between(points: dict[int, float], at: int) -> float:
-    """The value at a place between known ones, on the straight line through its neighbours."""
-    below = max((n for n in points if n <= at), default=min(points))
-    above = min((n for n in points if n >= at), default=max(points))
-    if below == above:
-        return points[below]
-    share = (at - below) / (above - below)
-    return points[below] + share * (points[above] - points[below])
-
-
-def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The height at zero and the slope of the line with the least squares."""
-    across, up = (mean(one[axis] for one in points) for axis in (0, 1))
-    slope = sum((x - across) * (y - up) for x, y in points)
-    slope /= sum((x - across) ** 2 for x, _ in points)
-    return up - slope * across, slope
-
-
 class Clock:
     """Seconds on the wall, or of the processor in this process.
 
@@ -105,6 +55,7 @@ class Clock:
         self.kind, self.skipped = kind, 0.0
 
     def now(self) -> float:
+        """Seconds since some moment."""
         return self.read() + self.skipped
 
     def wait(self, seconds: float) -> None:
@@ -183,16 +134,6 @@ def calibrate(engine: Clocked) -> Times:
         prefills.append((size * (SHARED + OWN), mean(firsts)))
     first, token = line(prefills)
     return Times(denoise, max(0.0, first), token, passes)
-
-
-def middle(one: Times, other: Times) -> Times:
-    """The mean of two calibrations."""
-    return Times(
-        {n: (one.denoise[n] + other.denoise[n]) / 2 for n in one.denoise},
-        (one.first + other.first) / 2,
-        (one.token + other.token) / 2,
-        one.passes,
-    )
 
 
 def drawn(count: int, rate: float, passes: int, seed: int) -> list[Request]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import engine_check
-from benchmarks.engine_check import Clock, Times, between, deviation, drawn, line, middle, prompt_of
+from benchmarks.engine_check import Clock, deviation, drawn, prompt_of
+from benchmarks.measured_times import Times, between, line, middle
 from benchmarks.tables import TABLES
 from tests.support.checkpoints import ROOT
 
