@@ -24,8 +24,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.common import quiet_engines, write  # noqa: E402
+
+quiet_engines()  # before torch is imported: with several threads a busy machine slows a step tenfold
+
 from benchmarks.arrivals import TRACES, Prefixes, Trace, Workload  # noqa: E402
-from benchmarks.common import write  # noqa: E402
 from benchmarks.layouts import (  # noqa: E402
     FLASH,
     GEMMA,
