@@ -32,7 +32,7 @@ from benchmarks.tables import markdown
 
 SEATS = 16
 SIZES = (1, 2, 4, 8, 16)
-REPEATS = 3  # of each size
+REPEATS = 2  # of each size, with beginnings that are new and then with the same ones
 # Tokens: of the part of a prompt that others have too, of the rest, of the answer. Blocks have 32
 # and vLLM's pages on a CPU 128.
 SHARED, OWN, OUTPUT = 256, 32, 32
@@ -120,20 +120,27 @@ FRESH = itertools.count(1_000_000)  # numbers that no other prompt has
 
 
 def calibrate(engine: Clocked) -> Times:
-    """Time the steps of 1 to 16 requests, whose prompts nobody has sent before."""
-    denoise, prefills, passes = {}, [], 0
+    """Time the steps of 1 to 16 requests.
+
+    Half of the batches have prompts that nobody has sent before, and the others beginnings that are
+    in the cache: their first steps tell the cost of a request from that of its tokens.
+    """
+    denoise, passes = {}, 0
+    fresh, known = list[tuple[float, float]](), list[tuple[float, float]]()
     for size in SIZES:
-        means, firsts = [], []
+        means = []
         for _ in range(REPEATS):
-            prompts = [prompt_of(next(FRESH), next(FRESH)) for _ in range(size)]
-            seconds = engine.batch(prompts)
-            firsts.append(seconds[0])
-            means.append(mean(seconds[1:]))
-            passes = len(seconds) - 1 if size == 1 else passes
+            beginnings = [next(FRESH) for _ in range(size)]
+            for firsts in (fresh, known):
+                seconds = engine.batch([prompt_of(one, next(FRESH)) for one in beginnings])
+                firsts.append((size, seconds[0]))
+                means.append(mean(seconds[1:]))
+                passes = len(seconds) - 1 if size == 1 else passes
         denoise[size] = mean(means)
-        prefills.append((size * (SHARED + OWN), mean(firsts)))
-    first, token = line(prefills)
-    return Times(denoise, max(0.0, first), token, passes)
+    (one, all_tokens), (other, own_tokens) = line(fresh), line(known)
+    token = max(0.0, (all_tokens - own_tokens) / SHARED)
+    first = max(0.0, (one + other) / 2)
+    return Times(denoise, first, token, max(0.0, own_tokens - OWN * token), passes)
 
 
 def drawn(count: int, rate: float, passes: int, seed: int) -> list[Request]:

@@ -15,20 +15,20 @@ class Times:
     Attributes:
         denoise: with so many requests.
         first: a step that only prefills, without its tokens.
-        token: what a further prompt token costs.
+        token, begun: what a further prompt token costs, and a further request that begins.
         passes: of an answer behind its prefill.
     """
 
     denoise: dict[int, float]
     first: float
     token: float
+    begun: float
     passes: int
 
-    def step_seconds(self, requests: int, prompt: int) -> float:
+    def step_seconds(self, requests: int, prompt: int, begun: int) -> float:
         """Of a step; between measured sizes on a straight line."""
-        if not requests:
-            return self.first + self.token * prompt
-        return between(self.denoise, requests) + self.token * prompt
+        least = between(self.denoise, requests) if requests else self.first
+        return least + self.token * prompt + self.begun * begun
 
     def figures(self) -> dict[str, Any]:
         """As they are written, in milliseconds."""
@@ -36,6 +36,7 @@ class Times:
             "denoise_ms": {str(n): 1e3 * seconds for n, seconds in self.denoise.items()},
             "first_prefill_ms": 1e3 * self.first,
             "prompt_token_ms": 1e3 * self.token,
+            "begun_ms": 1e3 * self.begun,
             "passes": self.passes,
         }
 
@@ -64,5 +65,6 @@ def middle(one: Times, other: Times) -> Times:
         {n: (one.denoise[n] + other.denoise[n]) / 2 for n in one.denoise},
         (one.first + other.first) / 2,
         (one.token + other.token) / 2,
+        (one.begun + other.begun) / 2,
         one.passes,
     )

@@ -26,14 +26,15 @@ class Engine:
     """What all replicas are.
 
     Attributes:
-        step_seconds: of a step, from the requests that denoise and the prompt tokens it computes.
+        step_seconds: of a step, from the requests that denoise, the prompt tokens that it computes, and
+            the requests that begin with it.
         seats: requests at a time.
         budget: prompt tokens that a step computes at most.
         cache_tokens: what the prefix cache holds; the longest unused beginning leaves first.
         page: the cache holds whole pages of so many tokens.
     """
 
-    step_seconds: Callable[[int, int], float]
+    step_seconds: Callable[[int, int, int], float]
     seats: int
     budget: int = 8192
     cache_tokens: int = 1 << 20
@@ -88,15 +89,17 @@ class Replica:
 
     def begin(self) -> float:
         """Start a step; the seconds that it takes."""
-        budget = self.engine.budget
+        budget, begun = self.engine.budget, 0
         while self.waiting and len(self.running) < self.engine.seats:
             self.admit(self.waiting.popleft())
+            begun += 1
         self.stepping = [one for one in self.running if not one.prompt]
         for one in self.running:
             part = min(one.prompt, budget)
             one.prompt -= part
             budget -= part
-        seconds = self.engine.step_seconds(len(self.stepping), self.engine.budget - budget)
+        computed = self.engine.budget - budget
+        seconds = self.engine.step_seconds(len(self.stepping), computed, begun)
         self.busy += seconds
         return seconds
 

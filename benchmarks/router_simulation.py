@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import quiet_engines, write  # noqa: E402
 
-quiet_engines()  # before torch is imported: with several threads a busy machine slows a step tenfold
+quiet_engines()  # before torch is imported: more threads wait for each other on a busy machine
 
 from benchmarks.arrivals import TRACES, Prefixes, Trace, Workload  # noqa: E402
 from benchmarks.layouts import (  # noqa: E402
@@ -78,14 +78,15 @@ SERVED = {
 }
 
 
-def floor_seconds(model: Model, layout: Layout, context: int) -> Callable[[int, int], float]:
+def floor_seconds(model: Model, layout: Layout, context: int) -> Callable[[int, int, int], float]:
     """The least time of a step, from requests that denoise and prompt tokens, in seconds.
 
     Prompt tokens are counted as so many more canvases, in units of 32 tokens to save work.
     """
     known: dict[tuple[int, int], float] = {}
 
-    def seconds(requests: int, prompt: int) -> float:
+    def seconds(requests: int, prompt: int, begun: int) -> float:
+        del begun  # costs nothing but its prompt
         key = requests, math.ceil(prompt / 32)
         if key not in known:
             canvases = requests + 32 * key[1] / model.geometry.canvas
@@ -102,7 +103,7 @@ def capacity(engine: Engine, trace: Trace, per_pass: float) -> float:
     """
     passes = max(1.0, trace.output.mean / per_pass)
     begin = engine.seats / passes
-    return begin / engine.step_seconds(engine.seats, round(begin * trace.prompt.mean))
+    return begin / engine.step_seconds(engine.seats, round(begin * trace.prompt.mean), 0)
 
 
 def simulated(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from benchmarks.measured_times import Times, between, line, middle
 from benchmarks.tables import TABLES
 from tests.support.checkpoints import ROOT
 
-TIMES = Times({1: 0.010, 2: 0.012, 4: 0.020}, first=0.005, token=0.0001, passes=33)
+TIMES = Times({1: 0.010, 2: 0.012, 4: 0.020}, first=0.005, token=0.0001, begun=0.002, passes=33)
 
 
 def test_times_between_measured_ones() -> None:
@@ -27,9 +27,9 @@ def test_times_between_measured_ones() -> None:
 
 
 def test_steps_with_and_without_prompts() -> None:
-    assert TIMES.step_seconds(2, 0) == 0.012
-    assert TIMES.step_seconds(2, 100) == pytest.approx(0.022)
-    assert TIMES.step_seconds(0, 100) == pytest.approx(0.015)
+    assert TIMES.step_seconds(2, 0, 0) == 0.012
+    assert TIMES.step_seconds(2, 100, 1) == pytest.approx(0.024)
+    assert TIMES.step_seconds(0, 100, 3) == pytest.approx(0.021)
 
 
 def test_a_line_through_points() -> None:
@@ -37,10 +37,10 @@ def test_a_line_through_points() -> None:
 
 
 def test_the_middle_of_two_calibrations() -> None:
-    other = Times({1: 0.020, 2: 0.012, 4: 0.022}, first=0.007, token=0.0003, passes=33)
+    other = Times({1: 0.020, 2: 0.012, 4: 0.022}, first=0.007, token=0.0003, begun=0.004, passes=33)
     found = middle(TIMES, other)
     assert found.denoise == pytest.approx({1: 0.015, 2: 0.012, 4: 0.021})
-    assert (found.first, found.token) == pytest.approx((0.006, 0.0002))
+    assert (found.first, found.token, found.begun) == pytest.approx((0.006, 0.0002, 0.003))
     assert found.passes == 33
 
 

@@ -22,13 +22,13 @@ from tests.support.checkpoints import ROOT
 
 def fixed(seconds: float) -> Engine:
     """A replica that serves one request at a time, in a step of a fixed length."""
-    return Engine(lambda _requests, _prompt: seconds, seats=1)
+    return Engine(lambda _requests, _prompt, _begun: seconds, seats=1)
 
 
 def batching(seats: int = 8, cache_tokens: int = 1 << 20) -> Engine:
     """A replica whose steps take longer with more requests and prompt tokens."""
     return Engine(
-        lambda requests, prompt: 0.01 + 0.001 * requests + 0.0001 * prompt,
+        lambda requests, prompt, _begun: 0.01 + 0.001 * requests + 0.0001 * prompt,
         seats,
         budget=512,
         cache_tokens=cache_tokens,
@@ -189,9 +189,9 @@ def test_quantiles() -> None:
 @pytest.mark.parametrize("name", router.SERVED)
 def test_the_steps_of_a_gpu_grow(name: str) -> None:
     engine = router.SERVED[name].engine(1024)
-    times = [engine.step_seconds(n, 0) for n in (1, 4, 16)]
+    times = [engine.step_seconds(n, 0, 0) for n in (1, 4, 16)]
     assert times == sorted(times) and times[0] > 0
-    assert engine.step_seconds(1, 4096) > engine.step_seconds(1, 0)
+    assert engine.step_seconds(1, 4096, 0) > engine.step_seconds(1, 0, 0)
     assert engine.cache_tokens > 0
     assert math.isfinite(router.capacity(engine, TRACES["code"], 3.08))
 
