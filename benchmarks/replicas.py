@@ -26,8 +26,8 @@ class Engine:
     """What all replicas are.
 
     Attributes:
-        step_seconds: of a step, from the requests that denoise, the prompt tokens that it computes, and
-            the requests that begin with it.
+        step_seconds: of a step, from the requests that denoise, the prompt tokens that it
+            computes, and the requests that begin with it.
         seats: requests at a time.
         budget: prompt tokens that a step computes at most.
         cache_tokens: what the prefix cache holds; the longest unused beginning leaves first.
