@@ -25,7 +25,10 @@ from benchmarks.tables import TABLES, section  # noqa: E402
 
 DOCUMENTS = [
     ROOT / "docs" / name
-    for name in ("fidelity.md", "performance.md", "structured_output.md", "tiny_models.md")
+    for name in (
+        *("fidelity.md", "performance.md", "scaling.md"),
+        *("structured_output.md", "tiny_models.md"),
+    )
 ]
 # No table is made from result files whose names begin so; docs/reliability.md and
 # docs/deployment.md quote them.

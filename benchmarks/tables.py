@@ -17,6 +17,8 @@ from benchmarks.constraint_tables import (
     schema_walks,
 )
 from benchmarks.records import Record, RefusedError
+from benchmarks.router_tables import router, router_check, router_steps
+from benchmarks.scaling_tables import TABLES as SCALING
 from benchmarks.sdar_tables import sdar_tiny, sdar_wide
 
 MEGABYTE = 1 << 20
@@ -286,4 +288,8 @@ TABLES: dict[str, Table] = {
     "sdar_tiny": Table("sdar", ("sdar",), sdar_tiny),
     "sdar_wide": Table("sdar", ("sdar",), sdar_wide),
     "real_size": Table("real_size", ("real_size",), real_size),
+    "router": Table("router", ("router",), router),
+    "router_steps": Table("router_check", ("router_check",), router_steps),
+    "router_check": Table("router_check", ("router_check",), router_check),
+    **{name: Table("scaling", ("scaling",), rows) for name, rows in SCALING.items()},
 }

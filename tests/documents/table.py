@@ -123,6 +123,9 @@ SHORTER = {
     "benchmarks/levers.py": "--per-task 1 --at-once 4",
     "benchmarks/llada2.py": "--at-once 1 --per-task 1 --repeats 1",
     "benchmarks/prefill.py": "--lengths 512 --repeats 1",
+    "benchmarks/router_simulation.py": (
+        "--replicas 1 2 --requests 20 --seeds 0 --rounds 1 --limit 100000"
+    ),
     "benchmarks/schema_walks.py": "--corpus suite --vocabulary tiny --walks 1 --part 400",
     "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1",
     "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1",
