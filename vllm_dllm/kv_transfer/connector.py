@@ -33,7 +33,7 @@ from vllm.logger import init_logger
 
 from vllm_dllm.kv_transfer.address import fingerprint, page_addresses
 from vllm_dllm.kv_transfer.page_files import (
-    DamagedPage,
+    PageError,
     is_finite,
     load_page,
     page_of,
@@ -221,7 +221,7 @@ class ExampleConnector(KVConnectorBase_V1):
             for n, page in enumerate(pages):
                 try:
                     self._load(page)
-                except DamagedPage as error:
+                except PageError as error:
                     logger.error(
                         "dllm: a page of request %s is not loaded, and its file %s is removed: %s",
                         request_id,

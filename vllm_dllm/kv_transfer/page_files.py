@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 
-class DamagedPage(Exception):
+class PageError(Exception):
     """A file does not hold the page that it should; the message says why."""
 
 
@@ -35,30 +35,33 @@ def save_page(file: Path, address: str, page: Mapping[str, torch.Tensor]) -> Non
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f"{file.name}.{uuid.uuid4().hex}.unfinished")
     try:
-        save_file(dict(page), unfinished, {"address": address, "digest": digest(page)})
+        # Not `save_file`, whose errors are not those of files.
+        unfinished.write_bytes(save(dict(page), {"address": address, "digest": digest(page)}))
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def load_page(file: Path, address: str, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def load_page(
+    file: Path, address: str, like: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Read a page with the names, shapes and types of `like`, a page of each layer.
 
     Raises:
-        DamagedPage: the file is missing, cut off, changed, or another page's.
+        PageError: the file is missing, cut off, changed, or another page's.
     """
     try:
         with safe_open(file, framework="pt") as opened:
             stated = opened.metadata() or {}
             page = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except Exception as error:  # safetensors has exceptions of its own, beside those of files
-        raise DamagedPage(f"it cannot be read: {error}") from error
+        raise PageError(f"it cannot be read: {error}") from error
     if stated.get("address") != address:
-        raise DamagedPage("it holds another page")
+        raise PageError("it holds another page")
     if _kinds(page) != _kinds(like):
-        raise DamagedPage("its layers are not those of the model")
+        raise PageError("its layers are not those of the model")
     if stated.get("digest") != digest(page):
-        raise DamagedPage("its content has changed")
+        raise PageError("its content has changed")
     return page
 
 

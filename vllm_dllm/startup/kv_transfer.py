@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OPTION = "--kv-transfer-config"
 ALLOWED, SEVERAL = "ExampleConnector", "MultiConnector"
 MODULE = "vllm_dllm.kv_transfer.connector"
+PARTS_HAVE = {"kv_connector", "kv_role", "kv_connector_extra_config", "kv_connector_module_path"}
 REMEDY = f"choose {ALLOWED}, or remove it"
 
 _WHOLE_PROMPT = "it hands over a prompt's tail inside a block"
@@ -69,15 +70,25 @@ def settle_kv_transfer(vllm_config: VllmConfig) -> None:
         _check(transfer.kv_connector, path, extra)
         transfer.kv_connector_module_path = MODULE
         return
+    for part in _parts(transfer):
+        path, extra = part.get("kv_connector_module_path"), part.get("kv_connector_extra_config")
+        _check(part.get("kv_connector"), path, extra or {})
+        part["kv_connector_module_path"] = MODULE
+
+
+def _parts(transfer: KVTransferConfig) -> list[dict[str, Any]]:
+    """The connectors of a MultiConnector, with settings that vLLM reads from each of them."""
     if transfer.kv_connector_module_path:
         _check(SEVERAL, transfer.kv_connector_module_path, {})
     parts = transfer.kv_connector_extra_config.get("connectors")
     if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) for p in parts):
         raise ValueError(f"{OPTION}: {SEVERAL} needs a list of 'connectors'; add one, or remove it")
-    for part in parts:
-        path, extra = part.get("kv_connector_module_path"), part.get("kv_connector_extra_config")
-        _check(part.get("kv_connector"), path, extra or {})
-        part["kv_connector_module_path"] = MODULE
+    for unknown in sorted({key for part in parts for key in part} - PARTS_HAVE):
+        raise ValueError(
+            f"{OPTION}: 'connectors' of {SEVERAL} have no {unknown!r}; write it beside "
+            f"{SEVERAL!r}, or remove it"
+        )
+    return parts
 
 
 def _refuse_what_is_not_carried(vllm_config: VllmConfig, transfer: KVTransferConfig) -> None:
