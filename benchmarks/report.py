@@ -27,8 +27,9 @@ DOCUMENTS = [
     ROOT / "docs" / name
     for name in ("fidelity.md", "performance.md", "structured_output.md", "tiny_models.md")
 ]
-# No table is made from result files whose names begin so; docs/reliability.md quotes them.
-WITHOUT_TABLES = ("fuzz", "soak")
+# No table is made from result files whose names begin so; docs/reliability.md and
+# docs/kv_transfer.md quote them.
+WITHOUT_TABLES = ("fuzz", "kv", "soak")
 BEGIN = re.compile(r"^<!-- benchmark: (.*?) -->$", re.MULTILINE)
 END = re.compile(r"^<!-- /benchmark -->$", re.MULTILINE)
 
