@@ -25,6 +25,7 @@ def apply_all() -> None:
         engine_death,
         failed_starts,
         forked_processes,
+        kv_transfer,
         registration,
         request_entry,
         sampling_parameters,
@@ -41,3 +42,4 @@ def apply_all() -> None:
     engine_death.apply()
     failed_starts.apply()
     forked_processes.apply()
+    kv_transfer.apply()
