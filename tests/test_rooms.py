@@ -43,6 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm.families.base", "vllm_dllm.families.registry", "vllm_dllm.families.served",
         "vllm_dllm.vllm_patches.runner",
     },
+    # vLLM's factory imports it by the name that `startup.kv_transfer` gives it.
+    "vllm_dllm.kv_transfer": {"torch", "numpy", "safetensors", "vllm"},
     "vllm_dllm.startup": {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },

@@ -120,6 +120,7 @@ SHORTER = {
     "benchmarks/gemma.py": "--rounds 1",
     "benchmarks/growth.py": "--requests 1 2 --finished 4 --steps 4",
     "benchmarks/head_memory.py": "--requests 2",
+    "benchmarks/kv_transfer.py": "--models tiny-sdar --schedules sync --prompts 4",
     "benchmarks/levers.py": "--per-task 1 --at-once 4",
     "benchmarks/llada2.py": "--at-once 1 --per-task 1 --repeats 1",
     "benchmarks/prefill.py": "--lengths 512 --repeats 1",

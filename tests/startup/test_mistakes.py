@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.mistakes import EVERY, MOST_CHARACTERS, Mistake, dllm, model_of
+from tests.startup.mistaken_transfers import TRANSFERS
+from tests.support.mistakes import EVERY, GEMMA, MASKED, MOST_CHARACTERS, Mistake, dllm, model_of
 from tests.support.reference_llada2 import random_checkpoint
 from tests.support.server import AS_SERVED, ENVIRONMENT, Server
 
 pytestmark = pytest.mark.e2e
-
-MASKED = ("LLaDA2", "SDAR")
-GEMMA = ("DiffusionGemma",)
 
 CHILD = """
 import json, sys
@@ -202,7 +200,7 @@ OTHERS = [
         vllm=True,
     ),
 ]
-MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *OTHERS]
+MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *TRANSFERS, *OTHERS]
 
 
 @pytest.fixture(scope="module")

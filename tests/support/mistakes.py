@@ -9,6 +9,7 @@ from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 
 MODELS = {"LLaDA2": TINY_LLADA2, "SDAR": TINY_SDAR, "DiffusionGemma": TINY_GEMMA}
 EVERY = tuple(MODELS)
+MASKED, GEMMA = ("LLaDA2", "SDAR"), ("DiffusionGemma",)
 # A sentence and a list of names; far less than a traceback.
 MOST_CHARACTERS = 500
 

@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
+from vllm_dllm.startup.kv_transfer import settle_kv_transfer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,10 +44,14 @@ def log_choice(served: Served, canvas: str) -> None:
 
 
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
-    """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore."""
+    """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore.
+
+    A connector of ``--kv-transfer-config`` that is allowed becomes ours, see `settle_kv_transfer`.
+    """
     for refused, message in (*_of_the_engine(vllm_config), *_of_the_model(vllm_config)):
         if refused:
             raise ValueError(message)
+    settle_kv_transfer(vllm_config)
 
 
 def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
@@ -87,10 +92,6 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "up in an order that depends on the batch; unset it",
     )
     yield parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"
-    yield (
-        vllm_config.kv_transfer_config is not None,
-        "--kv-transfer-config: not supported for diffusion models yet; remove it",
-    )
 
 
 def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:

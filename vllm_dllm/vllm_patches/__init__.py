@@ -25,6 +25,7 @@ def apply_all() -> None:
         engine_death,
         failed_starts,
         forked_processes,
+        kv_transfer,
         model_inspection,
         registration,
         request_entry,
@@ -43,3 +44,4 @@ def apply_all() -> None:
     failed_starts.apply()
     forked_processes.apply()
     model_inspection.apply()
+    kv_transfer.apply()

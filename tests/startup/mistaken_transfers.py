@@ -1,0 +1,65 @@
+"""Mistakes in options that move keys and values, rows of `test_mistakes.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.mistakes import EVERY, GEMMA, MASKED, Mistake
+
+
+def connector(name: str, extra: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    config = {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra or {}}
+    return {"kv_transfer_config": config | keys}
+
+
+CHOOSE = "choose ExampleConnector, or remove it"
+TRANSFERS = [
+    Mistake(
+        EVERY,
+        connector("NixlConnector"),
+        "--kv-transfer-config: connector 'NixlConnector': it hands over a prompt's tail",
+        CHOOSE,
+    ),
+    Mistake(MASKED, connector("OffloadingConnector"), "'OffloadingConnector'", CHOOSE),
+    Mistake(MASKED, connector("LMCacheConnectorV1"), "'LMCacheConnectorV1'", CHOOSE),
+    Mistake(MASKED, connector("MyConnector"), "'MyConnector': nothing is known", CHOOSE),
+    Mistake(
+        GEMMA,
+        connector("ExampleConnector", kv_connector_module_path="mine.example"),
+        "'ExampleConnector' of 'mine.example'",
+        CHOOSE,
+    ),
+    Mistake(
+        GEMMA,
+        connector("ExampleConnector", {"shared_path": "/tmp"}),
+        "no setting 'shared_path', only 'shared_storage_path'",
+        "remove it",
+    ),
+    Mistake(
+        EVERY,
+        connector("MultiConnector", {"connectors": [{"kv_connector": "NixlConnector"}]}),
+        "connector 'NixlConnector'",
+        CHOOSE,
+    ),
+    Mistake(
+        MASKED,
+        connector(
+            "MultiConnector",
+            {
+                "connectors": [
+                    {"kv_connector": "ExampleConnector", "kv_load_failure_policy": "fail"}
+                ]
+            },
+        ),
+        "'connectors' of MultiConnector have no 'kv_load_failure_policy'",
+        "write it beside 'MultiConnector'",
+    ),
+    Mistake(MASKED, connector("MultiConnector"), "needs a list of 'connectors'", "add one"),
+    Mistake(
+        MASKED,
+        connector("ExampleConnector") | {"tensor_parallel_size": 2},
+        "--kv-transfer-config",
+        "remove it, or --tensor-parallel-size",
+    ),
+    Mistake(EVERY, {"kv_offloading_size": 1.0}, "--kv-offloading-size 1.0", "remove it"),
+]

@@ -1,0 +1,1 @@
+"""Keys and values of whole prompt pages that leave an engine and enter another."""

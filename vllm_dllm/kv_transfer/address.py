@@ -1,0 +1,126 @@
+"""The address of a page: what its keys and values depend on, and nothing else.
+
+An address is a digest of the server (`fingerprint`), of the tokens of the page and of all tokens
+before it, and of the request's ``cache_salt``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import vllm
+from vllm.transformers_utils.repo_utils import try_get_local_file
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# The form of files and addresses. One that is changed here makes new folders.
+FORM = "1"
+# Where a tensor is looked at, in parts of its length, and how many bytes there. Training changes
+# every number of a tensor that it changes at all.
+SPOTS, SPOT_BYTES = (0.0, 0.33, 0.66, 1.0), 512
+
+
+def fingerprint(vllm_config: VllmConfig) -> str:
+    """A digest of the model, the block length, the window and the types of numbers.
+
+    Raises:
+        ValueError: the checkpoint has no files by which its weights can be told from others'.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    served = model.dllm
+    stated = {
+        "form": FORM,
+        "vllm": vllm.__version__,
+        "config": _without_places(model.hf_config.to_dict()),
+        "weights": weights_digest(checkpoint_folder(vllm_config)),
+        "quantization": str(model.quantization),
+        "dtype": [str(model.dtype), str(cache.cache_dtype)],
+        "block length": served.length,
+        "window": served.settings.window,
+        "page": cache.block_size,
+    }
+    text = json.dumps(stated, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def page_addresses(
+    fingerprint: str, salt: str | None, tokens: Sequence[int], page: int
+) -> list[str]:
+    """The address of each whole page of a prompt, each a digest of all that comes before, too."""
+    parent = hashlib.sha256(f"{fingerprint} {salt!r}".encode()).digest()
+    found = []
+    for end in range(page, len(tokens) + 1, page):
+        ids = np.asarray(tokens[end - page : end], dtype="<i8")
+        parent = hashlib.sha256(parent + ids.tobytes()).digest()
+        found.append(parent.hex())
+    return found
+
+
+def checkpoint_folder(vllm_config: VllmConfig) -> Path:
+    """The folder with the files of a served checkpoint, which has been loaded before.
+
+    Raises:
+        ValueError: there is none on this machine.
+    """
+    model = vllm_config.model_config
+    found = try_get_local_file(model.model, "config.json", model.revision)
+    if not isinstance(found, Path | str):
+        raise ValueError(_NO_WEIGHTS.format(model=model.model))
+    return Path(found).parent
+
+
+_NO_WEIGHTS = (
+    "--kv-transfer-config: {model} has no *.safetensors files on this machine by which saved keys "
+    "and values could be told from those of other weights; remove it, or serve a folder with them"
+)
+
+
+def weights_digest(folder: Path) -> str:
+    """A digest of the names, shapes and types of all tensors, and of samples of each.
+
+    Whole files would take minutes to read. Times of change would differ between two machines that
+    have the same checkpoint.
+
+    Raises:
+        ValueError: the folder has no safetensors files.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(_NO_WEIGHTS.format(model=folder))
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.name.encode())
+        for piece in _samples(file):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _samples(file: Path) -> Iterator[bytes]:
+    """The header of a safetensors file, and some bytes of each tensor."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = opened.read(size)
+        yield header
+        tensors = json.loads(header)
+        tensors.pop("__metadata__", None)
+        for tensor in tensors.values():
+            start, end = tensor["data_offsets"]
+            for spot in SPOTS:
+                opened.seek(8 + size + start + int(spot * max(0, end - start - SPOT_BYTES)))
+                yield opened.read(min(SPOT_BYTES, end - start))
+
+
+def _without_places(config: Any) -> Any:
+    """A configuration without the folders it was read from, which differ between machines."""
+    if isinstance(config, dict):
+        kept = {key: value for key, value in config.items() if key != "_name_or_path"}
+        return {str(key): _without_places(value) for key, value in kept.items()}
+    if isinstance(config, list | tuple):
+        return [_without_places(value) for value in config]
+    return config

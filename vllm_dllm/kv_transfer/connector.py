@@ -1,0 +1,283 @@
+"""What serves ``ExampleConnector`` for block-diffusion models.
+
+vLLM's own class of that name (``example_connector.py``) cannot keep the rule of
+`startup.kv_transfer`. It writes all pages of a prompt after the prompt's first chunk, finds a
+prompt by the existence of a folder, so that a page that is missing, half-written or cut off ends
+the engine, and addresses what it saves by tokens alone. This class has the same name, place
+(``shared_storage_path``) and purpose, and keeps the rule:
+
+- a page is saved in the step after which every token of it is computed, and only if it holds
+  tokens of the prompt alone. Such a page consists of whole blocks, whose keys and values are final;
+- pages are loaded before a request's first step, as vLLM's asynchronous loads are: the request
+  joins a batch once they are there. So a page that cannot be loaded is known before anything has
+  been computed with it, and vLLM's ``kv_load_failure_policy`` decides: the request ends with an
+  error, or the page is computed.
+
+A page with keys and values that depend on more than tokens (images, a LoRA adapter) neither leaves
+nor enters; such prompts are computed as without a connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.logger import init_logger
+
+from vllm_dllm.kv_transfer.address import fingerprint, page_addresses
+from vllm_dllm.kv_transfer.page_files import (
+    PageError,
+    is_finite,
+    load_page,
+    page_of,
+    save_page,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.dllm")
+
+
+@dataclass(frozen=True)
+class SavedPage:
+    """A page of the KV cache, and its file.
+
+    Attributes:
+        file: where it is, or will be.
+        address: see `address.page_addresses`.
+        block: its place in the KV cache.
+    """
+
+    file: Path
+    address: str
+    block: int
+
+
+@dataclass
+class PageTransfers(KVConnectorMetadata):
+    """What a worker does in a step: pages to save behind it, and pages to load, by request."""
+
+    saves: list[SavedPage] = field(default_factory=list)
+    loads: dict[str, list[SavedPage]] = field(default_factory=dict)
+
+
+@dataclass
+class Prompt:
+    """A request whose pages may leave or enter, as the scheduler knows it.
+
+    Attributes:
+        addresses: of the whole pages of its prompt.
+        offered: the first page that was found in files, and the one behind the last.
+        saved: how many pages have been given to the worker to save.
+        gave_up: a load has failed, so its pages are computed from now on.
+    """
+
+    addresses: list[str]
+    offered: tuple[int, int] = (0, 0)
+    saved: int = 0
+    gave_up: bool = False
+
+
+class ExampleConnector(KVConnectorBase_V1):
+    """Saves whole pages of prompts as files, and loads them. vLLM finds the class by its name."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if len(kv_cache_config.kv_cache_groups) != 1:
+            raise ValueError(
+                "--kv-transfer-config: pages of several sizes are not transferred; set "
+                "--disable-hybrid-kv-cache-manager"
+            )
+        transfer = self._kv_transfer_config
+        self.saves, self.loads = transfer.is_kv_producer, transfer.is_kv_consumer
+        self.page = vllm_config.cache_config.block_size
+        self.pages = kv_cache_config.num_blocks
+        if role == KVConnectorRole.SCHEDULER:
+            path = Path(transfer.get_from_extra_config("shared_storage_path", "/tmp"))
+            self.server = fingerprint(vllm_config)
+            self.folder = path / self.server
+            logger.info("dllm: pages of prompts are in %s", self.folder)
+        self.prompts: dict[str, Prompt] = {}
+        self.to_load: dict[str, list[SavedPage]] = {}
+        # Of the worker: pages by layer, requests whose loads have ended, and pages without content.
+        self.caches: dict[str, torch.Tensor] = {}
+        self.received: set[str] = set()
+        self.failed: set[int] = set()
+
+    # In the scheduler.
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """How many tokens behind those that are in the KV cache can be loaded."""
+        known = self._prompt(request)
+        first = num_computed_tokens // self.page
+        # vLLM needs a token that is left to compute.
+        most = min(len(known.addresses), (request.num_tokens - 1) // self.page)
+        last = first
+        while self.loads and not known.gave_up and last < most:
+            if not self._file(known.addresses[last]).is_file():
+                break
+            last += 1
+        known.offered = first, last
+        return (last - first) * self.page, last > first
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """Note which pages a request gets that is about to be loaded."""
+        known = self._prompt(request)
+        if num_external_tokens == 0:
+            return
+        first, last = known.offered
+        assert num_external_tokens == (last - first) * self.page
+        (ids,) = blocks.get_block_ids()
+        self.to_load[request.request_id] = [
+            self._saved(known.addresses[n], ids[n]) for n in range(first, last)
+        ]
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> PageTransfers:
+        """What the worker does in this step."""
+        loads, self.to_load = self.to_load, {}
+        saves = list(self._completed(scheduler_output)) if self.saves else []
+        return PageTransfers(saves, loads)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Load nothing more for requests of which a page could not be loaded."""
+        if not connector_output.invalid_block_ids:
+            return
+        # Which requests are meant is known to vLLM's scheduler alone, and it is one of these.
+        for request_id in connector_output.finished_recving or ():
+            if request_id in self.prompts:
+                self.prompts[request_id].gave_up = True
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+        """Forget a request; its pages are in files already."""
+        self.prompts.pop(request.request_id, None)
+        self.to_load.pop(request.request_id, None)
+        return False, None
+
+    def _prompt(self, request: Request) -> Prompt:
+        known = self.prompts.get(request.request_id)
+        if known is None:
+            more = request.mm_features or request.lora_request or not request.prompt_token_ids
+            tokens = [] if more else request.prompt_token_ids
+            addresses = page_addresses(self.server, request.cache_salt, tokens, self.page)
+            known = self.prompts[request.request_id] = Prompt(addresses)
+        return known
+
+    def _completed(self, scheduler_output: SchedulerOutput) -> Iterator[SavedPage]:
+        """Pages of prompts of which every token is computed after this step."""
+        assert self._kv_cache_manager is not None
+        cached = scheduler_output.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {r.req_id: r.num_computed_tokens for r in scheduler_output.scheduled_new_reqs}
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            known = self.prompts.get(request_id)
+            if known is None or known.saved == len(known.addresses):
+                continue
+            end = min((computed[request_id] + tokens) // self.page, len(known.addresses))
+            (ids,) = self._kv_cache_manager.get_block_ids(request_id)
+            for n in range(known.saved, end):
+                yield self._saved(known.addresses[n], ids[n])
+            known.saved = max(known.saved, end)
+
+    def _saved(self, address: str, block: int) -> SavedPage:
+        return SavedPage(self._file(address), address, block)
+
+    def _file(self, address: str) -> Path:
+        return self.folder / address[:2] / f"{address}.safetensors"
+
+    # In the worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take the KV cache of each layer, ``[pages, ...]``.
+
+        Raises:
+            ValueError: an attention backend has divided vLLM's pages.
+        """
+        for name, cache in kv_caches.items():
+            if cache.shape[0] != self.pages:
+                raise ValueError(
+                    f"--kv-transfer-config: the attention backend of {name} divides pages of "
+                    f"{self.page} tokens; choose another with --attention-backend, or remove it"
+                )
+        self.caches = kv_caches
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load pages. A page that cannot be loaded leaves those behind it without content, too."""
+        for request_id, pages in self._transfers().loads.items():
+            self.received.add(request_id)
+            for n, page in enumerate(pages):
+                try:
+                    self._load(page)
+                except PageError as error:
+                    logger.error(
+                        "dllm: a page of request %s is not loaded, and its file %s is removed: %s",
+                        request_id,
+                        page.file,
+                        error,
+                    )
+                    self.failed.update(one.block for one in pages[n:])
+                    _remove(page.file)
+                    break
+
+    def _load(self, page: SavedPage) -> None:
+        like = {name: cache[page.block] for name, cache in self.caches.items()}
+        for name, tensor in load_page(page.file, page.address, like).items():
+            self.caches[name][page.block].copy_(tensor)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: requests join a batch when all layers have been loaded."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing: pages are saved with all of their layers, behind the step."""
+
+    def wait_for_save(self) -> None:
+        """Save the pages that this step has completed, before another step can change them."""
+        for page in self._transfers().saves:
+            if page.file.is_file():
+                continue
+            content = page_of(self.caches, page.block)
+            if not is_finite(content):
+                logger.error("dllm: a page with NaN or infinities is not saved")
+                continue
+            try:
+                save_page(page.file, page.address, content)
+            except OSError as error:
+                logger.error("dllm: %s could not be saved: %s", page.file, error)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
+        """The requests whose pages have been loaded, or could not be."""
+        received, self.received = self.received, set()
+        return None, received or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Places in the KV cache of pages that could not be loaded."""
+        failed, self.failed = self.failed, set()
+        return failed
+
+    def _transfers(self) -> PageTransfers:
+        transfers = self._get_connector_metadata()
+        assert isinstance(transfers, PageTransfers)
+        return transfers
+
+
+def _remove(file: Path) -> None:
+    """Remove a damaged file, so that the page is saved anew; a reader may not be allowed to."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        logger.error("dllm: %s could not be removed: %s", file, error)
