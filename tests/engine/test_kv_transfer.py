@@ -150,6 +150,7 @@ def test_another_process(name: str, tmp_path: Path) -> None:
         assert len(loads) == sum((n - 1) // PAGE for n in LENGTHS)
 
 
+@pytest.mark.long
 def test_shared_beginnings(tmp_path: Path) -> None:
     """A prompt loads as many pages as it has in common with another, and saves the others."""
     model = MODELS["sdar"]
@@ -166,6 +167,7 @@ def test_shared_beginnings(tmp_path: Path) -> None:
         assert len(loads) == 2 * 3 + 2 + 3 + 5
 
 
+@pytest.mark.long
 def test_what_is_loaded_is_read(tmp_path: Path) -> None:
     """Other numbers under the same address would be seen in the tokens."""
     from vllm_dllm.kv_transfer.page_files import load_page, page_of, save_page

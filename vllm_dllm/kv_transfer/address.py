@@ -37,7 +37,8 @@ def fingerprint(vllm_config: VllmConfig) -> str:
     stated = {
         "form": FORM,
         "vllm": vllm.__version__,
-        "config": _without_places(model.hf_config.to_dict()),
+        # As it is written, not as it was loaded: vLLM's processes hold different fields of it.
+        "config": _stated_config(vllm_config),
         "weights": weights_digest(checkpoint_folder(vllm_config)),
         "quantization": str(model.quantization),
         "dtype": [str(model.dtype), str(cache.cache_dtype)],
@@ -116,11 +117,15 @@ def _samples(file: Path) -> Iterator[bytes]:
                 yield opened.read(min(SPOT_BYTES, end - start))
 
 
-def _without_places(config: Any) -> Any:
-    """A configuration without the folders it was read from, which differ between machines."""
-    if isinstance(config, dict):
-        kept = {key: value for key, value in config.items() if key != "_name_or_path"}
-        return {str(key): _without_places(value) for key, value in kept.items()}
-    if isinstance(config, list | tuple):
-        return [_without_places(value) for value in config]
-    return config
+def _stated_config(vllm_config: VllmConfig) -> dict[str, Any]:
+    """The content of ``config.json``, and the options that change what it says of the model."""
+    model = vllm_config.model_config
+    place = model.hf_config_path or model.model
+    found = try_get_local_file(place, "config.json", model.revision)
+    if not isinstance(found, Path | str):
+        raise ValueError(_NO_WEIGHTS.format(model=place))
+    return {
+        "file": json.loads(Path(found).read_text()),
+        "overrides": model.hf_overrides,
+        "whole context": model.disable_sliding_window,
+    }
