@@ -32,11 +32,8 @@ from vllm.utils.system_utils import set_process_title  # noqa: E402
 from vllm.v1.engine import core  # noqa: E402, F401
 from vllm.v1.executor import multiproc_executor  # noqa: E402, F401
 
-from vllm_dllm.families.registry import families  # noqa: E402
-
-# Plugins are imported and not loaded: each child loads them when a fresh interpreter would, behind
-# its configuration of logging, which takes away the handlers that it finds.
-families()
+# Plugins are left to each child, which loads them when a fresh interpreter would: behind its
+# configuration of logging, which takes away the handlers that it finds.
 set_process_title("ForkServer")
 # The server ends last, behind the front end's last line, and libraries would report their leaks.
 atexit.register(_leave_quietly)
