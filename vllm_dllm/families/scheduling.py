@@ -15,6 +15,9 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_dllm.families.registry import family_of
+from vllm_dllm.settings.request import Asked
+from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
+from vllm_dllm.tracing.recorder import Recorder
 from vllm_dllm.worker.slots import Mark
 
 logger = init_logger("vllm.dllm")
@@ -43,6 +46,7 @@ class CommonRules(DiffusionScheduler):
         # commit, so its keys and values are those of a denoise step. Allocation, which goes past
         # this method, caches what came before it.
         self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
+        self.recorder = Recorder(self.block_length, self._asked)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """With pipeline stages, keep a request's steps as many steps apart as there are stages.
@@ -80,12 +84,23 @@ class CommonRules(DiffusionScheduler):
                 self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.
             self.encoder_cache_mismatch_reqs.add(request_id)
+        self.recorder.note(model_runner_output.req_ids, model_runner_output.logprobs)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        leaving = (output for each in outputs.values() for output in each.outputs)
+        self.recorder.attach(leaving, self.requests.keys())
         for request_id, mark in marks.items():
             if mark == Mark.KV_PENDING and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if that were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs
+
+    def _asked(self, request_id: str) -> Asked:
+        """What a request wants to know of its steps; nothing where it has ended."""
+        request = self.requests.get(request_id)
+        if request is None or request.sampling_params is None:
+            return Asked.NOTHING
+        extra = request.sampling_params.extra_args or {}
+        return Asked(ResolvedRequest.received(extra).asked) if RESOLVED in extra else Asked.NOTHING
 
 
 def make_scheduler(**kwargs: Any) -> DiffusionScheduler:

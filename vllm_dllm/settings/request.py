@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntFlag
 
 from vllm_dllm.settings.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.server import CONSTRAINT_DEPTH, CONSTRAINT_TOKENS, STEPS
@@ -20,9 +21,20 @@ NUMBERS = {
     "constraint_depth": CONSTRAINT_DEPTH,
     "constraint_tokens": CONSTRAINT_TOKENS,
 }
+# Options that are true or false.
+FLAGS = ("read_only", "constrained", "stream_prefix", "return_step_maps", "trace", "replay")
 
 # Options that only requests with a constraint have.
 CONSTRAINT_OPTIONS = ("diffusion_constraint_depth", "diffusion_constraint_tokens")
+
+
+class Asked(IntFlag):
+    """What a request wants to know of its steps."""
+
+    NOTHING = 0
+    STEP_MAPS = 1
+    TRACE = 2
+    REPLAY = 4
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,9 @@ class RequestOptions:
         stream_prefix: output the decided beginning of an unfinished canvas.
         constraint_depth: as in `DllmSettings`.
         constraint_tokens: as in `DllmSettings`.
+        return_step_maps: return the step in which each token was decided.
+        trace: return what every pass over the canvases decided.
+        replay: return what replays the answer, its whole last canvas included.
     """
 
     algorithm: str | None = None
@@ -54,6 +69,9 @@ class RequestOptions:
     stream_prefix: bool | int | None = None
     constraint_depth: int | None = None
     constraint_tokens: int | None = None
+    return_step_maps: bool | int | None = None
+    trace: bool | int | None = None
+    replay: bool | int | None = None
 
     def __post_init__(self) -> None:
         if self.algorithm is not None and (
@@ -77,7 +95,7 @@ class RequestOptions:
                 "diffusion_pinned must have no more positions than diffusion_seed_canvas"
             )
         # vLLM's HTTP server narrows JSON booleans to 0 and 1.
-        for name in ("read_only", "constrained", "stream_prefix"):
+        for name in FLAGS:
             value = getattr(self, name)
             if not (value is None or isinstance(value, int)) or value not in (None, 0, 1):
                 raise SettingsError(

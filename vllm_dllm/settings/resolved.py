@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_dllm.decoding import Corruption, get_algorithm
-from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.request import Asked, RequestOptions
 from vllm_dllm.settings.resolution import Choice
 
 # Keys of a request's extra arguments. Users cannot set them, because they are no request options.
@@ -39,6 +39,7 @@ class ResolvedRequest:
         stream_prefix: output the decided beginning of an unfinished canvas.
         constraint_depth: as in `DllmSettings`.
         constraint_tokens: as in `DllmSettings`; None where the request sets ``max_tokens``.
+        asked: what the request wants to know of its steps, an `Asked`.
     """
 
     algorithm: str
@@ -52,6 +53,7 @@ class ResolvedRequest:
     stream_prefix: bool = False
     constraint_depth: int | None = None
     constraint_tokens: int | None = None
+    asked: int = Asked.NOTHING
 
     @classmethod
     def of(cls, choice: Choice, options: RequestOptions) -> ResolvedRequest:
@@ -66,6 +68,11 @@ class ResolvedRequest:
             read_only=bool(options.read_only),
             constrained=bool(options.constrained),
             stream_prefix=bool(options.stream_prefix),
+            asked=int(
+                (Asked.STEP_MAPS if options.return_step_maps else 0)
+                | (Asked.TRACE if options.trace else 0)
+                | (Asked.REPLAY if options.replay else 0)
+            ),
         )
 
     @classmethod

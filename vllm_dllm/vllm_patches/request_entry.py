@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.families.registry import families
 from vllm_dllm.frontend import FRONT_END, front_end_of
-from vllm_dllm.vllm_patches import beam_search, engine_death, http_endpoints, sampling_parameters
+from vllm_dllm.vllm_patches import (
+    beam_search,
+    engine_death,
+    http_endpoints,
+    sampling_parameters,
+    traces,
+)
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -46,6 +52,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         _wrap_client()
         http_endpoints.apply(front_end)
         beam_search.refuse_offline()
+        traces.apply()
         engine_death.apply()
 
     return init

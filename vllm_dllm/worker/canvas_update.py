@@ -196,6 +196,9 @@ class CanvasUpdate:
         if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
+        if self.policy.early and self.slots.records[plan.request.on_host].any():
+            whole = self.slots.whole.index_select(0, plan.request.slots)
+            ready = torch.where(whole, emitted_length(canvas, reach, early=False), ready)
         if any(edits):
             ready = torch.where(_edited(plan), torch.where(done, width, 0), ready)
         return ready

@@ -19,7 +19,7 @@ from vllm_dllm.attention.settling import confirm_route
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy
-from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.settings.request import Asked, RequestOptions
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_patches.runner import (
@@ -149,6 +149,8 @@ class DiffusionModelState(ModelState):
             ends,
             read_only=resolved.read_only,
             stream_prefix=resolved.stream_prefix,
+            records=bool(resolved.asked),
+            whole=bool(resolved.asked & Asked.REPLAY),
         )
         choice = resolved.choice(self.served.corruption)
         self.slots.configure(req_index, choice, params.temperature, limits)
@@ -157,7 +159,7 @@ class DiffusionModelState(ModelState):
         if self.sees_logits:
             packed = extra.get(AUTOMATON)
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
-        rows = RowOptions.of(params, asked, resolved.constrained)
+        rows = RowOptions.of(params, asked, resolved.constrained, bool(resolved.asked))
         self.slots.set_row_options(req_index, rows)
         self.reports.forget(req_index)
         interrupted = self.interrupted.pop(new_req_data.req_id, None)

@@ -49,6 +49,7 @@ class RowOptions:
         logprobs: how many of the likeliest tokens to report next to the chosen one; None for no
             report, -1 for the whole vocabulary.
         token_ids: ids to report next to the chosen one, in place of the likeliest.
+        records: logprobs of chosen tokens are needed for records of the request's steps.
     """
 
     top_k: int = 0
@@ -65,12 +66,16 @@ class RowOptions:
     prompt_length: int = 0
     logprobs: int | None = None
     token_ids: tuple[int, ...] = ()
+    records: bool = False
 
     @classmethod
-    def of(cls, params: Any, prompt_length: int, constrained: bool = False) -> RowOptions | None:
+    def of(
+        cls, params: Any, prompt_length: int, constrained: bool = False, records: bool = False
+    ) -> RowOptions | None:
         """The options in vLLM's ``SamplingParams``, or None where a request has none of them.
 
-        `constrained` restricts the choice to the ids whose logprobs are asked for.
+        `constrained` restricts the choice to the ids whose logprobs are asked for; `records` is as
+        in the attributes.
         """
         token_ids = tuple(params.logprob_token_ids or ())
         allowed = tuple(params.allowed_token_ids or ())
@@ -88,6 +93,7 @@ class RowOptions:
             repetition=params.repetition_penalty,
             logprobs=params.logprobs,
             token_ids=token_ids,
+            records=records,
         )
         if options == cls():
             return None
@@ -95,8 +101,8 @@ class RowOptions:
 
     @property
     def reports(self) -> bool:
-        """Whether logprobs are reported with the tokens."""
-        return self.logprobs is not None or bool(self.token_ids)
+        """Whether logprobs are reported, with the tokens or in records."""
+        return self.logprobs is not None or bool(self.token_ids) or self.records
 
     @property
     def work(self) -> RowWork:

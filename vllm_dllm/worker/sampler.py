@@ -30,6 +30,7 @@ from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import PredictionStore, Readings, Readout
 from vllm_dllm.worker.slots import Mark, Phase, SlotState
 from vllm_dllm.worker.step_plan import CanvasRows, CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.worker.step_records import StepRecords
 from vllm_dllm.worker.to_device import to_device
 from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
@@ -54,6 +55,7 @@ class DiffusionSampler:
         self.canvas_update = CanvasUpdate(slots, policy)
         self.readout = readout
         self.reports = reports
+        self.records = StepRecords(slots, reports)
         self.predictions = predictions
         self.warm_up = warm_up
         # The algorithm whose canvases are updated by compiled functions, or None for none.
@@ -128,7 +130,8 @@ class DiffusionSampler:
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
         if first is not None and input_batch.num_draft_tokens:
-            output.logprobs_tensors = self.reports.collect(slot, on_host, output.num_sampled, first)
+            logprobs = self.reports.collect(slot, on_host, output.num_sampled, first)
+            output.logprobs_tensors = self.records.added_to(logprobs, on_host)
         return output
 
     def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
@@ -288,6 +291,7 @@ def _finish(
     if sampler.reports.pending:
         decided = sampler.canvas_update.decided(plan, outcome)
         sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
+        sampler.records.note(plan, outcome, decided, readings.statistics)
     tokens = sampler.canvas_update.keep(plan, outcome)
     if sampler.predictions is not None:
         soft = readings.soft_embedding

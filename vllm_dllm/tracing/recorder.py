@@ -1,0 +1,119 @@
+"""The scheduler's part of tracing: it keeps the records of a request until tokens of it leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import numpy as np
+from vllm.v1.outputs import LogprobsLists
+
+from vllm_dllm.settings.request import Asked
+from vllm_dllm.tracing.records import Rows, batch_index, clock
+
+
+class Recorder:
+    """The records of all running requests that ask for them.
+
+    Attributes:
+        length: L.
+        asked: returns what the request with an id asks for, `Asked.NOTHING` where it has ended.
+    """
+
+    def __init__(self, length: int, asked: Callable[[str], Asked]) -> None:
+        self.length = length
+        self.asked = asked
+        self._kept: dict[str, tuple[Asked, list[Rows]]] = {}
+        self._began = time.monotonic()
+        self._steps = 0
+
+    def note(self, request_ids: list[str], logprobs: LogprobsLists | None) -> None:
+        """Keep the records of a step.
+
+        Args:
+            request_ids: of the step's batch, in its order.
+            logprobs: of the step. Where it has records, its ``cu_num_generated_tokens`` has one
+                entry more than there are requests: where they begin.
+        """
+        self._steps += 1
+        starts = None if logprobs is None else logprobs.cu_num_generated_tokens
+        if logprobs is None or starts is None or len(starts) <= len(request_ids):
+            return
+        now = clock(self._steps, int(1000 * (time.monotonic() - self._began)))
+        first_row = starts[len(request_ids)]
+        rows = Rows(
+            logprobs.logprob_token_ids[first_row:, 0],
+            logprobs.logprobs[first_row:, 0],
+            logprobs.sampled_token_ranks[first_row:],
+        )
+        each = self.length + 1
+        for first in range(0, len(rows.ids), each):
+            record = rows.part(first, first + each)
+            request_id = request_ids[batch_index(record)]
+            asked = self.asked(request_id)
+            if asked:
+                _, kept = self._kept.setdefault(request_id, (asked, []))
+                kept.append(Rows.join([now, record]))
+
+    def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
+        """Send what is kept of requests with the tokens that leave now.
+
+        Args:
+            outputs: vLLM's ``EngineCoreOutput`` of the step.
+            running: ids of the requests that have not ended.
+        """
+        if not self._kept:
+            return
+        for output in outputs:
+            asked, kept = self._kept.pop(output.request_id, (Asked.NOTHING, []))
+            if kept:
+                label = (int(asked), self.length)
+                output.new_logprobs = with_records(output.new_logprobs, Rows.join(kept), label)
+        for ended in self._kept.keys() - running:
+            del self._kept[ended]
+
+
+def with_records(
+    logprobs: LogprobsLists | None, rows: Rows, label: tuple[int, int]
+) -> LogprobsLists:
+    """Records behind the logprobs of a request's output.
+
+    Args:
+        logprobs: of the tokens that leave now, or None.
+        rows: of the records.
+        label: two numbers for who takes the records off.
+    """
+    user = 0 if logprobs is None else len(logprobs.logprob_token_ids)
+    width = 1 if logprobs is None else logprobs.logprob_token_ids.shape[1]
+    ids = np.zeros((len(rows.ids), width), np.int32)
+    scores = np.zeros((len(rows.ids), width), np.float32)
+    ids[:, 0], scores[:, 0] = rows.ids, rows.scores
+    bits = rows.bits
+    if logprobs is not None:
+        ids = np.concatenate([logprobs.logprob_token_ids.astype(np.int32), ids])
+        scores = np.concatenate([logprobs.logprobs, scores])
+        bits = np.concatenate([logprobs.sampled_token_ranks.astype(np.int32), bits])
+    return LogprobsLists(ids, scores, bits, [user, *label])
+
+
+def taken_off(logprobs: LogprobsLists) -> tuple[LogprobsLists | None, Rows, tuple[int, int]]:
+    """What `with_records` was given; the logprobs are None where there were none.
+
+    No rows of logprobs are taken for none, which makes no difference to a request that outputs
+    nothing.
+    """
+    assert logprobs.cu_num_generated_tokens is not None
+    user, *label = logprobs.cu_num_generated_tokens
+    rows = Rows(
+        logprobs.logprob_token_ids[user:, 0],
+        logprobs.logprobs[user:, 0],
+        logprobs.sampled_token_ranks[user:],
+    )
+    own = LogprobsLists(*(column[:user] for column in logprobs[:3])) if user else None
+    return own, rows, (label[0], label[1])
+
+
+def is_labelled(logprobs: LogprobsLists | None) -> bool:
+    """Whether a request's logprobs have records behind them."""
+    return logprobs is not None and logprobs.cu_num_generated_tokens is not None
