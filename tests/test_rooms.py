@@ -30,6 +30,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "jsonschema_specifications", "lark", "referencing",
     },
     "vllm_dllm.compat": set(),
+    # What happened in the steps of an answer. Only the scheduler's part knows vLLM.
+    "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings"},
+    "vllm_dllm.tracing.recorder": {
+        "numpy", "vllm", "vllm_dllm.settings", "vllm_dllm.tracing",
+    },
     # Between vLLM and the pure rooms.
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
     "vllm_dllm.checkpoints": {
@@ -38,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.cpu", "vllm_dllm.ops"},
     "vllm_dllm.worker": {
         "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
-        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
+        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.tracing",
         # What the model state is built from, and the two places where it meets vLLM's runner.
         "vllm_dllm.families.base", "vllm_dllm.families.registry", "vllm_dllm.families.served",
         "vllm_dllm.vllm_patches.runner",
@@ -55,10 +60,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
         "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
-        "vllm_dllm.startup", "vllm_dllm.worker",
+        "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.worker",
     },
     "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
-    "vllm_dllm.frontend": {"vllm", "vllm_dllm.constraints", "vllm_dllm.settings"},
+    "vllm_dllm.frontend": {
+        "vllm", "vllm_dllm.constraints", "vllm_dllm.settings", "vllm_dllm.tracing",
+    },
     "vllm_dllm.vllm_patches": {
         "vllm", "vllm_dllm.checkpoints", "vllm_dllm.cpu", "vllm_dllm.families.registry",
         "vllm_dllm.frontend", "vllm_dllm.settings", "vllm_dllm.startup",

@@ -35,6 +35,7 @@ from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradict
 from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
 from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
+from vllm_dllm.frontend.traces import refuse_where_none_returns
 from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class FrontEnd:
         )
         self.structured.reconcile(params, _optional.get())
         resolve_options(params, self.served, sets_its_maximum(request))
+        refuse_where_none_returns(request)
         validate_sampling_params(params, self.served)
         # vLLM's own check of its diffusion options. It changes the parameters and is made again
         # later, so it is given a copy.

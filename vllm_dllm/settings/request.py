@@ -21,8 +21,10 @@ NUMBERS = {
     "constraint_depth": CONSTRAINT_DEPTH,
     "constraint_tokens": CONSTRAINT_TOKENS,
 }
+# Options that ask for what happened in the steps of an answer.
+TRACING_OPTIONS = ("return_step_maps", "trace", "replay")
 # Options that are true or false.
-FLAGS = ("read_only", "constrained", "stream_prefix", "return_step_maps", "trace", "replay")
+FLAGS = ("read_only", "constrained", "stream_prefix", *TRACING_OPTIONS)
 
 # Options that only requests with a constraint have.
 CONSTRAINT_OPTIONS = ("diffusion_constraint_depth", "diffusion_constraint_tokens")
@@ -101,6 +103,11 @@ class RequestOptions:
                 raise SettingsError(
                     f"{REQUEST_PREFIX}{name} must be true or false, got {shown(value)}"
                 )
+        if self.replay and self.stream_prefix:
+            raise SettingsError(
+                "diffusion_replay needs the whole last canvas, and with diffusion_stream_prefix an "
+                "answer ends before that is decided; remove one of them"
+            )
 
 
 def refuse_misplaced_constraint_options(

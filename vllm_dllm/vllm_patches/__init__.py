@@ -4,7 +4,7 @@ Each module changes one thing that vLLM does for our models, and each wrapper pa
 model on to the original. `wrapping` has the one helper that wraps.
 
 This package is imported in every process of vLLM, early. So importing its modules imports nothing
-of vLLM (`shutdown` is the exception, and is imported late), and large modules of vLLM that not
+of vLLM (`shutdown` and `traces` do, and are imported late), and large modules of vLLM that not
 every process needs are looked up in `sys.modules`, not imported.
 """
 

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.families.registry import families
 from vllm_dllm.frontend import FRONT_END, front_end_of
-from vllm_dllm.vllm_patches import (
-    beam_search,
-    engine_death,
-    http_endpoints,
-    sampling_parameters,
-    traces,
-)
+from vllm_dllm.vllm_patches import beam_search, engine_death, http_endpoints, sampling_parameters
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -43,6 +37,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
             return
         # Only here, because it imports parts of vLLM that other processes do not need.
         from vllm_dllm.frontend.request_hooks import FrontEnd
+        from vllm_dllm.vllm_patches import traces
 
         sampling_parameters.note_that_our_model_is_served()
         family = families()[vllm_config.model_config.architecture]

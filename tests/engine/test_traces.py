@@ -1,0 +1,191 @@
+"""Traces of mixed requests: complete, true to what the engine counted, and without effect."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.tiny.tasks import held_out_set
+from examples.tiny.tokens import gemma_processor, llada2_tokenizer, sdar_tokenizer
+from examples.tiny.training import Encoder
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
+from tests.support.engine import Engine, count_calls, engine
+from vllm_dllm.decoding import algorithm_names, get_algorithm
+
+pytestmark = pytest.mark.engine
+
+TRACED = {
+    "diffusion_trace": True,
+    "diffusion_return_step_maps": True,
+    "diffusion_replay": True,
+}
+FAMILIES: dict[str, tuple[Path, int, Any, str]] = {
+    "llada2": (TINY_LLADA2, 32, llada2_tokenizer, "mask"),
+    "sdar": (TINY_SDAR, 4, sdar_tokenizer, "mask"),
+    "gemma": (TINY_GEMMA, 32, lambda: gemma_processor().tokenizer, "uniform"),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {"async_scheduling": False},
+    "asynchronous": {"async_scheduling": True},
+    "fused": {"additional_config": {"dllm": {"fused_commit": "on"}}},
+    "own commits": {"additional_config": {"dllm": {"fused_commit": "off"}}},
+    "lockstep": {"additional_config": {"dllm": {"execution": "sync"}}},
+    "preempted": {"num_gpu_blocks_override": 24, "block_size": 32, "max_model_len": 256},
+    "chunked": {"max_num_batched_tokens": 160, "enable_chunked_prefill": True},
+}
+CASES = [
+    pytest.param(
+        family,
+        mode,
+        60,
+        id=f"{family}, {mode}",
+        marks=() if (family, mode) == ("llada2", "plain") else pytest.mark.long,
+    )
+    for family in FAMILIES
+    for mode in MODES
+    if not (family == "gemma" and mode == "fused")
+] + [
+    pytest.param(family, "asynchronous", 1000, id=f"{family}, 1,000", marks=pytest.mark.long)
+    for family in FAMILIES
+]
+
+
+def mixed(family: str, count: int, seed: int = 1) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Prompts and parameters without tracing."""
+    _, _, tokenizer, corruption = FAMILIES[family]
+    encoder, chance = Encoder(tokenizer()), random.Random(seed)
+    problems = held_out_set(4)
+    for index in range(count):
+        prompt = encoder(chance.choice(problems)).prompt
+        options: dict[str, Any] = {"max_tokens": chance.choice([1, 3, 17, 40, 70]), "seed": index}
+        algorithm = chance.choice(algorithm_names(corruption))
+        draws = get_algorithm(algorithm, corruption)[0].samples and chance.random() < 0.3
+        options["temperature"] = 0.7 if draws else 0.0
+        extra: dict[str, Any] = {"diffusion_algorithm": algorithm}
+        edits = algorithm.startswith("JointThreshold")
+        if corruption == "mask" and not edits and chance.random() < 0.3:
+            extra["diffusion_stream_prefix"] = True
+        if chance.random() < 0.3:
+            options["logprobs"] = chance.choice([0, 1, 3])
+        if chance.random() < 0.2:
+            options["ignore_eos"] = True
+        elif options["max_tokens"] > 1 and chance.random() < 0.2:
+            options["regex"] = "[0-9]{1,40}"
+        if chance.random() < 0.1:
+            options["n"] = 2
+        yield prompt, options | {"extra_args": extra}
+
+
+def parameters(options: dict[str, Any], traced: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    known = {k: v for k, v in options.items() if k != "regex"}
+    if "regex" in options:
+        known["structured_outputs"] = StructuredOutputsParams(regex=options["regex"])
+    known["extra_args"] = options["extra_args"] | traced
+    return SamplingParams(**known)
+
+
+def wanted(options: dict[str, Any], traced: dict[str, Any]) -> dict[str, Any]:
+    """An answer whose prefix is streamed ends before its last canvas does, so it has no replay."""
+    if "diffusion_stream_prefix" not in options["extra_args"]:
+        return traced
+    return {name: value for name, value in traced.items() if name != "diffusion_replay"}
+
+
+def completions(running: Engine, asked: list[Any], traced: dict[str, Any]) -> list[list[Any]]:
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+    params = [parameters(options, wanted(options, traced)) for _, options in asked]
+    return [r.outputs for r in running.llm.generate(prompts, params, use_tqdm=False)]
+
+
+def steps(running: Engine) -> float:
+    name = "vllm:diffusion_num_denoising_steps"
+    return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
+
+
+def check(prompt: list[int], completion: Any) -> None:
+    """A trace is complete, and its parts agree with each other and with the answer."""
+    tokens, trace = list(completion.token_ids), completion.diffusion_trace
+    assert completion.step_maps == trace.step_maps
+    for column in (trace.step_maps, trace.block_indices, trace.probabilities, trace.logprobs):
+        assert len(column) == len(tokens)
+    for index, token in enumerate(tokens):
+        block = trace.blocks[trace.block_indices[index]]
+        position = len(prompt) + index - block.start
+        events = [event for event in block.events if event.position == position]
+        deciding = [event for event in events if event.token is not None][-1:]
+        assert deciding == events[-1:], "nothing comes behind the decision"
+        (event,) = deciding
+        assert (event.token, event.step) == (token, trace.step_maps[index])
+        assert 1 <= event.step <= block.denoise_steps
+        assert 0 <= event.probability <= 1.0001
+        if completion.logprobs is not None:
+            assert trace.logprobs[index] == completion.logprobs[index][token].logprob
+    for block in trace.blocks:
+        denoised = [each.step for each in block.passes if each.kind == "denoise"]
+        assert denoised == list(range(1, len(denoised) + 1))
+        clocks = [each.engine_step for each in block.passes]
+        assert clocks == sorted(set(clocks)), "one pass in a step"
+    if not hasattr(completion, "diffusion_replay"):
+        return
+    replay = completion.diffusion_replay
+    assert replay.dllm_stop_length == len(tokens)
+    assert replay.dllm_replay_token_ids[: len(tokens)] == tokens
+    assert replay.dllm_replay_step_maps[: len(tokens)] == completion.step_maps
+    end = len(prompt) + len(replay.dllm_replay_token_ids)
+    assert end == trace.blocks[-1].end
+    assert len(replay.dllm_replay_token_ids) == len(replay.dllm_replay_step_maps)
+    assert all(step > 0 for step in replay.dllm_replay_step_maps)
+
+
+@pytest.mark.parametrize(("family", "mode", "count"), CASES)
+def test_mixed_requests(family: str, mode: str, count: int) -> None:
+    path, length, _, _ = FAMILIES[family]
+    options: dict[str, Any] = {"max_num_seqs": 24, "disable_log_stats": False} | MODES[mode]
+    if family == "gemma":
+        options |= TEXT_ONLY_OPTIONS
+    asked = list(mixed(family, count))
+    with engine(path, length, **options) as running:
+        preempted = count_calls(running.scheduler, "_preempt_request")
+        plain = completions(running, asked, {})
+        before = steps(running)
+        traced = completions(running, asked, TRACED)
+        counted = steps(running) - before
+        running.assert_idle()
+        assert not running.scheduler.recorder._kept
+    kinds: Counter[str] = Counter()
+    for (prompt, _), without, outputs in zip(asked, plain, traced, strict=True):
+        assert [o.token_ids for o in without] == [o.token_ids for o in outputs]
+        assert not hasattr(without[0], "diffusion_trace")
+        for completion in outputs:
+            check(prompt, completion)
+            kinds.update(p.kind for b in completion.diffusion_trace.blocks for p in b.passes)
+    assert bool(preempted) == (mode == "preempted")
+    if mode == "lockstep":
+        assert kinds["wait"]
+    if not preempted:  # a canvas that begins again has its last attempt in the trace
+        # vLLM counts every pass that puts nothing out, those that wait, too.
+        assert kinds["denoise"] + kinds["wait"] == counted, kinds
+
+
+def test_what_is_not_asked_for_is_not_there() -> None:
+    with engine(TINY_LLADA2, 32) as running:
+        (prompt, _), *_ = mixed("llada2", 1)
+        for name, attribute in (
+            ("diffusion_return_step_maps", "step_maps"),
+            ("diffusion_trace", "diffusion_trace"),
+            ("diffusion_replay", "diffusion_replay"),
+        ):
+            options: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "extra_args": {}}
+            ((completion,),) = completions(running, [(prompt, options)], {name: True})
+            has = [a for a in ("step_maps", "diffusion_trace", "diffusion_replay")
+                   if hasattr(completion, a)]  # fmt: skip
+            assert has == [attribute]
+            assert completion.logprobs is None
