@@ -145,6 +145,7 @@ class TracedStream:
 
 
 def _brings_tokens(choice: dict[str, Any]) -> bool:
-    """Whether a streamed choice has text, a call or an end, and not only a role."""
+    """Whether a streamed choice has tokens, text, a call or an end, and not only a role."""
     delta = {key: value for key, value in choice.get("delta", {}).items() if key != "role"}
-    return bool(choice.get("text") or choice.get("finish_reason") or any(delta.values()))
+    own = ("text", "token_ids", "finish_reason")
+    return any(choice.get(name) for name in own) or any(delta.values())

@@ -1,0 +1,92 @@
+"""Traces over HTTP: in whole answers, in streams beside the tokens that they speak of, refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import TINY_LLADA2
+from tests.support.server import Server
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 40}
+ALL = {"diffusion_return_step_maps": True, "diffusion_trace": True, "diffusion_replay": True}
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(TINY_LLADA2, log=tmp_path_factory.mktemp("traces") / "log") as started:
+        yield started
+
+
+def choices(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
+    response = server.post(path, return_token_ids=True, **body)
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()["choices"]
+    return found
+
+
+def chunks(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The choices of a stream's chunks, in order."""
+    response = server.post(path, stream=True, return_token_ids=True, **body)
+    assert response.status_code == 200, response.text
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    return [choice for line in lines for choice in json.loads(line)["choices"]]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_whole_answers(path: str, server: Server) -> None:
+    body = {"prompt": ["12 + 5", "64 + 28"], "max_tokens": 20} if path == COMPLETIONS else QUESTION
+    plain = choices(server, path, **body, n=2, temperature=0.5, seed=3)
+    traced = choices(server, path, **body, n=2, temperature=0.5, seed=3, vllm_xargs=ALL)
+    assert len(traced) == (4 if path == COMPLETIONS else 2)
+    for without, choice in zip(plain, traced, strict=True):
+        tokens = choice["token_ids"]
+        assert tokens == without["token_ids"]
+        assert not {"step_maps", "diffusion_trace"} & without.keys()
+        assert len(choice["step_maps"]) == len(tokens)
+        assert choice["diffusion_trace"]["step_maps"] == choice["step_maps"]
+        assert choice["dllm_stop_length"] == len(tokens)
+        assert choice["dllm_replay_token_ids"][: len(tokens)] == tokens
+        assert choice["dllm_replay_contract_version"] == 1
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_stream_brings_each_step_with_its_token(path: str, prefix: bool, server: Server) -> None:
+    body = {"prompt": "sort 61 35 88 14", "max_tokens": 40} if path == COMPLETIONS else QUESTION
+    options = {"diffusion_trace": True, "diffusion_return_step_maps": True}
+    if prefix:
+        options |= {"diffusion_stream_prefix": True, "diffusion_algorithm": "Sequential"}
+    (whole,) = choices(server, path, **body, ignore_eos=True, vllm_xargs=options)
+    steps: list[int] = []
+    tokens: list[int] = []
+    for choice in chunks(server, path, **body, ignore_eos=True, vllm_xargs=options):
+        tokens += choice.get("token_ids") or []
+        if "step_maps" in choice:
+            trace = choice["diffusion_trace"]
+            assert trace["first_token"] == len(steps)
+            assert trace["step_maps"] == choice["step_maps"]
+            steps += choice["step_maps"]
+        assert len(steps) == len(tokens), "with the chunk that brings the tokens"
+    assert tokens == whole["token_ids"]
+    assert steps == whole["step_maps"]
+    assert len(steps) == 40
+
+
+def test_refusals(server: Server) -> None:
+    response = server.post("/v1/responses", input="12 + 5", vllm_xargs={"diffusion_trace": True})
+    assert response.status_code == 400
+    assert "diffusion_trace has no effect at this endpoint" in response.text
+    both = {"diffusion_replay": True, "diffusion_stream_prefix": True}
+    response = server.post(CHAT, **QUESTION, vllm_xargs=both)
+    assert response.status_code == 400
+    assert "remove one of them" in response.text
+    response = server.post(CHAT, **QUESTION, vllm_xargs={"diffusion_trace": 2})
+    assert response.status_code == 400
+    assert "diffusion_trace must be true or false" in response.text
