@@ -110,7 +110,7 @@ def steps(running: Engine) -> float:
     return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
 
 
-def check(prompt: list[int], completion: Any) -> None:
+def check(prompt: list[int], completion: Any, masked: bool) -> None:
     """A trace is complete, and its parts agree with each other and with the answer."""
     tokens, trace = list(completion.token_ids), completion.diffusion_trace
     assert completion.step_maps == trace.step_maps
@@ -126,7 +126,8 @@ def check(prompt: list[int], completion: Any) -> None:
         assert (event.token, event.step) == (token, trace.step_maps[index])
         assert 1 <= event.step <= block.denoise_steps
         assert 0 <= event.probability <= 1.0001
-        if completion.logprobs is not None:
+        # Noise may turn into its last token before the canvas is finished, whose logprobs are told.
+        if completion.logprobs is not None and (masked or event.step == block.denoise_steps):
             assert trace.logprobs[index] == completion.logprobs[index][token].logprob
     for block in trace.blocks:
         denoised = [each.step for each in block.passes if each.kind == "denoise"]
@@ -165,14 +166,14 @@ def test_mixed_requests(family: str, mode: str, count: int) -> None:
         assert [o.token_ids for o in without] == [o.token_ids for o in outputs]
         assert not hasattr(without[0], "diffusion_trace")
         for completion in outputs:
-            check(prompt, completion)
+            check(prompt, completion, masked=family != "gemma")
             kinds.update(p.kind for b in completion.diffusion_trace.blocks for p in b.passes)
     assert bool(preempted) == (mode == "preempted")
     if mode == "lockstep":
         assert kinds["wait"]
     if not preempted:  # a canvas that begins again has its last attempt in the trace
-        # vLLM counts every pass that puts nothing out, those that wait, too.
-        assert kinds["denoise"] + kinds["wait"] == counted, kinds
+        # vLLM counts every pass over a canvas, those that wait or commit, too.
+        assert sum(kinds.values()) == counted, kinds
 
 
 def test_what_is_not_asked_for_is_not_there() -> None:
