@@ -25,7 +25,13 @@ from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.score_summary import ScoreSummary, padded, stacked, summarize
+from vllm_dllm.worker.score_summary import (
+    ScoreSummary,
+    padded,
+    stacked,
+    summarize,
+    summarize_canvases,
+)
 from vllm_dllm.worker.slots import Mark, SlotState
 from vllm_dllm.worker.to_device import to_device
 
@@ -90,8 +96,12 @@ class LogprobReports:
                 their scores ``[positions, vocabulary]``, which are not kept.
             candidates: int64 ``[n, L, C]``, the tokens that the canvases may hold after the step.
         """
+        alike: dict[int, list[tuple[int, int]]] = {}
         for index, slot, options in self.asking(on_host):
             most = self._most(options)
+            if not options.token_ids and most <= MOST_ON_DEVICE:
+                alike.setdefault(most, []).append((index, slot))
+                continue
 
             def rows(positions: slice, index: int = index) -> torch.Tensor:
                 return scores_of(index, positions)
@@ -104,6 +114,15 @@ class LogprobReports:
                 4 * self.slots.kind.vocabulary,
                 HOST if most > MOST_ON_DEVICE else candidates.device,
             )
+        for most, canvases in alike.items():
+            found = summarize_canvases(
+                scores_of,
+                candidates,
+                [index for index, _ in canvases],
+                (most, not self.reports_logits),
+                4 * self.slots.kind.vocabulary,
+            )
+            self.pending.update(zip((slot for _, slot in canvases), found, strict=True))
 
     def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
         """The ids whose logprobs a request asks for, int64; copied to the device once."""

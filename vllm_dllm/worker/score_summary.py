@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 
@@ -114,6 +115,42 @@ def summarize(
         part = ScoreSummary.of(scores_of(rows), candidates[rows], asked, normalizes)
         parts.append(part.move_report(device))
     return _combined(torch.cat, parts)
+
+
+def summarize_canvases(
+    scores_of: Callable[[int, slice], torch.Tensor],
+    candidates: torch.Tensor,
+    indices: Sequence[int],
+    how: tuple[int, bool],
+    row_bytes: int,
+) -> list[ScoreSummary]:
+    """Summarize canvases that ask for equally many tokens, several at a time where rows are short.
+
+    Args:
+        scores_of: as for `summarize`, with a canvas' index in the batch as its first argument.
+        candidates: int64 ``[n, L, C]``, those of the batch.
+        indices: the canvases to summarize.
+        how: `asked` and `normalizes` of `ScoreSummary.of`.
+        row_bytes: size of a row in float32.
+    """
+    length, (asked, normalizes) = candidates.shape[1], how
+    at_once, found = SUMMARY_BYTES // (row_bytes * length), []
+    if at_once < 2:
+        device = candidates.device
+        return [
+            summarize(
+                partial(scores_of, index), candidates[index], asked, normalizes, row_bytes, device
+            )
+            for index in indices
+        ]
+    for first in range(0, len(indices), at_once):
+        some = indices[first : first + at_once]
+        rows = torch.cat([scores_of(index, slice(0, length)) for index in some])
+        of = torch.cat([candidates[index] for index in some])
+        whole = ScoreSummary.of(rows, of, asked, normalizes)
+        columns = [getattr(whole, f.name).split(length) for f in fields(ScoreSummary)]
+        found += [ScoreSummary(*parts) for parts in zip(*columns, strict=True)]
+    return found
 
 
 def stacked(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:

@@ -1,0 +1,95 @@
+"""What a trace costs: a steady denoise step of 16 requests with traces and without.
+
+    .venv/bin/python benchmarks/traces.py --json benchmarks/results/traces.json
+
+Both kinds take turns in one engine, in this process. The step is measured in processor time, which
+other processes hardly disturb, and the result is the median of the rounds' ratios. With a step of
+the tiny model it is an upper bound: the work of a trace grows with requests and canvases, that of a
+step with the model, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import engines_in_this_process, write  # noqa: E402
+
+engines_in_this_process()  # before torch and vLLM are imported
+
+from benchmarks.step_time import step  # noqa: E402
+
+TINY = ROOT / "examples" / "tiny" / "checkpoints"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "step maps": {"diffusion_return_step_maps": True},
+    "logprobs": {},
+}
+
+
+def step_ms(llm: Any, kind: str, requests: int, steps: int) -> float:
+    """Median processor time of a step in which nothing leaves, in milliseconds."""
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    core = engine.engine_core.engine_core
+    # No position is ever sure, so that one is decided in each step.
+    extra = {"diffusion_threshold": 2.0} | OPTIONS[kind]
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=512,
+        ignore_eos=True,
+        extra_args=extra,
+        logprobs=0 if kind == "logprobs" else None,
+    )
+    for i in range(requests):
+        ids = [3 + (7 * i + j) % 200 for j in range(64)]
+        engine.add_request(f"{kind}-{i}", {"prompt_token_ids": ids}, params)
+    times: list[float] = []
+    while len(times) < steps:
+        begin = time.process_time()
+        if step(core):
+            times.append(1e3 * (time.process_time() - begin))
+    engine.abort_request([f"{kind}-{i}" for i in range(requests)])
+    step(core)
+    return statistics.median(times[steps // 5 :])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=100, help="of each kind in a round")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    from vllm import LLM
+
+    llm = LLM(
+        str(TINY / "tiny-llada2"),
+        max_model_len=1024,
+        max_num_seqs=args.requests,
+        kv_cache_memory_bytes=1 << 28,
+        enforce_eager=True,
+    )
+    rounds = [
+        {kind: step_ms(llm, kind, args.requests, args.steps) for kind in OPTIONS}
+        for _ in range(args.rounds + 1)
+    ][1:]
+    results: dict[str, Any] = {"requests": args.requests, "rounds": rounds}
+    for kind in OPTIONS:
+        ratio = statistics.median(each[kind] / each["plain"] for each in rounds)
+        median = statistics.median(each[kind] for each in rounds)
+        results[kind] = {"step_ms": median, "ratio": ratio}
+        print(f"{kind:10} {median:6.2f} ms a step, {100 * (ratio - 1):+5.1f} %")
+    write(args.json, "traces", results)
+
+
+if __name__ == "__main__":
+    main()
