@@ -113,7 +113,7 @@ def _send_cause(core: Any) -> None:
         # A broken collective operation may be reported before the broken connection is.
         killed = lines.lost(seconds=1)
     if killed is not None:
-        cause = f"{killed} ({cause})"
+        cause = killed if killed in cause else f"{killed} ({cause})"
     if lines is not None:
         lines.end(cause)
     output = UtilityOutput(CAUSE_OF_DEATH, failure_message=cause)

@@ -58,8 +58,13 @@ def _node_of(vllm_config: Any) -> int | None:
     return parallel.node_rank_within_dp
 
 
-def _interruptible(queue: Any) -> None:
-    """Let a reader over the network stop when its queue is shut down, as other readers do."""
+def _interruptible(queue: Any, reason: Callable[[], str | None] = lambda: None) -> None:
+    """Let a reader over the network stop when its queue is shut down, as other readers do.
+
+    Args:
+        queue: a ``MessageQueue``; one that is not read over the network stays as it is.
+        reason: what the error says, if it is known.
+    """
     original = queue.dequeue
 
     def dequeue(timeout: float | None = None, indefinite: bool = False) -> Any:
@@ -71,7 +76,7 @@ def _interruptible(queue: Any) -> None:
             except TimeoutError:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-        raise RuntimeError("cancelled")
+        raise RuntimeError(reason() or "cancelled")
 
     if queue._is_remote_reader:
         queue.dequeue = dequeue
@@ -87,9 +92,9 @@ def _connect_nodes(original: Callable[..., None]) -> Callable[..., None]:
             return
         from vllm.utils.network_utils import get_ip
 
-        for queue in self.response_mqs:
-            _interruptible(queue)
         lines = Lifelines(get_ip())
+        for queue in self.response_mqs:
+            _interruptible(queue, lines.lost)
         settings = self.collective_rpc(_hold_in_worker, args=(lines.address,))
         lines.accept(range(self.local_world_size, self.world_size))
         try:
