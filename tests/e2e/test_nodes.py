@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.reliability.test_crash import assert_nothing_left
 from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY, TINY_GEMMA, TINY_LLADA2
 from tests.support.nodes import Nodes, last_line, processes_of
 from tests.support.server import Server
@@ -207,7 +208,7 @@ def test_a_death_ends_both_nodes(
             assert isinstance(answer, str) or answer.status_code == 500
         assert time.monotonic() < killed + AT_ONCE + 2
         for node, line in zip((nodes.first, nodes.second), lines, strict=True):
-            assert not processes_of(node)
+            assert_nothing_left(node)
             if line is not None:
                 assert line in last_line(node)
                 assert "ends with exit status 1" in last_line(node)
@@ -233,13 +234,13 @@ def test_running_requests_are_answered(
     axis: str, send: Callable[[Nodes], None], tmp_path: Path
 ) -> None:
     with Nodes(TINY_LLADA2, axis, tmp_path) as nodes, ThreadPoolExecutor(RUNNING) as pool:
-        alone = token_ids(ask(nodes.first, 200))
-        asked = begin(nodes.first, pool, 200)
+        alone = token_ids(ask(nodes.first, 100))
+        asked = begin(nodes.first, pool, 100)
         send(nodes)
         assert [token_ids(future.result()) for future in asked] == [alone] * RUNNING
         assert nodes.statuses(30) == (0, 0)
-        assert not processes_of(nodes.first)
-        assert not processes_of(nodes.second)
+        assert_nothing_left(nodes.first)
+        assert_nothing_left(nodes.second)
 
 
 @pytest.mark.long
