@@ -154,6 +154,11 @@ def kill_first_engine(nodes: Nodes) -> None:
     os.kill(next(n for n, name in processes if "EngineCor" in name), signal.SIGKILL)
 
 
+def kill_first_main(nodes: Nodes) -> None:
+    """The HTTP server's process, which started the engine."""
+    os.kill(nodes.first.process.pid, signal.SIGKILL)
+
+
 def kill_first_node(nodes: Nodes) -> None:
     os.killpg(nodes.first.process.pid, signal.SIGKILL)
 
@@ -166,11 +171,12 @@ DEATHS: dict[Callable[[Nodes], None], tuple[tuple[int, int], str | None, str | N
     kill_second_node: ((1, -9), RANK_1, None),
     kill_first_worker: ((1, 1), KILLED, KILLED),
     kill_first_engine: ((1, 1), KILLED, "died or cannot be reached"),
+    kill_first_main: ((-9, 1), None, "the engine on the first node died: the server (pid "),
     kill_first_node: ((-9, 1), None, "died or cannot be reached"),
 }
 LONG = pytest.mark.long
 # Under load with one axis, idle with the other.
-HALF = (kill_second_main, kill_first_engine)
+HALF = (kill_second_main, kill_first_engine, kill_first_main)
 
 
 @pytest.mark.parametrize(

@@ -85,18 +85,23 @@ class Lifelines:
                 for connection in self._held:
                     selector.register(connection, selectors.EVENT_READ)
                 broken = selector.select()[0][0].fileobj
-            with self._lock:
-                if self._ended:
-                    return
-                who = self._held[broken]  # type: ignore[index]
-                self._lost = f"{who} died or cannot be reached; the log of its node says why"
-                self._something_lost.set()
-            on_loss()
+            who = self._held[broken]  # type: ignore[index]
+            if self.lose(f"{who} died or cannot be reached; the log of its node says why"):
+                on_loss()
 
         threading.Thread(target=wait, daemon=True, name="DllmLifelines").start()
 
+    def lose(self, what: str) -> bool:
+        """Note that the engine cannot go on, in one line. Returns whether it was to go on."""
+        with self._lock:
+            if self._ended or self._lost is not None:
+                return False
+            self._lost = what
+        self._something_lost.set()
+        return True
+
     def lost(self, seconds: float = 0) -> str | None:
-        """Which rank was lost, after waiting so long for one to be; None if none was."""
+        """What was lost, after waiting so long for something to be; None if nothing was."""
         self._something_lost.wait(seconds)
         return self._lost
 

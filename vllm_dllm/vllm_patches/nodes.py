@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ logger = logging.getLogger("vllm.dllm")
 LOOK_SECONDS = 0.2
 # Seconds that a worker may take to free its device once its engine has ended.
 END_SECONDS = 10.0
+# Seconds after which an engine that has lost its server is no longer waited for.
+FAIL_SECONDS = 20.0
 # The exit status of a worker that has lost its engine.
 LOST_ENGINE = 70
 
@@ -104,8 +107,25 @@ def _connect_nodes(original: Callable[..., None]) -> Callable[..., None]:
             raise
         self.dllm_lifelines = lines
         lines.watch(lambda: _fail(self))
+        _watch_server(lines, lambda: _fail(self))
 
     return init_executor
+
+
+def _watch_server(lines: Lifelines, on_loss: Callable[[], None]) -> None:
+    """Fail when the process that started the engine dies: a supervisor sees no other."""
+    server = multiprocessing.parent_process()
+    if server is None:
+        return  # the engine is within the process that uses it
+
+    def wait() -> None:
+        server.join()
+        if lines.lose(f"the server (pid {server.pid}) died"):
+            on_loss()
+            time.sleep(FAIL_SECONDS)
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="DllmServerMonitor").start()
 
 
 def _settings(vllm_config: Any) -> dict[str, Any]:
