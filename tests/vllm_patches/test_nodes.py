@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from vllm_dllm.vllm_patches.nodes import _compare, _interruptible
+from vllm_dllm.vllm_patches.nodes import _compare
+from vllm_dllm.vllm_patches.other_nodes import interruptible
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
 
 def test_messages_and_timeouts_are_as_before(queues: tuple[Any, Any]) -> None:
     writer, reader = queues
-    _interruptible(reader)
+    interruptible(reader)
     threading.Timer(0.5, writer.enqueue, ("one",)).start()
     assert reader.dequeue(indefinite=True) == "one"
     writer.enqueue("two")
@@ -47,7 +48,7 @@ def test_a_shutdown_stops_a_reader(
     known: str | None, message: str, queues: tuple[Any, Any]
 ) -> None:
     _, reader = queues
-    _interruptible(reader, lambda: known)
+    interruptible(reader, lambda: known)
     threading.Timer(0.3, reader.shutdown).start()
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=message):
