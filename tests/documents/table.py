@@ -86,10 +86,12 @@ FAMILY = "tests/families/test_third_party_family.py::test_installed_family_equal
 RELEASE = "tests/test_release.py::test_a_release_installs_by_the_readme_and_answers"
 CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
 SELFTEST = "tests/selftest/test_command.py::test_every_case_of_this_machine_passes"
+NODES = "tests/e2e/test_nodes.py::test_answers_are_those_of_one_process"
 RUN_BY = (
     Row("README.md", "pip install -r https://", RELEASE),
     Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
     Row(None, "vllm-dllm selftest --bench", SELFTEST),
+    Row("docs/scaling.md", "VLLM_HOST_IP=", NODES),
     Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "curl", THIRD_PARTY),

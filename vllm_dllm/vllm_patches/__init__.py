@@ -27,6 +27,7 @@ def apply_all() -> None:
         forked_processes,
         kv_transfer,
         model_inspection,
+        nodes,
         registration,
         request_entry,
         sampling_parameters,
@@ -44,4 +45,5 @@ def apply_all() -> None:
     failed_starts.apply()
     forked_processes.apply()
     model_inspection.apply()
+    nodes.apply()
     kv_transfer.apply()

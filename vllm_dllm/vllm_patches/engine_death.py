@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from vllm_dllm.vllm_patches.failed_starts import apply_to_launcher
-from vllm_dllm.vllm_patches.last_words import describe_end, fail_with_last_line
+from vllm_dllm.vllm_patches.last_words import describe_end, describe_killed, fail_with_last_line
 from vllm_dllm.vllm_patches.wrapping import wrap
 
 # The call id of a message with the reason. vLLM's engine sends the results of calls in such
@@ -36,6 +36,7 @@ def apply() -> None:
     if core is None:
         return
     wrap(core.EngineCoreProc, "_send_engine_dead", _send_cause_first)
+    wrap(core.EngineCore, "shutdown", _end_all_nodes)
     client = sys.modules.get("vllm.v1.engine.core_client")
     if client is not None:
         wrap(client, "_process_utility_output", _hear_cause)
@@ -80,6 +81,18 @@ def _send_cause_first(original: Callable[..., None]) -> Callable[..., None]:
     return send_engine_dead
 
 
+def _end_all_nodes(original: Callable[..., None]) -> Callable[..., None]:
+    """An engine that shuts down without having told a cause was asked to."""
+
+    def shutdown(self: Any) -> None:
+        lines = getattr(getattr(self, "model_executor", None), "dllm_lifelines", None)
+        if lines is not None:
+            lines.end(None)
+        original(self)
+
+    return shutdown
+
+
 def _send_cause(core: Any) -> None:
     """Tell the front ends which exception ends this engine. Runs in the engine's process.
 
@@ -93,11 +106,16 @@ def _send_cause(core: Any) -> None:
         return
     text = str(error).strip()
     cause = f"{type(error).__name__}: {text.splitlines()[0][:MOST_CHARACTERS] if text else ''}"
-    for worker in getattr(getattr(core, "model_executor", None), "workers", None) or ():
-        process = getattr(worker, "proc", None)
-        if process is not None and (process.exitcode or 0) < 0:
-            cause = f"{describe_end(process)} ({cause})"
-            break
+    executor = getattr(core, "model_executor", None)
+    killed = describe_killed(getattr(executor, "workers", None) or ())
+    lines = getattr(executor, "dllm_lifelines", None)
+    if killed is None and lines is not None:
+        # A broken collective operation may be reported before the broken connection is.
+        killed = lines.lost(seconds=1)
+    if killed is not None:
+        cause = killed if killed in cause else f"{killed} ({cause})"
+    if lines is not None:
+        lines.end(cause)
     output = UtilityOutput(CAUSE_OF_DEATH, failure_message=cause)
     core.output_queue.put_nowait((0, EngineCoreOutputs(utility_output=output)))
 

@@ -57,6 +57,7 @@ def apply() -> None:
     command = sys.modules.get("vllm.entrypoints.cli.serve")
     if command is not None:
         wrap(command.ServeSubcommand, "cmd", _end_with_a_sentence)
+        wrap(command, "run_headless", _hear_why_workers_fail)
 
 
 def apply_to_launcher(module: ModuleType) -> None:
@@ -152,6 +153,22 @@ def _hear_why_engines_fail(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise EngineStartError(reason) from error
 
     return launch_core_engines
+
+
+def _hear_why_workers_fail(original: Callable[..., None]) -> Callable[..., None]:
+    """For a node that has workers of an engine and no server."""
+
+    def run_headless(args: Any) -> None:
+        with _report() as heard:
+            try:
+                original(args)
+            except Exception as error:
+                reason = heard()
+                if reason is None or not _ours:
+                    raise
+                raise EngineStartError(reason) from error
+
+    return run_headless
 
 
 def _end_with_a_sentence(original: Callable[..., None]) -> Callable[..., None]:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -27,6 +28,15 @@ def describe_end(process: multiprocessing.Process) -> str:
         return f"{subject} ended with exit status {code}; its own error is above"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
     return f"{subject} was killed by signal {-code} ({name})"
+
+
+def describe_killed(workers: Iterable[Any]) -> str | None:
+    """Which of vLLM's handles of worker processes is of one that was killed, in words; or None."""
+    for worker in workers:
+        process = getattr(worker, "proc", None)
+        if process is not None and (process.exitcode or 0) < 0:
+            return describe_end(process)
+    return None
 
 
 def fail_with_last_line(cause: str, started: bool = True) -> None:
