@@ -107,7 +107,7 @@ class _Watch(threading.Thread):
         if not self.events.poll(_POLL_MILLISECONDS):
             return 0
         event = recv_monitor_message(self.events)["event"]
-        return {zmq.EVENT_DISCONNECTED: 1, zmq.EVENT_HANDSHAKE_SUCCEEDED: -1}.get(event, 0)
+        return 1 if event == zmq.EVENT_DISCONNECTED else -1  # no others are asked for
 
     def end(self, client: Any) -> None:
         """What vLLM does once an engine of this node has died."""
