@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+REPLICAS = ("data_parallel_llada2", "data_parallel_gemma", "data_parallel_sdar")
 NAMES = {"llada2": "tiny-llada2", "gemma": "tiny-diffusiongemma", "sdar": "tiny-sdar"}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.startup.mistaken_replicas import REPLICAS
 from tests.startup.mistaken_transfers import TRANSFERS
 from tests.support.mistakes import EVERY, GEMMA, MASKED, MOST_CHARACTERS, Mistake, dllm, model_of
 from tests.support.reference_llada2 import random_checkpoint
@@ -152,31 +153,6 @@ OPTIONS = [
     ),
     Mistake(("LLaDA2",), {"enable_lora": True}, "--enable-lora", "remove it, or merge the adapter"),
     Mistake(
-        ("LLaDA2", "DiffusionGemma"),
-        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
-        "--enable-expert-parallel: on the CPU vLLM's experts cannot be spread over ranks",
-        "remove it (each rank then has a part of every expert)",
-    ),
-    Mistake(
-        ("LLaDA2", "DiffusionGemma"),
-        {"data_parallel_size": 2, "enable_expert_parallel": True},
-        "--enable-expert-parallel",
-        "remove it",
-    ),
-    Mistake(
-        EVERY,
-        {"data_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True},
-        "--enable-eplb: vLLM moves experts between ranks on GPUs only",
-        "remove it",
-    ),
-    Mistake(
-        ("SDAR",),
-        {"data_parallel_size": 2, "data_parallel_rank": 0},
-        "external data parallel mode",
-        "launch independent vLLM instances",
-        vllm=True,
-    ),
-    Mistake(
         EVERY, {"attention_config": {"backend": "TRITON_ATTN"}}, "TRITON_ATTN", "choose CPU_ATTN"
     ),
     Mistake(
@@ -225,7 +201,7 @@ OTHERS = [
         vllm=True,
     ),
 ]
-MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *TRANSFERS, *OTHERS]
+MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *REPLICAS, *TRANSFERS, *OTHERS]
 
 
 @pytest.fixture(scope="module")
