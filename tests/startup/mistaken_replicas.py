@@ -26,6 +26,16 @@ REPLICAS = [
     ),
     Mistake(
         ("SDAR",),
+        {
+            "data_parallel_size": 2,
+            "data_parallel_size_local": 1,
+            "data_parallel_hybrid_lb": True,
+        },
+        "--data-parallel-hybrid-lb: with one rank on a node",
+        "start independent servers",
+    ),
+    Mistake(
+        ("SDAR",),
         {"data_parallel_size": 2, "data_parallel_rank": 0},
         "external data parallel mode",
         "launch independent vLLM instances",

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
-from tests.support.server import AS_SERVED, Server
+from tests.support.server import AS_SERVED, WITHIN_ENGINE, Server
 from tests.support.soak.client import Client, Outcome, send_all, session
 from tests.support.soak.requests import Ask, Sending, draw_pool
 
@@ -67,12 +67,15 @@ class Layout:
         first: the flags of the first node.
         second: those of the second.
         front_ends: how many of the nodes have an HTTP server.
+        environment: of all nodes. Where there are many ranks, an engine does without a process for
+            its worker: the two wait for each other by spinning, for which there are too few cores.
     """
 
     ranks: int
     first: tuple[str, ...]
     second: tuple[str, ...]
     front_ends: int
+    environment: Mapping[str, str] = field(default_factory=lambda: AS_SERVED)
 
 
 def _local(count: int) -> tuple[str, ...]:
@@ -90,6 +93,7 @@ LAYOUTS = {
         (*_local(2), "--data-parallel-hybrid-lb"),
         (*_local(2), "--data-parallel-hybrid-lb", "--data-parallel-start-rank", "2"),
         2,
+        WITHIN_ENGINE,
     ),
     # Each rank has a server of its own.
     "external": Layout(2, ("--data-parallel-rank", "0"), ("--data-parallel-rank", "1"), 2),
@@ -152,7 +156,7 @@ def replicas(model: Replicated, layout: Layout, logs: Path, *flags: str) -> Iter
         more = ("--api-server-count", "1") if kind is Server else ()
         log = logs / f"node{number}.log"
         every = (*common, *own, *more, *flags)
-        environment = AS_SERVED | LOOPBACK
+        environment = LOOPBACK | dict(layout.environment)
         nodes.append(
             kind(model.path, *every, log=log, env=environment, start_seconds=START_SECONDS)
         )
