@@ -119,6 +119,9 @@ class _Watch(threading.Thread):
             f"{LOST_SECONDS:g} s; the log there says why"
         )
         client.resources.engine_dead = True
+        if client.resources.engine_manager is not None:
+            # Else it gives the engines of this node seconds to end, for which all requests wait.
+            client.resources.engine_manager.shutdown(timeout=0)
         client.shutdown()
 
 
