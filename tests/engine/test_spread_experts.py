@@ -29,8 +29,8 @@ CASES: list[dict[str, Any]] = [
     {"temperature": 0.5, "seed": 9, "top_k": 20},
 ]
 FEW = CASES[:1]
-# Random models have near ties, which another order of summation decides otherwise. LLaDA2's has none
-# here; of the others' 15 answers so many may differ. With a wrong map no answer would be the same.
+# Random models have near ties, which another order of summation decides otherwise. Of LLaDA2's
+# answers none may differ, of the others' 15 or 20 so many.
 MAY_DIFFER = {"llada2": 0, "sdar": 2, "gemma": 2}
 SPREAD = {"enable_expert_parallel": True}
 EXPERTS = 8
