@@ -10,10 +10,11 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "constrained_steps", "constraint_batches", "constraints", "fdfo", "fidelity"),
-    *("floor", "gemma", "growth", "head_memory", "hostile_steps", "large_schemas", "levers"),
-    *("llada2", "prefill", "real_size", "router", "router_check", "scaling", "schema_walks"),
-    *("sdar", "serve", "start_up", "step_time", "turns", "wrapped_tasks"),
+    *("accuracy", "constrained_steps", "constraint_batches", "constraints", "data_parallel"),
+    *("fdfo", "fidelity", "floor", "gemma", "growth", "head_memory", "hostile_steps"),
+    *("large_schemas", "levers", "llada2", "prefill", "real_size", "router", "router_check"),
+    *("scaling", "schema_walks", "sdar", "serve", "start_up", "step_time", "turns"),
+    "wrapped_tasks",
 )
 # Former benchmark -> the one that took its place.
 REPLACED = {"serving": "benchmarks/serve.py"}

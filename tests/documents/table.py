@@ -85,6 +85,7 @@ THIRD_PARTY = "tests/e2e/test_third_party.py::test_installed_algorithm_over_http
 FAMILY = "tests/families/test_third_party_family.py::test_installed_family_equals_transformers"
 RELEASE = "tests/test_release.py::test_a_release_installs_by_the_readme_and_answers"
 CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
+REPLICAS = "tests/e2e/test_replicas.py::test_replicas_answer_as_one_engine"
 SELFTEST = "tests/selftest/test_command.py::test_every_case_of_this_machine_passes"
 NODES = "tests/e2e/test_nodes.py::test_answers_are_those_of_one_process"
 RUN_BY = (
@@ -92,6 +93,7 @@ RUN_BY = (
     Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
     Row(None, "vllm-dllm selftest --bench", SELFTEST),
     Row("docs/scaling.md", "VLLM_HOST_IP=", NODES),
+    Row("docs/scaling.md", "vllm serve MODEL --data-parallel-size", REPLICAS),
     Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "curl", THIRD_PARTY),
@@ -115,6 +117,7 @@ SHORTER = {
     "benchmarks/constrained_steps.py": '--rounds 1 --steps 2 --vocabularies "272 tokens"',
     "benchmarks/constraint_batches.py": "--repeats 1",
     "benchmarks/constraints.py": "--repeats 1 --lengths 32 --only email",
+    "benchmarks/data_parallel.py": "--requests 20 --layouts headless",
     "benchmarks/drain.py": "--tokens 100 --requests 10",
     "benchmarks/fdfo.py": "--concurrency 4 --per-task 1",
     "benchmarks/fidelity.py": "--model llada2 --per-task 1",

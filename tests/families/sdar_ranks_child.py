@@ -9,6 +9,7 @@ prompts come out of the prefix cache.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -23,6 +24,12 @@ def has_window(worker: Any) -> bool:
     return worker.model_runner.model_state.slots.window is not None
 
 
+def held_experts(worker: Any) -> list[int]:
+    """How many experts a layer of a rank holds; one number, if all layers agree."""
+    named = worker.model_runner.model.named_parameters()
+    return sorted({len(weight) for name, weight in named if name.endswith("w13_weight")})
+
+
 def answers(model: Path, requests: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
     """What one engine makes of the requests."""
     from vllm import LLM
@@ -30,10 +37,13 @@ def answers(model: Path, requests: list[dict[str, Any]], options: dict[str, Any]
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
     params = parameters(requests)
     # The checkpoint alone says how long its blocks are.
+    if extension := options.get("worker_extension_cls"):
+        importlib.import_module(extension.rpartition(".")[0])  # here, too, and not in workers alone
     chosen = settings(0) | {"diffusion_config": None, "disable_log_stats": False} | options
     llm = LLM(model=str(model), **chosen)
     try:
         windows = llm.collective_rpc(has_window)
+        held = llm.collective_rpc(held_experts)
         found = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
         preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
     finally:
@@ -41,6 +51,7 @@ def answers(model: Path, requests: list[dict[str, Any]], options: dict[str, Any]
     return {
         "answers": [[list(output.outputs[0].token_ids) for output in once] for once in found],
         "two blocks": windows,
+        "held experts": held,
         "preemptions": preempted[0],
     }
 

@@ -34,6 +34,12 @@ ENGINES: dict[str, dict[str, Any]] = {
     "two blocks, chunks": AHEAD | CHUNKS | FUSED,
     "two blocks, preempted": AHEAD | SMALL | FUSED,
 }
+# Whole experts on each rank, in the place of a part of every expert. On the CPU that needs another
+# kernel, see `tests.support.spread_experts`.
+SPREAD: dict[str, Any] = {
+    "enable_expert_parallel": True,
+    "worker_extension_cls": "tests.support.spread_experts.Recorder",
+}
 EVERY = [
     pytest.param(axis, experts, block, list(ENGINES), marks=pytest.mark.long)
     for axis in ("tensor", "pipeline")
@@ -62,3 +68,15 @@ def test_two_ranks_equal_transformers(
     for name, engine in zip(names, found, strict=True):
         assert engine["two blocks"] == ["two blocks" in name] * 2, name
         assert_exact(name, engine, wanted, robust)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", [4, 8])
+def test_spread_experts_equal_transformers(block: int, tmp_path: Path) -> None:
+    """Token for token, with half of the experts on each of two ranks."""
+    model = random_checkpoint(tmp_path, experts=True, block=block)
+    wanted, robust, asked = requests(model, block)
+    options = [SPREAD | {"tensor_parallel_size": 2}]
+    (found,) = answers_of_child("sdar_ranks_child", model, asked, options, package="tests.families")
+    assert found["held experts"] == [[4], [4]]
+    assert_exact("spread", found, wanted, robust)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.startup.mistaken_replicas import REPLICAS
 from tests.startup.mistaken_transfers import TRANSFERS
 from tests.support.mistakes import EVERY, GEMMA, MASKED, MOST_CHARACTERS, Mistake, dllm, model_of
 from tests.support.reference_llada2 import random_checkpoint
@@ -200,7 +201,7 @@ OTHERS = [
         vllm=True,
     ),
 ]
-MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *TRANSFERS, *OTHERS]
+MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *REPLICAS, *TRANSFERS, *OTHERS]
 
 
 @pytest.fixture(scope="module")

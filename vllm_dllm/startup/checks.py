@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
+from vllm_dllm.startup import expert_parallel
 from vllm_dllm.startup.kv_transfer import settle_kv_transfer
 
 if TYPE_CHECKING:
@@ -91,6 +92,16 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "VLLM_BATCH_INVARIANT=1: the statistics and decoding algorithms of diffusion models add "
         "up in an order that depends on the batch; unset it",
     )
+    # VLLM itself refuses --data-parallel-external-lb for dense models, but not what this becomes.
+    yield (
+        parallel.data_parallel_external_lb
+        and parallel.data_parallel_size > 1
+        and not vllm_config.model_config.is_moe,
+        "--data-parallel-hybrid-lb: with one rank on a node each dense replica would have a server "
+        "of its own and nothing to do with the others; start independent servers without "
+        "--data-parallel-* options",
+    )
+    yield expert_parallel.cannot_be_spread(vllm_config), expert_parallel.CANNOT_BE_SPREAD
     yield parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"
 
 

@@ -7,6 +7,7 @@ all other processes write when they end.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -39,8 +40,12 @@ def apply() -> None:
     wrap(core.EngineCore, "shutdown", _end_all_nodes)
     client = sys.modules.get("vllm.v1.engine.core_client")
     if client is not None:
+        # Only here, because it imports this module.
+        from vllm_dllm.vllm_patches import engines_elsewhere
+
         wrap(client, "_process_utility_output", _hear_cause)
         apply_to_launcher(client)
+        engines_elsewhere.apply_to_client(client.MPClient)
 
 
 def apply_to_parent_of_api_servers(parent: ModuleType) -> None:
@@ -49,15 +54,40 @@ def apply_to_parent_of_api_servers(parent: ModuleType) -> None:
     Args:
         parent: vLLM's module that waits for the API servers.
     """
+    # Only here, because it imports this module.
+    from vllm_dllm.vllm_patches import engines_elsewhere
+
     wrap(parent, "wait_for_completion_or_failure", _say_which_process_died)
+    engines_elsewhere.apply_to_headless_node(parent.CoreEngineProcManager)
     apply_to_launcher(parent)
 
 
-def cause_of_death(processes: Iterable[multiprocessing.Process]) -> str:
-    """Why a server's engine died, in one line; `processes` are those of its engines."""
+def note_cause(cause: str) -> None:
+    """Keep why an engine died; the first cause is what the server's last line says."""
+    _causes.append(cause)
+
+
+def first_dead(manager: Any) -> multiprocessing.Process | None:
+    """The process that died first and by itself, of those of vLLM's manager of engines."""
+    name = getattr(manager, "failed_proc_name", None)
+    processes: Iterable[multiprocessing.Process] = getattr(manager, "processes", ())
+    return next((process for process in processes if process.name == name), None)
+
+
+def cause_of_death(manager: Any) -> str:
+    """Why a server's engine died, in one line.
+
+    An engine that is killed says nothing, but other ranks, which then fail, do.
+
+    Args:
+        manager: of vLLM, which has the processes of the engines of this node; or None.
+    """
+    first = first_dead(manager)
+    if first is not None and (first.exitcode or 0) < 0:
+        return f"the engine died: {describe_end(first)}"
     if _causes:
         return f"the engine died: {_causes[0]}"
-    for process in processes:
+    for process in getattr(manager, "processes", ()):
         if process.exitcode:
             return f"the engine died: {describe_end(process)}"
     return "the front end could not go on; see its error above"
@@ -69,7 +99,7 @@ def engine_ended_well(processes: Iterable[multiprocessing.Process]) -> bool:
     That is so where a signal was sent to all processes of a server.
     """
     exit_codes = [process.exitcode for process in processes]
-    return bool(exit_codes) and all(code == 0 for code in exit_codes)
+    return bool(exit_codes) and not _causes and all(code == 0 for code in exit_codes)
 
 
 def _send_cause_first(original: Callable[..., None]) -> Callable[..., None]:
@@ -114,6 +144,9 @@ def _send_cause(core: Any) -> None:
         killed = lines.lost(seconds=1)
     if killed is not None:
         cause = killed if killed in cause else f"{killed} ({cause})"
+    name = multiprocessing.current_process().name
+    if "_DP" in name:  # one of several ranks
+        cause = f"process {name} (pid {os.getpid()}): {cause}"
     if lines is not None:
         lines.end(cause)
     output = UtilityOutput(CAUSE_OF_DEATH, failure_message=cause)
@@ -123,7 +156,7 @@ def _send_cause(core: Any) -> None:
 def _hear_cause(original: Callable[..., None]) -> Callable[..., None]:
     def process_utility_output(output: Any, *args: Any) -> None:
         if output.call_id == CAUSE_OF_DEATH:
-            _causes.append(output.failure_message)
+            note_cause(output.failure_message)
         else:
             original(output, *args)
 
@@ -137,8 +170,8 @@ def _say_which_process_died(original: Callable[..., None]) -> Callable[..., None
         try:
             original(api_server_manager, engine_manager, *args, **kwargs)
         except Exception as error:
-            dead = [p for p in getattr(engine_manager, "processes", ()) if p.exitcode]
-            fail_with_last_line(cause_of_death(dead) if dead else str(error))
+            dead = any(p.exitcode for p in getattr(engine_manager, "processes", ()))
+            fail_with_last_line(cause_of_death(engine_manager) if dead else str(error))
             raise
 
     return wait_for_completion_or_failure

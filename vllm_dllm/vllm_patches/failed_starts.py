@@ -78,6 +78,10 @@ def _note_our_model(original: Callable[..., Any]) -> Callable[..., Any]:
         global _ours
         model_config = original(self, *args, **kwargs)
         _ours = is_ours(model_config)
+        if _ours:
+            from vllm_dllm.startup.expert_parallel import refuse_balancing
+
+            refuse_balancing(self, model_config)
         return model_config
 
     return create_model_config

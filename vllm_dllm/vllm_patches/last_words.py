@@ -17,8 +17,9 @@ from typing import Any
 # A name below `vllm`, because that logger has vLLM's handler and level.
 logger = logging.getLogger("vllm.dllm")
 
-# Seconds that other processes may take to write their own last lines.
-OTHERS_SECONDS = 3.0
+# Seconds that other processes may take to write their own last lines. A worker whose engine was
+# killed needs more than three to end where each core has several processes to run.
+OTHERS_SECONDS = 6.0
 
 
 def describe_end(process: multiprocessing.Process) -> str:

@@ -85,11 +85,10 @@ def _fail_with_engine(original: Callable[..., Any]) -> Callable[..., Any]:
         remaining = await original(app, *args, **kwargs)
         if ours.begun or not client.errored:
             return remaining
-        processes = engine_processes(client)
-        if engine_ended_well(processes):
+        if engine_ended_well(engine_processes(client)):
             return remaining
         remaining.close()  # a coroutine that nobody awaits now
-        fail_with_last_line(cause_of_death(processes))
+        fail_with_last_line(cause_of_death(client.engine_core.resources.engine_manager))
         raise SystemExit(1)
 
     return serve_http

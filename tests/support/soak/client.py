@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -186,8 +186,15 @@ def session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
+class Sender(Protocol):
+    """A `Client`, or what chooses one for each request."""
+
+    async def send(self, sending: Sending) -> Outcome:
+        """One request to its end. Never raises."""
+
+
 async def send_all(
-    client: Client,
+    client: Sender,
     plan: Iterable[Sending],
     at_once: int,
     finished: Callable[[Outcome], None] = lambda outcome: None,
