@@ -1,0 +1,135 @@
+"""Rows through two engines of Ray Data, of which one is killed: is a row lost, doubled or changed?
+
+    scripts/ray.sh
+    .venv-ray/bin/python benchmarks/ray_data.py --json benchmarks/results/ray_data.json
+
+Sums go from Parquet to Parquet by `examples/cluster/ray_data.py`, on a Ray cluster of two nodes on
+this machine. When a tenth of the rows is written, the actor of an engine gets SIGKILL. Then one
+plain engine answers the same prompts, and both are compared, row by row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import quiet_engines, write  # noqa: E402
+
+quiet_engines()  # before vLLM is imported
+
+import pyarrow.parquet as pq  # noqa: E402
+from pyarrow import Table  # noqa: E402
+
+from examples.tiny.tasks import TASKS  # noqa: E402
+from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
+
+EXAMPLE = ROOT / "examples" / "cluster" / "ray_data.py"
+ENGINE = "vLLMEngineStage"  # of the class's name of the actors that hold an engine
+MAX_TOKENS = 32
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    """Rows with a number, a prompt and the right answer; prompts come more than once."""
+    rng = random.Random(0)
+    drawn = (TASKS["add"](rng) for _ in range(count))
+    return [{"id": n, "prompt": prompt, "right": right} for n, (prompt, right) in enumerate(drawn)]
+
+
+def written(target: Path) -> int:
+    """How many rows are in the files that are there."""
+    return sum(pq.read_metadata(path).num_rows for path in target.glob("*.parquet"))
+
+
+def through_ray(source: Path, target: Path, kill_at: int, log: Path) -> dict[str, Any]:
+    """Run the example on two nodes, and kill an engine once so many rows are written."""
+    nodes = [sys.executable, "-m", "tests.cluster.two_nodes"]
+    with subprocess.Popen(
+        nodes, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as cluster:
+        assert cluster.stdin and cluster.stdout
+        found = json.loads(cluster.stdout.readline())
+        command = [sys.executable, str(EXAMPLE), str(source), str(target)]
+        command += ["--max-tokens", str(MAX_TOKENS)]
+        begun = time.monotonic()
+        with log.open("w") as sink:
+            environment = os.environ | {"RAY_ADDRESS": found["address"]}
+            example = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
+            while written(target) < kill_at and example.poll() is None:
+                time.sleep(0.1)
+            at = written(target)
+            cluster.stdin.write(ENGINE + "\n")
+            cluster.stdin.flush()
+            killed = json.loads(cluster.stdout.readline())
+            status = example.wait()
+        seconds = time.monotonic() - begun
+        cluster.stdin.close()
+    if status:
+        raise RuntimeError(f"the example ended with {status}:\n{log.read_text()[-3000:]}")
+    return {"nodes": found["nodes"], "rows_before": at, "seconds": seconds} | killed
+
+
+def plain(prompts: list[str]) -> list[str]:
+    """The answers of one engine without Ray, all asked at once."""
+    from vllm import LLM, SamplingParams
+
+    small = {"enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28}
+    llm = LLM(str(TINY_LLADA2), **small)
+    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    return [one.outputs[0].text for one in llm.chat(messages, params, use_tqdm=False)]
+
+
+def compare(rows: list[dict[str, Any]], out: list[dict[str, Any]]) -> dict[str, Any]:
+    """What became of the rows."""
+    times = Counter(row["id"] for row in out)
+    answers = {row["id"]: row["answer"] for row in out}
+    alone = plain([row["prompt"] for row in rows])
+    return {
+        "rows_in": len(rows),
+        "rows_out": len(out),
+        "lost": sum(row["id"] not in times for row in rows),
+        "doubled": sum(count > 1 for count in times.values()),
+        "as_plain": sum(
+            answers.get(row["id"]) == text for row, text in zip(rows, alone, strict=True)
+        ),
+        "right": sum(answers.get(row["id"]) == row["right"] for row in rows),
+        "right_plain": sum(text == row["right"] for row, text in zip(rows, alone, strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--log", type=Path, help="of the example; default: it is not kept")
+    args = parser.parse_args()
+    rows = sums(args.rows)
+    with tempfile.TemporaryDirectory(prefix="vllm-dllm-ray-") as folder:
+        source, target = Path(folder) / "problems.parquet", Path(folder) / "answers"
+        pq.write_table(Table.from_pylist(rows), source)
+        results = through_ray(source, target, len(rows) // 10, args.log or Path(folder) / "log")
+        out = pq.ParquetDataset(target).read().to_pylist()
+    results |= compare(rows, out)
+    results.pop("killed")  # a process of the past
+    results |= {"ray": metadata.version("ray")}
+    print(json.dumps(results))
+    write(args.json, "ray_data", results)
+    whole = results["rows_out"] == len(rows) and not results["lost"] and not results["doubled"]
+    sys.exit(0 if whole else 1)
+
+
+if __name__ == "__main__":
+    main()
