@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import quiet_engines, write  # noqa: E402
 
 quiet_engines()  # before vLLM is imported
+if "RAY_AUTH_MODE" not in os.environ:  # Ray runs what anybody sends to its ports
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
 
 import pyarrow.parquet as pq  # noqa: E402
 from pyarrow import Table  # noqa: E402

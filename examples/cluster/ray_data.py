@@ -31,14 +31,15 @@ def main(source: str, target: str, config: vLLMEngineProcessorConfig, max_tokens
     rows = ray.data.read_parquet(source).repartition(target_num_rows_per_block=config.batch_size)
     columns = rows.schema().names
     sampling = {"temperature": 0, "max_tokens": max_tokens}  # Ray passes over the model's own
-    answered = build_processor(
-        config,
-        preprocess=lambda row: {
-            "messages": [{"role": "user", "content": row["prompt"]}],
-            "sampling_params": sampling,
-        },
-        postprocess=lambda row: {n: row[n] for n in columns} | {"answer": row["generated_text"]},
-    )(rows)
+
+    def ask(row: dict[str, Any]) -> dict[str, Any]:
+        messages = [{"role": "user", "content": row["prompt"]}]
+        return {"messages": messages, "sampling_params": sampling}
+
+    def keep(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: row[name] for name in columns} | {"answer": row["generated_text"]}
+
+    answered = build_processor(config, preprocess=ask, postprocess=keep)(rows)
     # Not into a folder that is there: a second run would add its rows to those of the first.
     answered.write_parquet(str(Path(target).resolve()), mode=SaveMode.ERROR)
 
@@ -48,16 +49,12 @@ if __name__ == "__main__":
     parser.add_argument("source", help="a file or a folder of Parquet")
     parser.add_argument("target", help="the folder to make, with a file for each batch")
     parser.add_argument("--model", help="any diffusion model, on GPUs; default: tiny-llada2")
-    parser.add_argument("--engines", type=int, default=2, help="on any nodes")
-    parser.add_argument("--batch", type=int, default=64, help="rows that an engine gets at a time")
+    parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
-    config = vLLMEngineProcessorConfig(
-        **({"model_source": args.model} if args.model else ON_CPU),
-        concurrency=(args.engines, args.engines),  # one number would be the most of them
-        batch_size=args.batch,
-        chat_template_stage={"num_cpus": 0.1},
-        tokenize_stage=False,  # vLLM's own
-        detokenize_stage=False,
-    )
-    main(args.source, args.target, config, args.max_tokens)
+    settings = {"model_source": args.model} if args.model else ON_CPU
+    # Two numbers of engines, because one would be the most of them; and vLLM's own tokenizer.
+    settings |= {"concurrency": (args.engines, args.engines), "batch_size": 64}
+    settings |= {"tokenize_stage": False, "detokenize_stage": False}
+    settings |= {"chat_template_stage": {"num_cpus": 0.1}}
+    main(args.source, args.target, vLLMEngineProcessorConfig(**settings), args.max_tokens)

@@ -37,7 +37,10 @@ def main(model: str | None, replicas: int, port: int) -> None:
         **({} if model else ON_CPU),
     )
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build_openai_app({"llm_configs": [config]}), blocking=True)
+    try:
+        serve.run(build_openai_app({"llm_configs": [config]}), blocking=True)
+    except KeyboardInterrupt:
+        serve.shutdown()  # a cluster would go on without this process
 
 
 if __name__ == "__main__":
