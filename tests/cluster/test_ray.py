@@ -78,6 +78,7 @@ def test_rows_survive_a_killed_engine(tmp_path: Path) -> None:
     assert found["lost"] == found["doubled"] == 0
     assert found["nodes"] == 2
     assert found["rows_before"] < found["rows_in"] / 2, "killed too late to matter"
+    assert found["replaced_s"] and len(found["batches"]) == 3, "the replacement answered nothing"
     assert "Total Progress: " in log.read_text(), "no progress is shown"
 
 
@@ -170,7 +171,7 @@ def test_an_answer_follows_a_schema(served: Served) -> None:
 
 def test_a_killed_replica_is_replaced(served: Served) -> None:
     """Afterwards: what was running on it fails, as on a server that dies."""
-    served.kill(REPLICA)
+    assert served.kill(REPLICA)["replaced_s"]
     wait_until(lambda: served_by_two(served), served.log)
 
 
