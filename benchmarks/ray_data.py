@@ -99,8 +99,8 @@ def plain(prompts: list[str]) -> list[str]:
     """The answers of one engine without Ray, all asked at once."""
     from vllm import LLM, SamplingParams
 
-    small = {"enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28}
-    llm = LLM(str(TINY_LLADA2), **small)
+    small = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28, "dtype": "float32"}
+    llm = LLM(str(TINY_LLADA2), enforce_eager=True, **small)
     messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     return [one.outputs[0].text for one in llm.chat(messages, params, use_tqdm=False)]

@@ -20,7 +20,7 @@ SMALL = {"enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 
 # Without a GPU, and with threads that engines on one machine do not all bind to the same cores.
 ON_CPU: dict[str, Any] = {
     "model_source": str(TINY),
-    "engine_kwargs": SMALL,
+    "engine_kwargs": SMALL | {"dtype": "float32"},  # whatever is in the batch beside an answer
     "placement_group_config": {"bundles": [{"CPU": 0.25}]},
     "runtime_env": {"env_vars": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}},
 }

@@ -141,7 +141,7 @@ def test_both_replicas_answer_as_one_engine(served: Served) -> None:
         found = list(pool.map(served.answer, prompts * 2))
     time.sleep(3)  # until the replicas' logs are here
     assert len(set(ANSWERED.findall(served.log.read_text()))) == 2
-    with engine(TINY_LLADA2, 32, dtype="auto") as running:
+    with engine(TINY_LLADA2, 32) as running:
         chats: Any = [[{"role": "user", "content": prompt}] for prompt in prompts]
         alone = running.llm.chat(chats, greedy(64), use_tqdm=False)
     assert found == [one.outputs[0].text for one in alone] * 2
