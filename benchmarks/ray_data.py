@@ -103,7 +103,9 @@ def plain(prompts: list[str]) -> list[str]:
     llm = LLM(str(TINY_LLADA2), enforce_eager=True, **small)
     messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-    return [one.outputs[0].text for one in llm.chat(messages, params, use_tqdm=False)]
+    done = llm.chat(messages, params, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()  # or the end of this process waits for it
+    return [one.outputs[0].text for one in done]
 
 
 def compare(rows: list[dict[str, Any]], out: list[dict[str, Any]]) -> dict[str, Any]:
