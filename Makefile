@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-clients test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
+.PHONY: help setup ray demo test test-long test-fast test-clients test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -12,6 +12,9 @@ help: ## list the targets
 setup: ## install everything into .venv (quick when it is already there)
 	@scripts/setup.sh
 
+ray: setup ## install Ray into .venv-ray, for examples/cluster
+	@scripts/ray.sh
+
 demo: setup ## serve a small checkpoint and chat with it (MODEL=tiny-llada2, tiny-sdar, ...)
 	@$(bin)/vllm-dllm demo --model $(or $(MODEL),tiny-llada2)
 
@@ -21,7 +24,7 @@ pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --
 test: setup ## the tests, but for those that `make test-long` adds
 	@$(pytest) -m "not long and not clients"
 
-test-long: setup ## all tests, but for those of `make test-clients`
+test-long: setup ray ## all tests, but for those of `make test-clients`
 	@$(pytest) -m "not clients"
 
 test-fast: setup ## the tests that start no engine

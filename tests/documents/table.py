@@ -65,6 +65,9 @@ NOT_RUN = (
     Row("docs/deployment.md", "kubectl ", CLUSTER),
     Row("docs/deployment.md", "helm ", CLUSTER),
     Row("docs/deployment.md", "make schemas", NETWORK),
+    Row("docs/scaling.md", "make ray", NETWORK),
+    Row("docs/scaling.md", "ray start", CLUSTER),
+    Row("docs/scaling.md", "vllm serve inclusionAI/LLaDA2.0-flash", GPU),
     Row("CONTRIBUTING.md", "make setup", SYSTEM),
     Row("docs/performance.md", "make bench-gpu", GPU),
     Row("docs/quantization.md", "python3.11 -m venv quantize-env", NETWORK),
@@ -88,7 +91,12 @@ CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
 REPLICAS = "tests/e2e/test_replicas.py::test_replicas_answer_as_one_engine"
 SELFTEST = "tests/selftest/test_command.py::test_every_case_of_this_machine_passes"
 NODES = "tests/e2e/test_nodes.py::test_answers_are_those_of_one_process"
+RAY_DATA = "tests/cluster/test_ray.py::test_rows_survive_a_killed_engine"
+RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
 RUN_BY = (
+    Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),
+    Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
+    Row("docs/scaling.md", ".venv-ray/bin/python benchmarks/ray_data.py", RAY_DATA),
     Row("README.md", "pip install -r https://", RELEASE),
     Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
     Row(None, "vllm-dllm selftest --bench", SELFTEST),

@@ -25,7 +25,17 @@ def client_of(handler_arguments: list[Any]) -> Client:
             address = argument.client.host if argument.client else ""
             shown = argument.headers.get("authorization", "").encode(errors="replace")
             key = hashlib.sha256(shown).hexdigest()[:16] if shown else ""
-            api_keys = getattr(getattr(argument.app.state, "args", None), "api_key", None)
-            checked = any(api_keys or [os.environ.get("VLLM_API_KEY")])
-            return (key, address) if checked else (address, key)
+            return (key, address) if keys_are_checked(argument) else (address, key)
     return NOBODY
+
+
+def keys_are_checked(request: Any) -> bool:
+    """Whether vLLM's HTTP server has checked the API key of a request.
+
+    Ray Serve LLM calls the handlers with requests that came to no such server: they have no app.
+    """
+    app = request.scope.get("app")
+    if app is None:
+        return False
+    api_keys = getattr(getattr(app.state, "args", None), "api_key", None)
+    return any(api_keys or [os.environ.get("VLLM_API_KEY")])
