@@ -12,6 +12,7 @@ from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config
 from vllm_dllm.compat import command as compat_report
 from vllm_dllm.viewer import command as trace
+from vllm_dllm.viewer import watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.add_parser(
             "compat-report", help="say what a vLLM has changed of what this package relies on"
         )
+    )
+    watch.add_options(
+        commands.add_parser("watch", help="show in the terminal how an answer is denoised")
     )
     trace.add_options(
         commands.add_parser("trace", help="write a page that shows how answers were denoised")
@@ -50,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check.doctor(args.json)
     if args.command == "compat-report":
         return compat_report.run(args)
+    if args.command == "watch":
+        return watch.run(args)
     if args.command == "trace":
         return trace.run(args)
     if args.command == "demo":
