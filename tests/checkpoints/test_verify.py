@@ -35,3 +35,11 @@ def test_scales_of_a_quantized_cache_are_passed_on() -> None:
 def test_own_head_is_missed() -> None:
     with pytest.raises(ValueError, match=HEAD):
         names(BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY})
+
+
+def test_an_update_may_come_in_parts() -> None:
+    first = {name: BODY[name] for name in list(BODY)[:1]}
+    tensors = {name: torch.zeros(shape) for name, shape in first.items()}
+    assert [n for n, _ in verified(tensors.items(), BODY, "X", whole=False)] == list(first)
+    with pytest.raises(ValueError, match="unexpected tensor"):
+        list(verified([("other", torch.zeros(1))], BODY, "X", whole=False))
