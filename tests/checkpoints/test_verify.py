@@ -38,8 +38,9 @@ def test_own_head_is_missed() -> None:
 
 
 def test_an_update_may_come_in_parts() -> None:
-    first = {name: BODY[name] for name in list(BODY)[:1]}
-    tensors = {name: torch.zeros(shape) for name, shape in first.items()}
-    assert [n for n, _ in verified(tensors.items(), BODY, "X", whole=False)] == list(first)
+    expected, part = BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY}
+    assert [n for n, _ in verified(part.items(), expected, "X", whole=False)] == list(part)
     with pytest.raises(ValueError, match="unexpected tensor"):
-        list(verified([("other", torch.zeros(1))], BODY, "X", whole=False))
+        list(verified([("other", torch.zeros(1))], expected, "X", whole=False))
+    with pytest.raises(ValueError, match="has shape"):
+        list(verified([(HEAD, torch.zeros(1, 4))], expected, "X", whole=False))
