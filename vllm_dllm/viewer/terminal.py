@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, Group
@@ -60,12 +61,13 @@ class Screen:
         self.passes += len(all_frames)
         self.decided += all_frames[-1].decided if all_frames else 0
         if all_frames:
-            self._above.append(self._cells(all_frames[-1]))
+            last = all_frames[-1]
+            cells = (replace(c, kind=Kind.BEFORE) if c.kind in MARKS else c for c in last.cells)
+            self._above.append(self._cells(replace(last, cells=tuple(cells))))
 
     def end(self) -> None:
         """Leave the whole answer on the screen, and what it took."""
-        for line in self._above:
-            self.console.print(line)
+        self.console.print(Text().join(self._above))
         self.console.print(self._status("all", self.passes, self.decided), style="bold")
 
     def _drawn(self, number: int, frame: Frame) -> Group:

@@ -29,8 +29,8 @@ from vllm_dllm.worker.algorithm_state import (
 from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
 from vllm_dllm.worker.slots import Phase, SlotState, Standing
-from vllm_dllm.worker.to_device import to_device
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.worker.to_device import to_device
 
 # Standing, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[Standing, Canvas, list[AlgorithmBatch], torch.Tensor]
