@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup ray demo test test-long test-fast test-clients test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
+.PHONY: help setup ray demo test test-long test-fast test-clients test-browser test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -22,17 +22,21 @@ demo: setup ## serve a small checkpoint and chat with it (MODEL=tiny-llada2, tin
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
 pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 test: setup ## the tests, but for those that `make test-long` adds
-	@$(pytest) -m "not long and not clients"
+	@$(pytest) -m "not long and not clients and not browser"
 
 test-long: setup ray ## all tests, but for those of `make test-clients`
-	@$(pytest) -m "not clients"
+	@$(pytest) -m "not clients and not browser"
 
 test-fast: setup ## the tests that start no engine
-	@$(bin)/python -m pytest -m "not engine and not e2e and not slow and not long"
+	@$(bin)/python -m pytest -m "not engine and not e2e and not slow and not long and not browser"
 
 test-clients: setup ## the clients of docs/clients.md that need an environment of their own
 	@scripts/clients.sh
 	@$(bin)/python -m pytest -m clients --durations 15 tests/clients
+
+test-browser: setup ## the page of traces in headless Chromium (CHROMIUM=...: which one)
+	@scripts/browser.sh
+	@.venv-browser/bin/python -m pytest -m browser --durations 5 tests/viewer
 
 test-versions: ## by hand: versions of vLLM that are not supported (VERSIONS=, TESTS=: see the script)
 	@TESTS="$(TESTS)" scripts/versions.sh $(VERSIONS)

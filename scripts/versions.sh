@@ -85,7 +85,7 @@ for entry in "${versions[@]}"; do
         [ -e "$venv/.laid_over" ] || lay_over "$version" "$venv" >/dev/null
         "$venv/bin/vllm-dllm" check
         read -ra tests <<<"${TESTS:-tests}"
-        tests+=(-m "not long and not clients" "${of_the_range[@]}")
+        tests+=(-m "not long and not clients and not browser" "${of_the_range[@]}")
     fi
     "$venv/bin/python" -m pytest -p no:cacheprovider "${tests[@]}"
 done

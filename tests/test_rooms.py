@@ -81,8 +81,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.plugin": {"vllm_dllm.vllm_patches", "vllm_dllm.cpu"},
     "vllm_dllm.cli": {
         "vllm_dllm", "vllm_dllm.commands", "vllm_dllm.compat.command",
-        "vllm_dllm.selftest.command",
+        "vllm_dllm.selftest.command", "vllm_dllm.viewer",
     },
+    "vllm_dllm.viewer": {"vllm_dllm.tracing.trace", "vllm_dllm.commands", "rich"},
     # Nothing that takes seconds to import, but for the process that imports vLLM on their behalf.
     "vllm_dllm.commands": {"vllm_dllm", "vllm_dllm.vllm_patches.versions"},
     "vllm_dllm.commands.child": {

@@ -11,6 +11,8 @@ from typing import Any
 from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config
 from vllm_dllm.compat import command as compat_report
+from vllm_dllm.viewer import command as trace
+from vllm_dllm.viewer import watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "compat-report", help="say what a vLLM has changed of what this package relies on"
         )
     )
+    watch.add_options(
+        commands.add_parser("watch", help="show in the terminal how an answer is denoised")
+    )
+    trace.add_options(
+        commands.add_parser("trace", help="write a page that shows how answers were denoised")
+    )
     selftest = commands.add_parser(
         "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
@@ -46,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check.doctor(args.json)
     if args.command == "compat-report":
         return compat_report.run(args)
+    if args.command == "watch":
+        return watch.run(args)
+    if args.command == "trace":
+        return trace.run(args)
     if args.command == "demo":
         return demo.run(args)
     if args.command == "selftest":

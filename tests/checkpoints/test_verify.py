@@ -35,3 +35,12 @@ def test_scales_of_a_quantized_cache_are_passed_on() -> None:
 def test_own_head_is_missed() -> None:
     with pytest.raises(ValueError, match=HEAD):
         names(BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY})
+
+
+def test_an_update_may_come_in_parts() -> None:
+    expected, part = BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY}
+    assert [n for n, _ in verified(part.items(), expected, "X", whole=False)] == list(part)
+    with pytest.raises(ValueError, match="unexpected tensor"):
+        list(verified([("other", torch.zeros(1))], expected, "X", whole=False))
+    with pytest.raises(ValueError, match="has shape"):
+        list(verified([(HEAD, torch.zeros(1, 4))], expected, "X", whole=False))

@@ -82,6 +82,21 @@ def test_rows_survive_a_killed_engine(tmp_path: Path) -> None:
     assert "Total Progress: " in log.read_text(), "no progress is shown"
 
 
+def test_vllm_s_executor_with_ray_is_refused() -> None:
+    """On the CPU; vLLM says so only in the engine's process, and then that something failed."""
+    code = (
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        f"options = {{'model': {str(TINY_LLADA2)!r}, 'distributed_executor_backend': 'ray'}}\n"
+        "EngineArgs(**options).create_engine_config()"
+    )
+    command = [str(PYTHON), "-c", code]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode != 0
+    (last,) = done.stderr.splitlines()[-1:]
+    assert "--distributed-executor-backend ray: on the platform cpu" in last
+    assert "set it to mp" in last
+
+
 class Served:
     """The example with two replicas, on two nodes."""
 

@@ -66,7 +66,10 @@ def test_a_dense_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_with_experts(tmp_path: Path) -> None:
-    """Experts are what the scheme's library says, to the bit, and are used."""
+    """Experts are used; and where ours stand in, they are what the scheme's library says.
+
+    For processors with AMX vLLM has a kernel of its own, which keeps the experts as integers.
+    """
     source = random_checkpoint(tmp_path / "source", experts=True, block=4)
     path = quantized(source, tmp_path / "quantized", EXPERTS)
     with engine(path, 4, **HALF) as running:
@@ -74,6 +77,9 @@ def test_a_checkpoint_with_experts(tmp_path: Path) -> None:
         layers = experts_of(running)
         assert len(layers) == 2
         for name, layer in layers.items():
+            if layer.w13_weight.dtype != torch.bfloat16:
+                assert torch.cpu._is_amx_tile_supported(), "nothing else has a kernel for them"
+                continue
             prefix = name.removesuffix(".routed_experts")
             for expert in range(layer.w13_weight.shape[0]):
                 gate, up, down = (

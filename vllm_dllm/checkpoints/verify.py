@@ -26,8 +26,9 @@ def verified(
     architecture: str,
     one_name: Callable[[str], str | None] = lambda name: name,
     beside: re.Pattern[str] | None = None,
+    whole: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Pass `weights` on, and raise unless they are exactly the `expected` tensors.
+    """Pass `weights` on, and raise unless they are the `expected` tensors.
 
     Args:
         weights: the tensors of a checkpoint by their names in its files.
@@ -36,6 +37,8 @@ def verified(
         one_name: maps a tensor's name in the file to its name in `expected`, for tensors that may
             have several names; None drops a tensor that is not read.
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
+        whole: all expected tensors must come. False for an update of weights, which a trainer
+            sends in parts.
 
     Raises:
         ValueError: a tensor does not belong to the architecture or has another shape, or, after
@@ -60,7 +63,7 @@ def verified(
             )
         missing.discard(known)
         yield name, tensor
-    if missing:
+    if whole and missing:
         names = sorted(missing)
         raise ValueError(
             f"the checkpoint lacks {len(names)} of {architecture}'s tensors: "

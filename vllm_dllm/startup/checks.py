@@ -80,6 +80,11 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "context parallelism: not supported for diffusion models; use --tensor-parallel-size",
     )
     yield (
+        parallel.use_ray and not current_platform.ray_device_key,
+        f"--distributed-executor-backend ray: on the platform {current_platform.device_name} vLLM "
+        "has no device for Ray's workers; set it to mp",
+    )
+    yield (
         vllm_config.lora_config is not None
         and vllm_config.model_config.is_moe
         and current_platform.is_cpu()

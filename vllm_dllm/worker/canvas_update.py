@@ -30,6 +30,7 @@ from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
 from vllm_dllm.worker.slots import Phase, SlotState, Standing
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.worker.to_device import to_device
 
 # Standing, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[Standing, Canvas, list[AlgorithmBatch], torch.Tensor]
@@ -196,9 +197,10 @@ class CanvasUpdate:
         if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
-        if self.policy.early and self.slots.records[plan.request.on_host].any():
-            whole = self.slots.whole.index_select(0, plan.request.slots)
-            ready = torch.where(whole, emitted_length(canvas, reach, early=False), ready)
+        whole = self.slots.whole[plan.request.on_host]
+        if self.policy.early and whole.any():
+            waits = to_device(whole, canvas.tokens.device)
+            ready = torch.where(waits, emitted_length(canvas, reach, early=False), ready)
         if any(edits):
             ready = torch.where(_edited(plan), torch.where(done, width, 0), ready)
         return ready

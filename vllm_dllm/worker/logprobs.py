@@ -224,7 +224,7 @@ class LogprobReports:
             num_sampled: int ``[n]``, number of tokens that leave of each canvas.
             first: int64 ``[n]``, where those tokens begin in their canvas.
         """
-        asking = self.asking(on_host)
+        asking = [row for row in self.asking(on_host) if row[2].returns]
         if not asking:
             return None
         if any(slot in self.on_host for _, slot, _ in asking):

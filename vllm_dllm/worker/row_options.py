@@ -102,7 +102,12 @@ class RowOptions:
     @property
     def reports(self) -> bool:
         """Whether logprobs are reported, with the tokens or in records."""
-        return self.logprobs is not None or bool(self.token_ids) or self.records
+        return self.returns or self.records
+
+    @property
+    def returns(self) -> bool:
+        """Whether logprobs are reported with the tokens."""
+        return self.logprobs is not None or bool(self.token_ids)
 
     @property
     def work(self) -> RowWork:

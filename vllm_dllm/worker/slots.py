@@ -144,9 +144,8 @@ class SlotState:
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
-        whole: bool ``[slots]``, see `RequestLimits`.
         streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
-        records: on the host, bool ``[slots]``, see `RequestLimits`.
+        records, whole: on the host, bool ``[slots]``, see `RequestLimits`.
         row_options: on the host, by slot, the options of requests with biases, filters or logprobs.
         row_tensors: what a step reads of these options.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
@@ -180,7 +179,6 @@ class SlotState:
         self.seed = full(0, torch.int64)
         self.read_only = full(False, torch.bool)
         self.stream_prefix = full(False, torch.bool)
-        self.whole = full(False, torch.bool)
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.position = torch.arange(length, device=device)
         self.algorithms = AlgorithmStates(slots, length, device)
@@ -189,6 +187,7 @@ class SlotState:
         self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
         self.records: np.ndarray = np.zeros(slots, dtype=bool)
+        self.whole: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_options: dict[int, RowOptions] = {}
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_tensors = RowOptionTensors(slots, kind.vocabulary, device)
@@ -228,7 +227,6 @@ class SlotState:
         self.remaining[slot].fill_(limits.tokens)
         self.read_only[slot].fill_(limits.read_only)
         self.stream_prefix[slot].fill_(limits.stream_prefix)
-        self.whole[slot].fill_(limits.whole)
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
         ids = sorted(set(limits.ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
@@ -238,6 +236,7 @@ class SlotState:
         self.one_step[slot] = choice.max_steps == 1
         self.streams[slot] = limits.stream_prefix
         self.records[slot] = limits.records
+        self.whole[slot] = limits.whole
 
     def set_row_options(self, slot: int, options: RowOptions | None) -> None:
         """Store the options of the request in ``slot`` that change or read whole rows of logits."""

@@ -31,6 +31,9 @@ class MaskedCanvasModel:
     # adapter for each request there, and a canvas has L rows.
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings"}
 
+    # A checkpoint has been loaded, so that what comes now is an update.
+    has_weights = False
+
     # vLLM's class has these.
     lm_head: Any
     logits_processor: Any

@@ -38,6 +38,9 @@ _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
     """google/diffusiongemma-*: text and images in, text out."""
 
+    # A checkpoint has been loaded, so that what comes now is an update.
+    has_weights = False
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         spell_out(self.quant_config, spellings(vllm_config.model_config.hf_config))
         with naming_the_scheme(self.quant_config):
@@ -66,11 +69,12 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         return tiled_head(self.lm_head, self.vocabulary, embedding, self.final_logit_softcapping)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint; name the first tensor that does not belong."""
+        """Load a checkpoint, and later a part of one; name the first tensor that is wrong."""
         shapes = stored_shapes(self.config, self.quant_config)
         if shapes is not None:
             beside = None if self.quant_config is None else KV_SCALES
-            weights = verified(weights, shapes, "DiffusionGemma", _one_name, beside)
+            whole, self.has_weights = not self.has_weights, True
+            weights = verified(weights, shapes, "DiffusionGemma", _one_name, beside, whole=whole)
         return super().load_weights(weights)
 
 

@@ -46,11 +46,12 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
                 module.__class__ = LLaDA2Moe
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a LLaDA2 checkpoint; name the first tensor that does not belong."""
+        """Load a LLaDA2 checkpoint, later a part of one; name the first tensor that is wrong."""
         shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
         if shapes is not None:
             beside = None if self.quant_config is None else KV_SCALES
-            weights = verified(weights, shapes, "LLaDA2", beside=beside)
+            whole, self.has_weights = not self.has_weights, True
+            weights = verified(weights, shapes, "LLaDA2", beside=beside, whole=whole)
         return super().load_weights(weights)
 
 

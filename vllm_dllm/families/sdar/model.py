@@ -35,11 +35,12 @@ class _Checked(MaskedCanvasModel):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint; name the first tensor that does not belong."""
+        """Load a checkpoint, and later a part of one; name the first tensor that is wrong."""
         shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
         if shapes is not None:
             beside = None if self.quant_config is None else KV_SCALES
-            weights = verified(weights, shapes, "SDAR", beside=beside)
+            whole, self.has_weights = not self.has_weights, True
+            weights = verified(weights, shapes, "SDAR", beside=beside, whole=whole)
         loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
         return loaded
 

@@ -1,0 +1,73 @@
+"""The page of traces: whole, self-contained, and nothing in it that somebody else wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.viewer.traces import HOSTILE, trace
+from vllm_dllm import cli
+from vllm_dllm.viewer.lines import LineError, as_line, read_lines
+from vllm_dllm.viewer.page import page
+
+
+def line(number: int = 0, name: str = "a question") -> str:
+    return as_line(name, trace(number, 8, 2, 3), lambda token: HOSTILE.get(token, f"t{token}"))
+
+
+def test_a_line_comes_back() -> None:
+    (answer,) = read_lines([line(), "\n"])
+    assert answer["name"] == "a question"
+    assert answer["texts"]["5"] == "\ud83d"
+    assert answer["trace"] == trace(0, 8, 2, 3)
+    tokens = {token for block in answer["trace"]["blocks"] for token in block["tokens"]}
+    assert set(answer["texts"]) == {str(token) for token in tokens}
+
+
+def test_hostile_text_does_not_become_markup() -> None:
+    name = "<script>alert(1)</script> \x1b[31m \ud800"
+    text = page(read_lines([line(name=name)]))
+    text.encode("ascii")
+    assert text.count("<script") == 2, "the data and the page's own"
+    assert text.count("</script") == 2
+    assert "<img" not in text and "<!--" not in text.replace("<!doctype", "")
+    data = re.search(r'id="traces">(.*?)</script>', text, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])[0]["name"] == name
+
+
+def test_the_page_asks_nobody() -> None:
+    text = page(read_lines([line()]))
+    assert "default-src 'none'" in text
+    elsewhere = set(re.findall(r"https?://[^\s\"'<)]+", text))
+    assert elsewhere == {"http://www.w3.org/2000/svg"}, "the name of SVG, which is not fetched"
+    assert "innerHTML" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "line 1 is no JSON"),
+        ("[]", "line 1 has no trace with blocks"),
+        ('{"trace": {"blocks": [], "version": 2}}', "line 1 has version 2 of traces"),
+    ],
+)
+def test_what_is_no_trace(text: str, problem: str) -> None:
+    with pytest.raises(LineError, match=problem):
+        list(read_lines([text]))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "traces.jsonl", tmp_path / "out.html"
+    source.write_text(f"{line()}\n{line(1)}\n")
+    assert cli.main(["trace", str(source), "--html", str(target)]) == 0
+    assert capsys.readouterr().out == f"{target}: 2 answers with 4 blocks\n"
+    assert target.read_text().startswith("<!doctype html>")
+    source.write_text("\n")
+    assert cli.main(["trace", str(source), "--html", str(target)]) == 1
+    assert "there is no trace in it" in capsys.readouterr().err
+    assert cli.main(["trace", str(tmp_path / "no"), "--html", str(target)]) == 1
+    assert "No such file" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Frames of a trace, and how a terminal shows them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.viewer.traces import HOSTILE, trace
+from vllm_dllm.viewer import terminal
+from vllm_dllm.viewer.frames import Kind, frames, visible
+from vllm_dllm.viewer.terminal import Screen
+
+# Position 0 is the prompt's; 1 is decided and then changed; 2 is decided, withdrawn and decided.
+BLOCK: dict[str, Any] = {
+    "start": 8,
+    "width": 4,
+    "given": [0],
+    "passes": [
+        {"kind": kind, "step": step, "engine_step": 10 + number, "milliseconds": 0}
+        for number, (kind, step) in enumerate(
+            [("denoise", 1), ("wait", 1), ("denoise", 2), ("denoise", 3), ("commit", 3)]
+        )
+    ],
+    "events": [
+        {"step": step, "position": position, "token": token, "probability": 0.5, "logprob": -1.0}
+        for step, position, token in [
+            (0, 0, 9), (1, 1, 5), (1, 2, 6), (2, 1, 7), (2, 2, None), (3, 2, 8), (3, 3, 4),
+        ]
+    ],
+    "tokens": [9, 7, 8, 4],
+}  # fmt: skip
+
+
+def test_frames_follow_the_events() -> None:
+    found = list(frames(BLOCK))
+    assert [frame.kind for frame in found] == ["denoise", "wait", "denoise", "denoise", "commit"]
+    kinds = [[cell.kind for cell in frame.cells] for frame in found]
+    given, opened, now, before, edited = Kind
+    assert kinds == [
+        [given, now, now, opened],
+        [given, before, before, opened],
+        [given, edited, opened, opened],
+        [given, before, now, now],
+        [given, before, before, before],
+    ]
+    assert [cell.token for cell in found[-1].cells] == BLOCK["tokens"]
+    assert [frame.decided for frame in found] == [2, 2, 1, 3, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_frame_is_the_canvas(seed: int) -> None:
+    for block in trace(seed, 16, 2, 5, wait=1)["blocks"]:
+        assert [cell.token for cell in list(frames(block))[-1].cells] == block["tokens"]
+
+
+def printed(every: int, no_color: bool = True, is_terminal: bool = False) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=80, no_color=no_color, force_terminal=is_terminal, highlight=False
+    )
+    screen = Screen(console, lambda token: f"{token}", every)
+    screen.show(0, BLOCK)
+    screen.end()
+    return out.getvalue()
+
+
+def test_without_colours_and_without_a_terminal() -> None:
+    assert printed(1).splitlines() == [
+        "9[5][6]\u2591",
+        "block 1, step 1, denoise: 1 passes, 2 tokens, 2.0 a pass",
+        "956\u2591",
+        "block 1, step 1, wait: 2 passes, 2 tokens, 1.0 a pass",
+        "9{7}\u2591\u2591",
+        "block 1, step 2, denoise: 3 passes, 1 tokens, 0.3 a pass",
+        "97[8][4]",
+        "block 1, step 3, denoise: 4 passes, 3 tokens, 0.8 a pass",
+        "9784",
+        "block 1, step 3, commit: 5 passes, 3 tokens, 0.6 a pass",
+        "9784",
+        "all: 5 passes, 3 tokens, 0.6 a pass",
+    ]
+    assert len(printed(2).splitlines()) == 8, "every second pass, and the last"
+
+
+def test_colours_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "SECONDS", 0)
+    assert "\x1b[" in printed(1, no_color=False, is_terminal=True)
+    assert "[5]" not in printed(1, no_color=False, is_terminal=True)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values())
+def test_a_terminal_obeys_no_token(text: str) -> None:
+    shown = visible(text)
+    assert len(shown) == len(text)
+    assert shown.isprintable()
+    shown.encode()

@@ -1,0 +1,67 @@
+"""Traces as lines of JSON, one for each answer: what viewers read.
+
+    {"name": "sort 61 35", "texts": {"17": "2", "20": "5"}, "trace": {...}}
+
+``trace`` is what an answer over HTTP has as ``diffusion_trace``. ``texts`` has the text of each
+token id that occurs; an id without one is shown as a number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from vllm_dllm.tracing.trace import VERSION
+
+
+class LineError(ValueError):
+    """A line is no trace; the message has its number and what is wrong."""
+
+
+def as_line(name: str, trace: dict[str, Any], text_of: Callable[[int], str]) -> str:
+    """One line of JSON.
+
+    Args:
+        name: what viewers call the answer, for example its prompt.
+        trace: see `Trace.as_json`.
+        text_of: the text of a token id.
+    """
+    texts = {str(token): text_of(token) for token in sorted(_ids(trace))}
+    return json.dumps({"name": name, "texts": texts, "trace": trace})
+
+
+def _ids(trace: dict[str, Any]) -> set[int]:
+    found: set[int] = set()
+    for block in trace["blocks"]:
+        found.update(block["tokens"])
+        found.update(event["token"] for event in block["events"] if event["token"] is not None)
+    return found
+
+
+def read_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The answers of a file; empty lines are left out.
+
+    Raises:
+        LineError: a line is no trace of this version.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise LineError(f"line {number} is no JSON: {error}") from None
+        trace = found.get("trace") if isinstance(found, dict) else None
+        if not isinstance(trace, dict) or not isinstance(trace.get("blocks"), list):
+            raise LineError(f"line {number} has no trace with blocks")
+        if trace.get("version") != VERSION:
+            raise LineError(
+                f"line {number} has version {trace.get('version')!r} of traces; this package reads "
+                f"{VERSION}"
+            )
+        yield {
+            "name": str(found.get("name", f"answer {number}")),
+            "texts": found.get("texts") or {},
+            "trace": trace,
+        }

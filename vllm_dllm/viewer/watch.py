@@ -1,0 +1,109 @@
+"""``vllm-dllm watch``: an answer in the terminal, as it is denoised.
+
+The trace of a block comes with its tokens, so a block is shown when it leaves: pass by pass, slowly
+enough to be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_dllm.commands.demo import TINY
+from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, post, serve, stream
+from vllm_dllm.viewer.lines import as_line
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    names = ", ".join(sorted(place.name for place in TINY.iterdir()))
+    add = parser.add_argument
+    add("model", help=f"a name, a path, or one of {names}; with --url the name that it serves")
+    add("prompt")
+    add("--url", help="of a running server, http://HOST:PORT; without it one is started")
+    add("--max-tokens", type=int, default=96)
+    add("--algorithm", help="the decoding algorithm; default: the server's")
+    add("--every", type=int, default=1, metavar="N", help="show every Nth pass")
+    add("--no-color", action="store_true", help="mark what is new by brackets")
+    add("--save", type=Path, metavar="FILE", help="append the trace, for `vllm-dllm trace`")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    if args.every < 1:
+        print("vllm-dllm watch: --every must be at least 1", file=sys.stderr)
+        return 2
+    try:
+        with _server(args) as (url, model):
+            watch(url, model, args)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (ServerError, OSError) as error:
+        print(f"vllm-dllm watch: {str(error).strip()}", file=sys.stderr)
+        return 1
+
+
+@contextlib.contextmanager
+def _server(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    if args.url is not None:
+        yield args.url.rstrip("/"), args.model
+        return
+    tiny = TINY / args.model
+    with serve(str(tiny) if tiny.is_dir() else args.model) as url:
+        yield url, SERVED_NAME
+
+
+def watch(url: str, model: str, args: argparse.Namespace) -> None:
+    """Ask, and show each block when it comes."""
+    # Only here: other commands need not wait for it.
+    from rich.console import Console
+
+    from vllm_dllm.viewer.terminal import Screen
+
+    @functools.cache
+    def text_of(token: int) -> str:
+        answer = post(f"{url}/detokenize", {"model": model, "tokens": [token]})
+        return str(answer["prompt"])
+
+    console = Console(no_color=args.no_color, highlight=False, soft_wrap=False)
+    screen = Screen(console, text_of, args.every)
+    options: dict[str, Any] = {"diffusion_trace": True}
+    if args.algorithm:
+        options["diffusion_algorithm"] = args.algorithm
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": args.prompt}],
+        "max_tokens": args.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "vllm_xargs": options,
+    }
+    whole: dict[str, Any] | None = None
+    for event in stream(f"{url}/v1/chat/completions", body):
+        if "error" in event:
+            raise ServerError(event["error"].get("message", "the server reports an error"))
+        for choice in event.get("choices", ()):
+            part = choice.get("diffusion_trace")
+            if part is not None:
+                whole = part if whole is None else _joined(whole, part)
+                for number, block in enumerate(part["blocks"], part["first_block"]):
+                    screen.show(number, block)
+    screen.end()
+    if args.save is not None and whole is not None:
+        with args.save.open("a", encoding="utf-8") as lines:
+            lines.write(as_line(args.prompt, whole, text_of) + "\n")
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """A trace of two parts of a stream; blocks that come again have changed."""
+    columns = ("step_maps", "block_indices", "probabilities", "logprobs")
+    return first | {
+        **{name: first[name] + second[name] for name in columns},
+        "blocks": first["blocks"][: second["first_block"]] + second["blocks"],
+    }
