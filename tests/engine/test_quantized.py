@@ -153,7 +153,7 @@ def test_all_schemes_in_one_checkpoint(family: str, mixed: Path) -> None:
     ("family", "eager"),
     [
         ("llada2", True),
-        ("llada2", False),
+        pytest.param("llada2", False, marks=pytest.mark.long),
         ("gemma", True),
         pytest.param("gemma", False, marks=pytest.mark.long),
     ],

@@ -57,7 +57,7 @@ def replayed(prompt: list[int], replay: Any, length: int, mask: int, logits: Log
     return found[len(prompt) :]
 
 
-@pytest.mark.parametrize("family", [llada2, sdar])
+@pytest.mark.parametrize("family", [llada2, pytest.param(sdar, marks=pytest.mark.long)])
 def test_replay(family: Callable[[], tuple[Any, int, int, Any, Logits]]) -> None:
     from vllm import SamplingParams
 

@@ -70,6 +70,7 @@ def test_the_profile_run_reads_the_largest_batch(
         assert running.generate(prompts, params) == want
 
 
+@pytest.mark.long
 def test_a_changed_number_of_threads_compiles_nothing_again(family: Family) -> None:
     (found,) = answers_of_child("thread_child", family.path, family.length)
     assert found["tokens"] == family.length

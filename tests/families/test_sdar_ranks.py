@@ -52,7 +52,7 @@ EVERY = [
     ("axis", "experts", "block", "names"),
     [
         ("tensor", False, 4, ["two blocks"]),
-        ("pipeline", True, 8, ["two blocks, preempted"]),
+        pytest.param("pipeline", True, 8, ["two blocks, preempted"], marks=pytest.mark.long),
         *EVERY,
     ],
 )

@@ -282,6 +282,7 @@ def test_the_message_arrives(fault: str, tmp_path: Path) -> None:
         assert word in lines[-1] and str(broken) in lines[-1]
 
 
+@pytest.mark.long
 def test_a_directory_that_vanishes_while_it_is_loaded(tmp_path: Path) -> None:
     """Between the API server's reading of config.json and the engine's of the tensors."""
     path = sharded(LLADA2, tmp_path / LLADA2)

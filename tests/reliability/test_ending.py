@@ -83,7 +83,7 @@ def to_all(server: Server) -> None:
     ("send", "env"),
     [
         pytest.param(to_server, WITHIN_ENGINE, id="server"),
-        pytest.param(to_all, AS_SERVED, id="every-process"),
+        pytest.param(to_all, AS_SERVED, id="every-process", marks=pytest.mark.long),
     ],
 )
 def test_running_requests_are_answered(

@@ -16,6 +16,7 @@ from vllm_dllm.selftest.golden import GOLDEN
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_a_wrong_token_and_a_crash_are_two_failures(tmp_path: Path) -> None:
     """One family has another golden answer, one no readable checkpoint; the third one passes."""
     golden, checkpoints = tmp_path / "golden", tmp_path / "checkpoints"
