@@ -17,7 +17,8 @@ from vllm_dllm.worker.canvas_update import CanvasUpdate
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import Readings
 from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.worker.request_limits import RequestLimits
+from vllm_dllm.worker.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.worker.step_plan import CommitPolicy, StepPlan
 
 L, VOCABULARY = 4, 50

@@ -14,7 +14,8 @@ from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice, Served
 from vllm_dllm.settings.server import DllmSettings
 from vllm_dllm.worker.algorithm_state import AlgorithmBatch
-from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.worker.request_limits import RequestLimits
+from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Phase, SlotState
 
 MASK, L = 99, 8
 

@@ -33,9 +33,10 @@ from vllm_dllm.worker.interrupted import InterruptedCanvas
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.pages import Pages
 from vllm_dllm.worker.readout.choice import ReadoutSettings
+from vllm_dllm.worker.request_limits import RequestLimits
 from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.sampler import DiffusionSampler
-from vllm_dllm.worker.slots import Mark, RequestLimits, SlotState
+from vllm_dllm.worker.slots import Mark, SlotState
 from vllm_dllm.worker.two_blocks import TwoBlockWindow
 from vllm_dllm.worker.warm_up import ReadoutWarmUp
 

@@ -114,13 +114,11 @@ class DiffusionSampler:
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
         if self.warm_up is not None and widths.any() and not input_batch.num_draft_tokens:
-            # A dummy batch, with which vLLM measures the memory that a step takes. It has a token
-            # of logits for each request; real requests have whole canvases or nothing.
+            # A dummy batch, with which vLLM measures memory: a token of logits for each request.
             self.prepare()
             self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
-        # Where the tokens that leave begin in their canvas. Read before the update, which resets
-        # the tail of canvases that leave.
+        # Where the tokens that leave begin in their canvas; the update resets it.
         first = self.slots.tail[slot] if self.slots.row_options else None
         if self.slots.window is not None and input_batch.num_draft_tokens:
             hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
@@ -206,8 +204,7 @@ class DiffusionSampler:
         compile = compile and readings.path is None and not self.reports.pending
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
-        # One byte per slot is copied asynchronously; it is read when the request is gone, steps
-        # later.
+        # One byte per slot is copied asynchronously, and read steps later.
         state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return SamplerOutput(tokens, None, nans, sampled, rejected)
 
@@ -236,8 +233,7 @@ class DiffusionSampler:
             sound = sound & readings.path.feasible
         state = self.slots
         own = state.failure[slot] != int(Mark.NONE)
-        # A request that rules out every token has not spoiled its pages by that alone, but the step
-        # after, which was in flight already, may have read and written NaN.
+        # Ruling out every token spoils no pages, but the step after may have written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
         return sound & ~own
 

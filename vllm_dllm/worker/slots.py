@@ -7,7 +7,7 @@ from token ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.worker.algorithm_state import AlgorithmStates
 from vllm_dllm.worker.constraint_state import Constraints
+from vllm_dllm.worker.request_limits import RequestLimits
 from vllm_dllm.worker.row_options import RowOptions, RowOptionTensors
 from vllm_dllm.worker.to_device import can_pin, to_device
 
@@ -50,27 +51,6 @@ class Phase(IntEnum):
     PREFILL = 0  # the pass computes chunks of the prompt; the canvas waits
     DENOISE = 1  # the pass changes the canvas and keeps nothing in the KV cache
     COMMIT = 2  # the pass runs over the final canvas; keys and values stay, and the tokens leave
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """Where a request ends, and how its output leaves.
-
-    Attributes:
-        tokens: how many tokens the request may still output.
-        ends: token ids that end the request.
-        read_only: the first canvas is the whole answer.
-        stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
-        records: every pass over the request's canvases is recorded.
-        whole: a canvas leaves when all its positions are decided, not when its answer is.
-    """
-
-    tokens: int
-    ends: Iterable[int] = ()
-    read_only: bool = False
-    stream_prefix: bool = False
-    records: bool = False
-    whole: bool = False
 
 
 @dataclass(frozen=True)
