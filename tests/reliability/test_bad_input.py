@@ -80,6 +80,7 @@ def test_every_option_is_fuzzed() -> None:
     assert {f.name for f in fields(RequestOptions)} == {
         "algorithm", "max_steps", "parameters", "seed_canvas", "pinned", "canvas_length",
         "read_only", "constrained", "stream_prefix", "constraint_depth", "constraint_tokens",
+        "return_step_maps", "trace", "replay",
     }  # fmt: skip
 
 
@@ -212,6 +213,9 @@ REQUEST: dict[str, Callable[[Any], bool]] = {
     "read_only": bit,
     "constrained": bit,
     "stream_prefix": bit,
+    "return_step_maps": bit,
+    "trace": bit,
+    "replay": bit,
     "constraint_depth": lambda v: v is None or DEPTH.takes(v),
     "constraint_tokens": lambda v: v is None or BOUND.takes(v),
 }

@@ -82,7 +82,7 @@ def test_vllm_is_changed_in_one_room() -> None:
 
 
 def test_the_room_wraps_with_one_helper() -> None:
-    """Beside `wrapping`: a table, the input processor's front end, a default of tool parsers."""
+    """Beside `wrapping`: a table, a default of tool parsers, and attributes of single objects."""
     found = {
         path.name: changes(path.read_text())
         for path in ROOM.glob("*.py")
@@ -94,6 +94,7 @@ def test_the_room_wraps_with_one_helper() -> None:
             'type("EngineConfig", (VerifyAndUpdateConfig,), hook)',
         ],
         "request_entry.py": ["setattr(self, FRONT_END, front_end)"],
+        "traces.py": ["setattr(choice, name, value)"],
         # vLLM's own attribute for this, on its class of tool parsers.
         "tool_calls.py": ["ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER"],
     }

@@ -25,8 +25,6 @@ from vllm_dllm.tracing.records import records
 from vllm_dllm.tracing.trace import Replay
 
 STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
-# The attribute of vLLM's ``RequestState`` that has a request's `Assembly`.
-_ASSEMBLY = "dllm_assembly"
 
 
 def take_records(request_states: dict[str, Any], outputs: list[Any]) -> None:
@@ -43,9 +41,9 @@ def take_records(request_states: dict[str, Any], outputs: list[Any]) -> None:
         state = request_states.get(output.request_id)
         if state is None:  # it was aborted
             continue
-        if not hasattr(state, _ASSEMBLY):
-            setattr(state, _ASSEMBLY, Assembly(state.prompt_len, Asked(asked)))
-        getattr(state, _ASSEMBLY).add(records(rows, length))
+        if not hasattr(state, "dllm_assembly"):
+            state.dllm_assembly = Assembly(state.prompt_len, Asked(asked))
+        state.dllm_assembly.add(records(rows, length))
 
 
 def add_traces(state: Any, completion: Any) -> None:
@@ -55,17 +53,17 @@ def add_traces(state: Any, completion: Any) -> None:
         state: vLLM's ``RequestState``.
         completion: vLLM's ``CompletionOutput``, made from it.
     """
-    assembly = getattr(state, _ASSEMBLY, None)
+    assembly: Assembly | None = getattr(state, "dllm_assembly", None)
     if assembly is None:
         return
     token_ids = list(state.detokenizer.output_token_ids)
     trace = assembly.put_out(token_ids)
     if assembly.asked & Asked.STEP_MAPS:
-        setattr(completion, STEP_MAPS, trace.step_maps)
+        completion.step_maps = trace.step_maps
     if assembly.asked & Asked.TRACE:
-        setattr(completion, TRACE, trace)
+        completion.diffusion_trace = trace
     if assembly.asked & Asked.REPLAY and completion.finish_reason is not None:
-        setattr(completion, REPLAY, Replay.of(trace, token_ids))
+        completion.diffusion_replay = Replay.of(trace, token_ids)
 
 
 def fields_of(completion: Any, first: int = 0) -> dict[str, Any]:

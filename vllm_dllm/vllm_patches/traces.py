@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from importlib import import_module
 from typing import Any
 
-from vllm_dllm.frontend import traces
 from vllm_dllm.vllm_patches.wrapping import wrap
 
 _OPENAI = "vllm.entrypoints.openai"
@@ -21,6 +20,8 @@ def apply() -> None:
 
 
 def _take_records(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend import traces
+
     def process_outputs(self: Any, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         traces.take_records(self.request_states, engine_core_outputs)
         return original(self, engine_core_outputs, *args, **kwargs)
@@ -29,6 +30,8 @@ def _take_records(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _add_traces(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend import traces
+
     def _new_completion_output(self: Any, *args: Any, **kwargs: Any) -> Any:
         completion = original(self, *args, **kwargs)
         traces.add_traces(self, completion)
@@ -48,6 +51,8 @@ def apply_to_http_server() -> None:
 
 
 def _whole_chat(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend import traces
+
     async def chat_completion_full_generator(
         self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -69,6 +74,7 @@ def _whole_chat(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_completion(original: Callable[..., Any]) -> Callable[..., Any]:
+
     def request_output_to_completion_response(
         self: Any, final_res_batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -82,11 +88,16 @@ def _whole_completion(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _set_fields(choice: Any, completion: Any) -> None:
+    """Add to one choice of one answer, whose model allows fields that it does not know."""
+    from vllm_dllm.frontend import traces
+
     for name, value in traces.fields_of(completion).items():
         setattr(choice, name, value)
 
 
 def _streamed_chat(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend import traces
+
     async def chat_completion_stream_generator(
         self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any
     ) -> AsyncIterator[str]:
@@ -107,6 +118,8 @@ def _streamed_chat(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _streamed_completion(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend import traces
+
     async def completion_stream_generator(
         self: Any, request: Any, inputs: Any, result_generator: Any, *args: Any, **kwargs: Any
     ) -> AsyncIterator[str]:
