@@ -171,6 +171,7 @@ def _wrap_init_device(is_bridged: IsBridged) -> None:
         def init_device(self: Any) -> Any:
             if self.use_v2_model_runner:
                 bridge.swap_in_stand_ins()
+                _pack_updated_experts()
                 if self.vllm_config.quant_config is not None:
                     bridge.add_quantized_experts()
                 if self.vllm_config.lora_config is not None:
@@ -193,6 +194,15 @@ def _compile_sooner(vllm_config: VllmConfig) -> None:
     if vllm_config.compilation_config.mode != CompilationMode.NONE:
         prepare_compiler()
     wrap(CPUModelRunner, "warming_up_model", compiling_on_all_cores)
+
+
+def _pack_updated_experts() -> None:
+    """See `cpu.updated_experts`."""
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
+
+    from vllm_dllm.cpu.updated_experts import packing_again
+
+    wrap(method.UnquantizedFusedMoEMethod, "_setup_kernel", packing_again)
 
 
 def _leave_rows_without_an_adapter_alone() -> None:

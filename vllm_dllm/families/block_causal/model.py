@@ -9,13 +9,14 @@ import torch
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
+from vllm_dllm.checkpoints.updates import UpdatableWeights
 from vllm_dllm.ops.statistics.head import Head
 
 if TYPE_CHECKING:
     from vllm_dllm.worker.model_state import DiffusionModelState
 
 
-class MaskedCanvasModel:
+class MaskedCanvasModel(UpdatableWeights):
     """Comes before vLLM's class among the bases of a model class.
 
     The backbone stays vLLM's. What differs is who decides the attention mask (the model state)
@@ -30,9 +31,6 @@ class MaskedCanvasModel:
     # What an adapter may adapt beside the layers' projections. Not the head: vLLM looks up one
     # adapter for each request there, and a canvas has L rows.
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings"}
-
-    # A checkpoint has been loaded, so that what comes now is an update.
-    has_weights = False
 
     # vLLM's class has these.
     lm_head: Any

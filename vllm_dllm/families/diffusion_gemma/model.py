@@ -6,7 +6,6 @@ the embedding a tile of the vocabulary at a time, so that logits never exist as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from vllm_dllm.checkpoints.quantized import (
     spell_out,
 )
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
+from vllm_dllm.checkpoints.updates import UpdatableWeights, Weights
 from vllm_dllm.checkpoints.verify import HEAD, Shapes, verified
 from vllm_dllm.ops.statistics.head import Head
 
@@ -35,11 +35,8 @@ _HALVES = ("model.decoder.", "model.encoder.language_model.")
 _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 
 
-class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
+class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditionalGeneration):
     """google/diffusiongemma-*: text and images in, text out."""
-
-    # A checkpoint has been loaded, so that what comes now is an update.
-    has_weights = False
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         spell_out(self.quant_config, spellings(vllm_config.model_config.hf_config))
@@ -68,14 +65,13 @@ class DiffusionGemmaForBlockDiffusion(DiffusionGemmaForConditionalGeneration):
         embedding = self.model.embed_tokens.weight
         return tiled_head(self.lm_head, self.vocabulary, embedding, self.final_logit_softcapping)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint, and later a part of one; name the first tensor that is wrong."""
+    def verified_weights(self, weights: Weights, whole: bool) -> Weights:
+        """Name the first wrong tensor; those of an unknown quantization are not looked at."""
         shapes = stored_shapes(self.config, self.quant_config)
-        if shapes is not None:
-            beside = None if self.quant_config is None else KV_SCALES
-            whole, self.has_weights = not self.has_weights, True
-            weights = verified(weights, shapes, "DiffusionGemma", _one_name, beside, whole=whole)
-        return super().load_weights(weights)
+        if shapes is None:
+            return weights
+        beside = None if self.quant_config is None else KV_SCALES
+        return verified(weights, shapes, "DiffusionGemma", _one_name, beside, whole=whole)
 
 
 def stored_shapes(config: Any, quant_config: QuantizationConfig | None) -> Shapes | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
 from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
+from vllm_dllm.checkpoints.updates import Weights
 from vllm_dllm.checkpoints.verify import verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
@@ -45,14 +44,13 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
                 # The backbone names its expert class itself; same parameters, other forward.
                 module.__class__ = LLaDA2Moe
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a LLaDA2 checkpoint, later a part of one; name the first tensor that is wrong."""
+    def verified_weights(self, weights: Weights, whole: bool) -> Weights:
+        """Name the first wrong tensor; those of an unknown quantization are not looked at."""
         shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
-        if shapes is not None:
-            beside = None if self.quant_config is None else KV_SCALES
-            whole, self.has_weights = not self.has_weights, True
-            weights = verified(weights, shapes, "LLaDA2", beside=beside, whole=whole)
-        return super().load_weights(weights)
+        if shapes is None:
+            return weights
+        beside = None if self.quant_config is None else KV_SCALES
+        return verified(weights, shapes, "LLaDA2", beside=beside, whole=whole)
 
 
 def is_linear(name: str) -> bool:

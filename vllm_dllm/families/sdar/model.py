@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
+from vllm_dllm.checkpoints.updates import Weights
 from vllm_dllm.checkpoints.verify import verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
@@ -34,15 +34,13 @@ class _Checked(MaskedCanvasModel):
         with naming_the_scheme(vllm_config.quant_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint, and later a part of one; name the first tensor that is wrong."""
+    def verified_weights(self, weights: Weights, whole: bool) -> Weights:
+        """Name the first wrong tensor; those of an unknown quantization are not looked at."""
         shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
-        if shapes is not None:
-            beside = None if self.quant_config is None else KV_SCALES
-            whole, self.has_weights = not self.has_weights, True
-            weights = verified(weights, shapes, "SDAR", beside=beside, whole=whole)
-        loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
-        return loaded
+        if shapes is None:
+            return weights
+        beside = None if self.quant_config is None else KV_SCALES
+        return verified(weights, shapes, "SDAR", beside=beside, whole=whole)
 
 
 class SDARForCausalLM(_Checked, Qwen3ForCausalLM):
