@@ -149,6 +149,7 @@ SHORTER = {
     "benchmarks/step_time.py": "--requests 1 --steps 4",
     "benchmarks/turns.py": "--at-once 1 --per-task 1 --turns 1",
     "benchmarks/wrapped_tasks.py": "--per-task 1",
+    "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
     "examples.tiny.learn_json": "--steps 2",
     "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",
     "examples.tiny.train_llada2": "--steps 2 --held-out 1",

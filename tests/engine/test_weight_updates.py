@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from tests.engine.test_kv_transfer import MODELS, files_in, start
 from tests.engine.test_traces import FAMILIES, completions, mixed
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
@@ -71,12 +72,12 @@ TRANSFER = {"weight_transfer_config": {"backend": "this-process"}}
 
 
 def changed(path: Path, folder: Path) -> Path:
-    """Write a copy of a checkpoint whose matrices and vectors have a twentieth of noise in them."""
+    """Write a copy of a checkpoint whose matrices and vectors have a quarter of noise in them."""
     shutil.copytree(path, folder)
     file = folder / "model.safetensors"
     torch.manual_seed(1)
     weights = {
-        name: tensor + (0.05 * tensor.float().std() * torch.randn(tensor.shape)).to(tensor)
+        name: tensor + (0.25 * tensor.float().std() * torch.randn(tensor.shape)).to(tensor)
         if tensor.is_floating_point() and tensor.numel() > 1
         else tensor
         for name, tensor in load_file(file).items()
@@ -92,8 +93,8 @@ def tensors_of(folder: Path) -> Weights:
 def parts(weights: Weights, size: int) -> Iterator[Weights]:
     """Parts of some tensors each, in an order that tears layers, experts and halves apart."""
     names = sorted(weights, key=lambda name: name[::-1])
-    for start in range(0, len(names), size):
-        yield {name: weights[name] for name in names[start : start + size]}
+    for first in range(0, len(names), size):
+        yield {name: weights[name] for name in names[first : first + size]}
 
 
 def send(running: Engine, weights: Weights, size: int) -> None:
@@ -207,3 +208,13 @@ def test_an_update_in_the_middle_of_answers() -> None:
                 break
         assert [ended[str(number)] for number in range(4)] == [ids for ids, _ in alone]
         running.assert_idle()
+
+
+def test_stored_keys_and_values_forbid_an_update(tmp_path: Path) -> None:
+    """They are addressed by the checkpoint, and would be taken for those of the new weights."""
+    model = MODELS["sdar"]
+    with (
+        start(model, files_in(tmp_path, "kv_both"), **TRANSFER) as running,
+        pytest.raises(ValueError, match=r"cannot be updated .* --kv-transfer-config"),
+    ):
+        send(running, tensors_of(model.path), size=40)
