@@ -54,7 +54,7 @@ class Recorder:
             asked = self.asked(request_id)
             if asked:
                 _, kept = self._kept.setdefault(request_id, (asked, []))
-                kept.append(Rows.join([now, record]))
+                kept += (now, record)
 
     def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
         """Send what is kept of requests with the tokens that leave now.

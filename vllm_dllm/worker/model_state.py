@@ -37,6 +37,7 @@ from vllm_dllm.worker.request_limits import RequestLimits
 from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.sampler import DiffusionSampler
 from vllm_dllm.worker.slots import Mark, SlotState
+from vllm_dllm.worker.step_records import need_rows
 from vllm_dllm.worker.two_blocks import TwoBlockWindow
 from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
@@ -157,10 +158,14 @@ class DiffusionModelState(ModelState):
         self.slots.configure(req_index, choice, params.temperature, limits)
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
+        packed = extra.get(AUTOMATON)
         if self.sees_logits:
-            packed = extra.get(AUTOMATON)
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
-        rows = RowOptions.of(params, asked, resolved.constrained, bool(resolved.asked))
+        rows = RowOptions.of(params, asked, resolved.constrained)
+        needs_rows = rows is not None or packed is not None or self.reports.reports_logits
+        kind, drawn = self.slots.kind, params.temperature
+        if resolved.asked and (needs_rows or need_rows(choice, kind, drawn, resolved.read_only)):
+            rows = RowOptions.of(params, asked, resolved.constrained, records=True)
         self.slots.set_row_options(req_index, rows)
         self.reports.forget(req_index)
         interrupted = self.interrupted.pop(new_req_data.req_id, None)

@@ -127,9 +127,10 @@ class DiffusionSampler:
             output = self._update(hidden_states, self._canvases(slot, on_host, widths))
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
+        logprobs = None
         if first is not None and input_batch.num_draft_tokens:
             logprobs = self.reports.collect(slot, on_host, output.num_sampled, first)
-            output.logprobs_tensors = self.records.added_to(logprobs, on_host)
+        output.logprobs_tensors = self.records.added_to(logprobs, on_host)
         return output
 
     def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
@@ -144,9 +145,8 @@ class DiffusionSampler:
         """Update a batch in which not every row is a canvas; prefills output nothing."""
         rows, device = len(widths), hidden_states.device
         sampled = torch.zeros((rows, self.slots.length), dtype=torch.int64, device=device)
-        num_sampled = torch.zeros(rows, dtype=torch.int32, device=device)
-        num_rejected = torch.zeros(rows, dtype=torch.int32, device=device)
-        num_nans = torch.zeros(rows, dtype=torch.int32, device=device)
+        counts = torch.zeros((3, rows), dtype=torch.int32, device=device)
+        num_sampled, num_rejected, num_nans = counts.unbind()
         self._finish_prefills(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
             is_canvas = np.flatnonzero(widths)
@@ -198,10 +198,10 @@ class DiffusionSampler:
         compile = self.compiles(on_host) and present is None
         plan = self.canvas_update.plan(slot, on_host, width, compile)
         readings = self.readout.read(hidden_states, plan.request)
-        # Neither the paths of constraints nor logprobs, which loop over requests, are compiled; nor
-        # are batches without a soft embedding, which would take a graph of their own.
-        compile = compile and plan.request.may_go_on
-        compile = compile and readings.path is None and not self.reports.pending
+        # Neither paths of constraints nor logprobs and records, which loop over requests, are
+        # compiled; nor are batches without a soft embedding, which would take a graph of their own.
+        reports = self.records.expect(on_host) or self.reports.pending
+        compile = compile and plan.request.may_go_on and readings.path is None and not reports
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
         # One byte per slot is copied asynchronously, and read steps later.
@@ -284,7 +284,7 @@ def _finish(
     """
     outcome = sampler.canvas_update.decide(plan, readings, present)
     slot, on_host = plan.request.slots, plan.request.on_host
-    if sampler.reports.pending:
+    if sampler.reports.pending or sampler.records.due:
         decided = sampler.canvas_update.decided(plan, outcome)
         sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
         sampler.records.note(plan, outcome, decided, readings.statistics)

@@ -2,21 +2,28 @@
 
 Records are rows behind those of logprobs, see `tracing.records`. A batch without such a request
 costs one look at a list on the host.
+
+The logprob of a decided token is the logarithm of the probability that the decoding algorithm has
+read anyway, where the two are the same: `need_rows` says where they are not. Only there whole rows
+of logits are read as for a request that asks for logprobs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
+from vllm_dllm.decoding.base import BaseAlgorithm
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
+from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.tracing.records import ABSENT, FLAGS, GIVEN, UNDECIDED, Flag
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.score_summary import padded
-from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.worker.slots import CanvasKind, SlotState
 from vllm_dllm.worker.step_plan import StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
 
@@ -38,13 +45,44 @@ class PendingRecords:
     bits: torch.Tensor
 
 
+def need_rows(choice: Choice, kind: CanvasKind, temperature: float, read_only: bool) -> bool:
+    """Whether the logprobs of a recorded request are not those of what its algorithm reads.
+
+    An algorithm reads the probability of the likeliest token, at the temperature where tokens are
+    drawn. A masked model's logprobs are those of the raw logits. A model of uniform noise divides
+    by the temperature, of which 0 leaves nothing to read; see `token_choice`.
+
+    Args:
+        choice: of the request; its algorithm may choose ids that it has asked for.
+        kind: of the model's canvases.
+        temperature: of the request.
+        read_only: the first canvas is the whole answer.
+    """
+    algorithm: Any = type(choice.algorithm)
+    if algorithm.ask is not BaseAlgorithm.ask or not algorithm.__module__.startswith("vllm_dllm."):
+        return True
+    draws = temperature > 0
+    return draws if kind.mask_token is not None else not draws or read_only
+
+
 class StepRecords:
-    """Records the passes of a step, between the update of its canvases and its output."""
+    """Records the passes of a step, between the update of its canvases and its output.
+
+    Attributes:
+        due: a request of the batch is recorded.
+        pending: what was recorded in this step, until `added_to`.
+    """
 
     def __init__(self, slots: SlotState, reports: LogprobReports) -> None:
         self.slots = slots
         self.reports = reports
+        self.due = False
         self.pending: PendingRecords | None = None
+
+    def expect(self, on_host: np.ndarray) -> bool:
+        """Set and return `due`: whether a request of this batch, whose slots are given, asks."""
+        self.due = bool(self.slots.records[on_host].any())
+        return self.due
 
     def note(
         self,
@@ -77,6 +115,7 @@ class StepRecords:
         probability, by_model = _read(statistics, index, tokens)
         denoised = ~rows(outcome.skips_denoise)
         chosen = rows(decided) & by_model & denoised[:, None]
+        logprobs = self._logprobs(request.on_host[on_host], probability.float().log())
         probability = torch.where(chosen, probability.float(), UNDECIDED)
         probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
         width = request.width if isinstance(request.width, int) else rows(request.width)[:, None]
@@ -93,20 +132,26 @@ class StepRecords:
                 tokens.masked_fill(state.position >= width, ABSENT),
                 torch.int32,
             ),
-            _with_header(
-                rows(plan.standing.step), self._logprobs(request.on_host[on_host]), torch.float32
-            ),
+            _with_header(rows(plan.standing.step), logprobs, torch.float32),
             _with_header(header, probability.view(torch.int32), torch.int32),
         )
 
-    def _logprobs(self, on_host: np.ndarray) -> torch.Tensor:
-        """Logprobs of the tokens that are decided by now, float32 ``[m, L]``."""
+    def _logprobs(self, on_host: np.ndarray, read: torch.Tensor) -> torch.Tensor:
+        """Logprobs of the tokens that this pass decided, float32 ``[m, L]``.
+
+        Args:
+            on_host: the slots of the recorded canvases, ``[m]``.
+            read: those by the decoding algorithm, ``[m, L]``.
+        """
+        needs_rows = self.slots.needs_rows[on_host]
+        if not needs_rows.any():
+            return read
         scores = self.reports.scores[to_device(on_host, self.slots.device), :, 0]
         for index, slot in enumerate(on_host.tolist()):
             table = self.reports.on_host.get(slot)
             if table is not None:
                 scores[index] = table.logprobs[:, 0].to(scores.device)
-        return scores
+        return torch.where(to_device(needs_rows, scores.device)[:, None], scores, read)
 
     def added_to(
         self, logprobs: LogprobsTensors | None, batch_on_host: np.ndarray
