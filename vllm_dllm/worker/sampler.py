@@ -127,10 +127,10 @@ class DiffusionSampler:
             output = self._update(hidden_states, self._canvases(slot, on_host, widths))
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
-        logprobs = None
         if first is not None and input_batch.num_draft_tokens:
-            logprobs = self.reports.collect(slot, on_host, output.num_sampled, first)
-        output.logprobs_tensors = self.records.added_to(logprobs, on_host)
+            output.logprobs_tensors = self.reports.collect(slot, on_host, output.num_sampled, first)
+        if self.records.pending is not None:
+            output.logprobs_tensors = self.records.added_to(output.logprobs_tensors, on_host)
         return output
 
     def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
@@ -149,8 +149,7 @@ class DiffusionSampler:
         num_sampled, num_rejected, num_nans = counts.unbind()
         self._finish_prefills(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
-            is_canvas = np.flatnonzero(widths)
-            row = to_device(is_canvas, device)
+            row = to_device(is_canvas := np.flatnonzero(widths), device)
             on_host = input_batch.idx_mapping_np[is_canvas]
             canvases = self._canvases(slot[row], on_host, widths[is_canvas])
             output = self._update(hidden_states, canvases)
@@ -200,7 +199,8 @@ class DiffusionSampler:
         readings = self.readout.read(hidden_states, plan.request)
         # Neither paths of constraints nor logprobs and records, which loop over requests, are
         # compiled; nor are batches without a soft embedding, which would take a graph of their own.
-        reports = self.records.expect(on_host) or self.reports.pending
+        self.records.due = bool(state.records[on_host].any())
+        reports = self.reports.pending or self.records.due
         compile = compile and plan.request.may_go_on and readings.path is None and not reports
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
@@ -280,7 +280,7 @@ def _finish(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What follows the readout: decide, report, and write the slots; see `_output`.
 
-    This function may be compiled. A few hundred small operators then become a handful of kernels.
+    Compiled, a few hundred small operators become a handful of kernels.
     """
     outcome = sampler.canvas_update.decide(plan, readings, present)
     slot, on_host = plan.request.slots, plan.request.on_host

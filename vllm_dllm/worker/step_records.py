@@ -69,7 +69,7 @@ class StepRecords:
     """Records the passes of a step, between the update of its canvases and its output.
 
     Attributes:
-        due: a request of the batch is recorded.
+        due: a request of the batch is recorded; the sampler sets it.
         pending: what was recorded in this step, until `added_to`.
     """
 
@@ -78,11 +78,6 @@ class StepRecords:
         self.reports = reports
         self.due = False
         self.pending: PendingRecords | None = None
-
-    def expect(self, on_host: np.ndarray) -> bool:
-        """Set and return `due`: whether a request of this batch, whose slots are given, asks."""
-        self.due = bool(self.slots.records[on_host].any())
-        return self.due
 
     def note(
         self,
@@ -156,15 +151,14 @@ class StepRecords:
     def added_to(
         self, logprobs: LogprobsTensors | None, batch_on_host: np.ndarray
     ) -> LogprobsTensors | None:
-        """The logprobs of a step, and behind them its records.
+        """The logprobs of a step, and behind them its `pending` records.
 
         Args:
             logprobs: as `LogprobReports.collect` returns them.
             batch_on_host: the slots of the batch.
         """
         pending, self.pending = self.pending, None
-        if pending is None:
-            return logprobs
+        assert pending is not None
         index = np.flatnonzero(np.isin(batch_on_host, pending.on_host))
         bits = pending.bits.clone()
         bits[:, 0] += to_device(index.astype(np.int32) * FLAGS, bits.device)
