@@ -13,8 +13,8 @@ KINDS = (
     *("accuracy", "constrained_steps", "constraint_batches", "constraints", "data_parallel"),
     *("fdfo", "fidelity", "floor", "gemma", "growth", "head_memory", "hostile_steps"),
     *("large_schemas", "levers", "llada2", "prefill", "real_size", "router", "router_check"),
-    *("scaling", "schema_walks", "sdar", "serve", "start_up", "step_time", "turns"),
-    "wrapped_tasks",
+    *("scaling", "schema_walks", "sdar", "serve", "start_up", "step_time", "traces"),
+    *("turns", "wrapped_tasks"),
 )
 # Former benchmark -> the one that took its place.
 REPLACED = {"serving": "benchmarks/serve.py"}

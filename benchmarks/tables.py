@@ -21,6 +21,7 @@ from benchmarks.replica_tables import REPLICAS, data_parallel
 from benchmarks.router_tables import router, router_check, router_steps
 from benchmarks.scaling_tables import TABLES as SCALING
 from benchmarks.sdar_tables import sdar_tiny, sdar_wide
+from benchmarks.trace_tables import traces
 
 MEGABYTE = 1 << 20
 # Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
@@ -283,6 +284,7 @@ TABLES: dict[str, Table] = {
     "prefill": Table("prefill", ("prefill",), prefill),
     "turns": Table("turns", ("turns",), turns),
     "start_up": Table("start_up", ("start_up",), start_up),
+    "traces": Table("traces", ("traces",), traces),
     "levers": Table("levers", ("levers",), levers),
     "floor": Table("floor", ("floor",), floor),
     "fidelity": Table("fidelity", ("fidelity",), fidelity),

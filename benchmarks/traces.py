@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/traces.py --json benchmarks/results/traces.json
 
-Both kinds take turns in one engine, in this process. The step is measured in processor time, which
-other processes hardly disturb, and the result is the median of the rounds' ratios. With a step of
-the tiny model it is an upper bound: the work of a trace grows with requests and canvases, that of a
-step with the model, too.
+All kinds take turns in one engine for each checkpoint, in this process. The step is measured in
+processor time, which other processes hardly disturb, and the result is the median of the rounds'
+ratios. With a step of a tiny model it is an upper bound: the work of a trace grows with requests
+and canvases, that of a step with the model, too.
 """
 
 from __future__ import annotations
@@ -29,24 +29,37 @@ from benchmarks.step_time import step  # noqa: E402
 TINY = ROOT / "examples" / "tiny" / "checkpoints"
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "step maps": {"diffusion_return_step_maps": True},
+    "trace": {"diffusion_trace": True},
     "logprobs": {},
+}
+TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+# Checkpoint, temperature, options that let no canvas finish early, options of the engine.
+CASES: dict[str, tuple[str, float, dict[str, float], dict[str, Any]]] = {
+    "tiny-llada2, greedy": ("tiny-llada2", 0.0, {"diffusion_threshold": 2.0}, {}),
+    "tiny-llada2, drawn": ("tiny-llada2", 0.7, {"diffusion_threshold": 2.0}, {}),
+    "tiny-sdar, greedy": ("tiny-sdar", 0.0, {"diffusion_threshold": 1.0}, {}),
+    "tiny-diffusiongemma, drawn": (
+        "tiny-diffusiongemma",
+        1.0,
+        {"diffusion_confidence_threshold": 1e-9},
+        TEXT_ONLY,
+    ),
 }
 
 
-def step_ms(llm: Any, kind: str, requests: int, steps: int) -> float:
+def step_ms(llm: Any, case: str, kind: str, requests: int, steps: int) -> float:
     """Median processor time of a step in which nothing leaves, in milliseconds."""
     from vllm import SamplingParams
 
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
-    # No position is ever sure, so that one is decided in each step.
-    extra = {"diffusion_threshold": 2.0} | OPTIONS[kind]
+    _, temperature, endless, _ = CASES[case]
     params = SamplingParams(
-        temperature=0,
+        temperature=temperature,
         max_tokens=512,
         ignore_eos=True,
-        extra_args=extra,
+        seed=1,
+        extra_args=endless | OPTIONS[kind],
         logprobs=0 if kind == "logprobs" else None,
     )
     for i in range(requests):
@@ -62,6 +75,32 @@ def step_ms(llm: Any, kind: str, requests: int, steps: int) -> float:
     return statistics.median(times[steps // 5 :])
 
 
+def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Step times of each kind by round, and the median ratios to those of a plain step."""
+    from vllm import LLM
+
+    name, _, _, options = CASES[case]
+    llm = LLM(
+        str(TINY / name),
+        max_model_len=1024,
+        max_num_seqs=args.requests,
+        kv_cache_memory_bytes=1 << 28,
+        enforce_eager=True,
+        **options,
+    )
+    rounds = [
+        {kind: step_ms(llm, case, kind, args.requests, args.steps) for kind in OPTIONS}
+        for _ in range(args.rounds + 1)
+    ][1:]
+    llm.llm_engine.engine_core.shutdown()
+    found: dict[str, Any] = {"requests": args.requests, "rounds": rounds}
+    for kind in OPTIONS:
+        ratio = statistics.median(each[kind] / each["plain"] for each in rounds)
+        found[kind] = {"ms": statistics.median(each[kind] for each in rounds), "ratio": ratio}
+        print(f"{case:27} {kind:9} {found[kind]['ms']:6.2f} ms {100 * (ratio - 1):+5.1f} %")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--requests", type=int, default=16)
@@ -69,26 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    from vllm import LLM
-
-    llm = LLM(
-        str(TINY / "tiny-llada2"),
-        max_model_len=1024,
-        max_num_seqs=args.requests,
-        kv_cache_memory_bytes=1 << 28,
-        enforce_eager=True,
-    )
-    rounds = [
-        {kind: step_ms(llm, kind, args.requests, args.steps) for kind in OPTIONS}
-        for _ in range(args.rounds + 1)
-    ][1:]
-    results: dict[str, Any] = {"requests": args.requests, "rounds": rounds}
-    for kind in OPTIONS:
-        ratio = statistics.median(each[kind] / each["plain"] for each in rounds)
-        median = statistics.median(each[kind] for each in rounds)
-        results[kind] = {"step_ms": median, "ratio": ratio}
-        print(f"{kind:10} {median:6.2f} ms a step, {100 * (ratio - 1):+5.1f} %")
-    write(args.json, "traces", results)
+    write(args.json, "traces", {case: measure(case, args) for case in CASES})
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ SHORTER = {
     "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1",
     "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1",
     "benchmarks/step_time.py": "--requests 1 --steps 4",
+    "benchmarks/traces.py": "--requests 2 --steps 4 --rounds 1",
     "benchmarks/turns.py": "--at-once 1 --per-task 1 --turns 1",
     "benchmarks/wrapped_tasks.py": "--per-task 1",
     "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
