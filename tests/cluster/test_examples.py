@@ -29,6 +29,7 @@ def test_the_documented_run_is_the_measured_one() -> None:
     found = measured["results"]
     assert found["rows_in"] == found["rows_out"] == 10_000
     assert found["lost"] == found["doubled"] == 0
+    assert found["as_plain"] == found["rows_in"]
     assert found["nodes"] == 2
     assert f"{found['rows_before']:,} rows" in PAGE
     assert f"{found['as_plain']:,} of {found['rows_in']:,} answers" in PAGE
