@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -99,17 +100,17 @@ class RowOptions:
             return None
         return replace(options, prompt_length=prompt_length)
 
-    @property
+    @cached_property
     def reports(self) -> bool:
         """Whether logprobs are reported, with the tokens or in records."""
         return self.returns or self.records
 
-    @property
+    @cached_property
     def returns(self) -> bool:
         """Whether logprobs are reported with the tokens."""
         return self.logprobs is not None or bool(self.token_ids)
 
-    @property
+    @cached_property
     def work(self) -> RowWork:
         """What is to be done to the request's rows."""
         asked = {
