@@ -84,6 +84,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm.selftest.command", "vllm_dllm.viewer",
     },
     "vllm_dllm.viewer": {"vllm_dllm.tracing.trace", "vllm_dllm.commands", "rich"},
+    # Runs in vLLM's server, which imports it by the name that `startup.live_page` knows.
+    "vllm_dllm.viewer.live": {
+        "starlette", "vllm", "vllm_dllm.frontend.live_traces", "vllm_dllm.startup.live_page",
+        "vllm_dllm.tracing.trace", "vllm_dllm.viewer",
+    },
     # Nothing that takes seconds to import, but for the process that imports vLLM on their behalf.
     "vllm_dllm.commands": {"vllm_dllm", "vllm_dllm.vllm_patches.versions"},
     "vllm_dllm.commands.child": {

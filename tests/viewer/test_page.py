@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from tests.viewer.traces import HOSTILE, trace
 from vllm_dllm import cli
 from vllm_dllm.viewer.lines import LineError, as_line, read_lines
-from vllm_dllm.viewer.page import page
+from vllm_dllm.viewer.page import live_page, page, policy
 
 
 def line(number: int = 0, name: str = "a question") -> str:
@@ -45,6 +47,17 @@ def test_the_page_asks_nobody() -> None:
     elsewhere = set(re.findall(r"https?://[^\s\"'<)]+", text))
     assert elsewhere == {"http://www.w3.org/2000/svg"}, "the name of SVG, which is not fetched"
     assert "innerHTML" not in text
+
+
+def test_the_live_page_asks_its_server_alone() -> None:
+    text = live_page()
+    text.encode("ascii")
+    assert "connect-src 'self'" in text and "connect-src 'none'" not in text
+    assert "connect-src 'none'" in page([]), "a file asks nobody at all"
+    script = text.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy(text), "no other script runs"
+    assert "Storage" not in script and "cookie" not in script, "the key is kept in memory"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from vllm_dllm.frontend.admission import (
 )
 from vllm_dllm.frontend.client_identity import client_of
 from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradictions
+from vllm_dllm.frontend.live_traces import asked_live
 from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
 from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
@@ -79,9 +80,11 @@ class FrontEnd:
         shutdown: how this front end's server ends.
         request_classes: vLLM's classes of the requests that may come over HTTP.
         tool_parser: vLLM's name of the parser of the model's calls of tools, if it is known.
+        traces_all: every request is traced, for the page of `frontend.live_traces`.
     """
 
     tool_parser: str | None = None
+    traces_all = False
 
     def __init__(
         self,
@@ -228,6 +231,8 @@ class FrontEnd:
         unconstrained.structured_outputs = None
         request = make(prompt, unconstrained)
         final = request.sampling_params
+        if self.traces_all:
+            final.extra_args = asked_live(final.extra_args)
         self._keep_to_the_context(final, len(request.prompt_token_ids))
         self._refuse_contradictions(final)
         if automaton is not None:

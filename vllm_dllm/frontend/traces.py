@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 
@@ -24,15 +24,21 @@ from vllm_dllm.tracing.recorder import is_labelled, taken_off
 from vllm_dllm.tracing.records import records
 from vllm_dllm.tracing.trace import Replay
 
+if TYPE_CHECKING:
+    from vllm_dllm.frontend.live_traces import LiveTraces
+
 STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
 
 
-def take_records(request_states: dict[str, Any], outputs: list[Any]) -> None:
+def take_records(
+    request_states: dict[str, Any], outputs: list[Any], live: LiveTraces | None = None
+) -> None:
     """Take the records off outputs of the engine, which are then as vLLM knows them.
 
     Args:
         request_states: vLLM's ``RequestState`` of each running request, by id.
         outputs: vLLM's ``EngineCoreOutput``.
+        live: what gets the records of every request, where the server shows them.
     """
     for output in outputs:
         if not is_labelled(output.new_logprobs):
@@ -41,9 +47,15 @@ def take_records(request_states: dict[str, Any], outputs: list[Any]) -> None:
         state = request_states.get(output.request_id)
         if state is None:  # it was aborted
             continue
+        found = records(rows, length)
+        # Apart from each other: what the server shows must not come near an answer.
+        if live is not None and asked & Asked.LIVE:
+            live.add(state, found)
+        if not asked & ~Asked.LIVE:
+            continue
         if not hasattr(state, "dllm_assembly"):
             state.dllm_assembly = Assembly(state.prompt_len, Asked(asked))
-        state.dllm_assembly.add(records(rows, length))
+        state.dllm_assembly.add(found)
 
 
 def add_traces(state: Any, completion: Any) -> None:

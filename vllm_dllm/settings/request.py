@@ -31,12 +31,13 @@ CONSTRAINT_OPTIONS = ("diffusion_constraint_depth", "diffusion_constraint_tokens
 
 
 class Asked(IntFlag):
-    """What a request wants to know of its steps."""
+    """What a request wants to know of its steps; `LIVE` is what its server wants to know."""
 
     NOTHING = 0
     STEP_MAPS = 1
     TRACE = 2
     REPLAY = 4
+    LIVE = 8
 
 
 @dataclass(frozen=True)

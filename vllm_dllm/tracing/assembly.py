@@ -56,6 +56,12 @@ class Assembly:
             canvas.records.append(record)
             canvas.block = None
 
+    def blocks(self) -> list[Block]:
+        """All blocks that there are records of. One that has not changed is the same object."""
+        for canvas in self._canvases:
+            canvas.block = canvas.block or _block(canvas)
+        return [canvas.block for canvas in self._canvases if canvas.block is not None]
+
     def put_out(self, token_ids: Sequence[int]) -> Trace:
         """The trace of an output; `token_ids` is all of it so far.
 
@@ -63,9 +69,7 @@ class Assembly:
             TraceError: a token has no deciding step.
         """
         trace = self.trace
-        for canvas in self._canvases:
-            canvas.block = canvas.block or _block(canvas)
-        trace.blocks = [canvas.block for canvas in self._canvases if canvas.block is not None]
+        trace.blocks = self.blocks()
         index = trace.block_indices[-1] if trace.block_indices else 0
         deciding: dict[int, dict[int, Event]] = {}
         for token in range(len(trace.step_maps), len(token_ids)):

@@ -27,13 +27,14 @@ def as_line(name: str, trace: dict[str, Any], text_of: Callable[[int], str]) -> 
         trace: see `Trace.as_json`.
         text_of: the text of a token id.
     """
-    texts = {str(token): text_of(token) for token in sorted(_ids(trace))}
+    texts = {str(token): text_of(token) for token in sorted(token_ids(trace["blocks"]))}
     return json.dumps({"name": name, "texts": texts, "trace": trace})
 
 
-def _ids(trace: dict[str, Any]) -> set[int]:
+def token_ids(blocks: Iterable[dict[str, Any]]) -> set[int]:
+    """The ids of all tokens that occur in blocks of a trace, which are plain values."""
     found: set[int] = set()
-    for block in trace["blocks"]:
+    for block in blocks:
         found.update(block["tokens"])
         found.update(event["token"] for event in block["events"] if event["token"] is not None)
     return found

@@ -178,9 +178,13 @@ def _hear_why_workers_fail(original: Callable[..., None]) -> Callable[..., None]
 def _end_with_a_sentence(original: Callable[..., None]) -> Callable[..., None]:
     def cmd(args: Any) -> None:
         try:
+            if args.middleware:
+                from vllm_dllm.startup.live_page import refuse_several_servers
+
+                refuse_several_servers(args)
             original(args)
         except Exception as error:
-            if not _ours:
+            if not _ours and not isinstance(error, SettingsError):
                 raise
             from vllm_dllm.startup.readable import readable
 

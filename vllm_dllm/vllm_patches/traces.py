@@ -20,10 +20,11 @@ def apply() -> None:
 
 
 def _take_records(original: Callable[..., Any]) -> Callable[..., Any]:
-    from vllm_dllm.frontend import traces
+    from vllm_dllm.frontend import live_traces, traces
 
     def process_outputs(self: Any, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        traces.take_records(self.request_states, engine_core_outputs)
+        live = live_traces.live_traces_of(self)
+        traces.take_records(self.request_states, engine_core_outputs, live)
         return original(self, engine_core_outputs, *args, **kwargs)
 
     return process_outputs
