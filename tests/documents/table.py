@@ -95,9 +95,11 @@ NODES = "tests/e2e/test_nodes.py::test_answers_are_those_of_one_process"
 RAY_DATA = "tests/cluster/test_ray.py::test_rows_survive_a_killed_engine"
 RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
 TRACES = "tests/e2e/test_traces.py::test_watch_and_its_page"
+LIVE_PAGE = "tests/e2e/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
 RUN_BY = (
     Row("docs/traces.md", "vllm-dllm watch", TRACES),
     Row("docs/traces.md", "vllm-dllm trace", TRACES),
+    Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
     Row("docs/scaling.md", ".venv-ray/bin/python benchmarks/ray_data.py", RAY_DATA),
