@@ -35,6 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.tracing.recorder": {
         "numpy", "vllm", "vllm_dllm.settings", "vllm_dllm.tracing",
     },
+    # Counters by decoding algorithm: plain numbers, and Prometheus' counters as they are given.
+    "vllm_dllm.metrics": set(),
     # Between vLLM and the pure rooms.
     "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
     "vllm_dllm.checkpoints": {
@@ -59,8 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
-        "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
-        "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.worker",
+        "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",
+        "vllm_dllm.settings", "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.worker",
     },
     "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
     "vllm_dllm.frontend": {
@@ -68,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "vllm_dllm.vllm_patches": {
         "vllm", "vllm_dllm.checkpoints", "vllm_dllm.cpu", "vllm_dllm.families.registry",
-        "vllm_dllm.frontend", "vllm_dllm.settings", "vllm_dllm.startup",
+        "vllm_dllm.frontend", "vllm_dllm.metrics", "vllm_dllm.settings", "vllm_dllm.startup",
     },
     "vllm_dllm.vllm_patches.http_errors": {
         "PIL", "aiohttp", "vllm", "vllm_dllm.frontend", "vllm_dllm.vllm_patches.wrapping",

@@ -16,6 +16,7 @@ from examples.tiny.training import Encoder
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.engine import Engine, count_calls, engine
 from vllm_dllm.decoding import algorithm_names, get_algorithm
+from vllm_dllm.metrics.counts import COUNTERS, metric_name
 
 pytestmark = pytest.mark.engine
 
@@ -110,6 +111,40 @@ def steps(running: Engine) -> float:
     return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
 
 
+def by_algorithm(running: Engine) -> Counter[tuple[str, str]]:
+    """(algorithm, counter) -> its value, see `vllm_dllm.metrics.counts`."""
+    names = {metric_name(counter): counter for counter in COUNTERS}
+    return Counter(
+        {
+            (metric.labels["algorithm"], names[metric.name]): int(metric.value)
+            for metric in running.llm.get_metrics()
+            if metric.name in names
+        }
+    )
+
+
+def counted_in(
+    asked: list[Any], answers: list[list[Any]], corruption: Any
+) -> Counter[tuple[str, str]]:
+    """What the counters must have counted, by the requests' own traces and answers."""
+    kinds = {"denoise": "denoising_steps", "commit": "commit_passes", "wait": "waiting_passes"}
+    found: Counter[tuple[str, str]] = Counter()
+    for (_, options), outputs in zip(asked, answers, strict=True):
+        asked_for = options["extra_args"]["diffusion_algorithm"]
+        algorithm = get_algorithm(asked_for, corruption)[0].name
+        for completion in outputs:
+            found[algorithm, "finished_requests"] += 1
+            found[algorithm, "generation_tokens"] += len(completion.token_ids)
+            for block in completion.diffusion_trace.blocks:
+                found.update((algorithm, kinds[each.kind]) for each in block.passes)
+                found[algorithm, "blocks"] += 1
+            if completion.finish_reason == "error":  # counted as a denoise step, whatever it was
+                failed = completion.diffusion_trace.blocks[-1].passes[-1].kind
+                found[algorithm, kinds[failed]] -= 1
+                found[algorithm, "denoising_steps"] += 1
+    return found
+
+
 def check(prompt: list[int], completion: Any, masked: bool) -> None:
     """A trace is complete, and its parts agree with each other and with the answer."""
     tokens, trace = list(completion.token_ids), completion.diffusion_trace
@@ -158,9 +193,10 @@ def test_mixed_requests(family: str, mode: str, count: int) -> None:
     with engine(path, length, **options) as running:
         preempted = count_calls(running.scheduler, "_preempt_request")
         plain = completions(running, asked, {})
-        before = steps(running)
+        before, counts = steps(running), by_algorithm(running)
         traced = completions(running, asked, TRACED)
         counted = steps(running) - before
+        counts = Counter({key: n - counts[key] for key, n in by_algorithm(running).items()})
         running.assert_idle()
         assert not running.scheduler.recorder._kept
     kinds: Counter[str] = Counter()
@@ -176,6 +212,24 @@ def test_mixed_requests(family: str, mode: str, count: int) -> None:
     if not preempted:  # a canvas that begins again has its last attempt in the trace
         # vLLM counts every pass over a canvas, those that wait or commit, too.
         assert sum(kinds.values()) == counted, kinds
+        check_counts(counts, counted_in(asked, traced, FAMILIES[family][3]))
+
+
+def check_counts(counted: Counter[tuple[str, str]], expected: Counter[tuple[str, str]]) -> None:
+    """Every counter of every algorithm is the sum over its requests, exactly."""
+    algorithms = {algorithm for algorithm, _ in expected}
+    assert len(algorithms) > 2 or algorithms == {"EntropyBound"}, "the only one for noise"
+    for algorithm in {algorithm for algorithm, _ in counted}:
+        for counter in COUNTERS:
+            own, sums = counted[algorithm, counter], expected[algorithm, counter]
+            if counter == "committed_tokens":
+                # What leaves behind an answer's end is committed, too.
+                assert own >= expected[algorithm, "generation_tokens"]
+            elif counter == "blocks":
+                # An answer whose prefix is streamed may end before its last block leaves.
+                assert own <= sums
+            else:
+                assert own == sums, (algorithm, counter)
 
 
 def test_what_is_not_asked_for_is_not_there() -> None:

@@ -14,11 +14,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_dllm.families.counting import counting
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
 from vllm_dllm.tracing.recorder import Recorder
-from vllm_dllm.worker.slots import Mark
+from vllm_dllm.worker.slots import Mark, Told
 
 logger = init_logger("vllm.dllm")
 
@@ -69,7 +70,8 @@ class CommonRules(DiffusionScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """End each request that cannot go on, with an error for it alone and the reason in the log.
 
-        The sampler marks their canvases, and those that left without a commit, see `Mark`.
+        The sampler marks their canvases (`Mark`), and says of the others what their pass was
+        (`Told`).
         """
         marks = model_runner_output.num_nans_in_logits or {}
         for request_id, mark in marks.items():
@@ -89,7 +91,7 @@ class CommonRules(DiffusionScheduler):
         leaving = (output for each in outputs.values() for output in each.outputs)
         self.recorder.attach(leaving, self.requests.keys())
         for request_id, mark in marks.items():
-            if mark == Mark.KV_PENDING and request_id in self.requests:
+            if mark < 0 and -mark & Told.KV_PENDING and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if that were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs
@@ -107,8 +109,8 @@ def make_scheduler(**kwargs: Any) -> DiffusionScheduler:
     """The scheduler for a configuration (vLLM resolves ``scheduler_cls`` to this).
 
     A function, because whether scheduling is asynchronous is settled only after the
-    model's configuration hook has run.
+    model's configuration hook has run. Where no statistics are wanted, nothing is counted.
     """
     vllm_config = kwargs["vllm_config"]
     scheduler = family_of(vllm_config).scheduler(vllm_config.scheduler_config.async_scheduling)
-    return scheduler(**kwargs)
+    return (counting(scheduler) if kwargs["log_stats"] else scheduler)(**kwargs)

@@ -114,6 +114,11 @@ class Served:
     two_blocks: bool = False
 
     @property
+    def algorithm_names(self) -> list[str]:
+        """The registered algorithms that requests may choose; their presets have no own names."""
+        return [algorithm.name for algorithm in algorithms(self.corruption)]
+
+    @property
     def window_length(self) -> int:
         """Positions that a step over a canvas reads, and which vLLM counts as draft tokens."""
         return 2 * self.length if self.two_blocks else self.length

@@ -37,7 +37,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
             return
         # Only here, because it imports parts of vLLM that other processes do not need.
         from vllm_dllm.frontend.request_hooks import FrontEnd
-        from vllm_dllm.vllm_patches import traces
+        from vllm_dllm.vllm_patches import metrics, traces
 
         sampling_parameters.note_that_our_model_is_served()
         family = families()[vllm_config.model_config.architecture]
@@ -48,6 +48,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         http_endpoints.apply(front_end)
         beam_search.refuse_offline()
         traces.apply()
+        metrics.apply()
         engine_death.apply()
 
     return init

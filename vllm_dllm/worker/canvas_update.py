@@ -28,7 +28,7 @@ from vllm_dllm.worker.algorithm_state import (
 )
 from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
-from vllm_dllm.worker.slots import Phase, SlotState, Standing
+from vllm_dllm.worker.slots import Phase, SlotState, Standing, Told
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
 
@@ -109,7 +109,8 @@ class CanvasUpdate:
         `present` is as in `StepContext`.
         """
         now, sync = plan.standing, self.policy.sync
-        commits, skips = now.phase == int(Phase.COMMIT), self._skips_denoise(now)
+        commits = now.phase == int(Phase.COMMIT)
+        skips = now.ready > 0 if sync else commits
         updates = [_step(batch, plan, readings, present) for batch in plan.batches]
         canvas, done = updates[0].canvas, updates[0].done
         if len(updates) > 1:
@@ -131,12 +132,17 @@ class CanvasUpdate:
         ready = self._ready(plan, canvas, done, reach)
         if plan.waits is not None:
             ready = ready.masked_fill(plan.waits, 0)
-        ready_to_leave = ready > 0
-        if sync:
-            ready_to_leave = ready_to_leave & ready_to_leave.all()
+        ready_to_leave = (ready > 0) & (ready > 0).all() if sync else ready > 0
         written = self._needs_no_commit(plan, canvas, reach <= ready)
         leaves = commits | (ready_to_leave if self.policy.fused else ready_to_leave & written)
         streamed = self._streamed(plan, canvas, ready_to_leave, limit)
+        told = torch.add(commits * -int(Told.COMMITTED), leaves, alpha=-int(Told.LEFT))
+        if sync or plan.waits is not None:
+            told = torch.add(told, skips, alpha=-int(Told.WAITED))
+        kv_pending = torch.zeros_like(leaves)
+        if self.policy.fused and not self.policy.two_blocks:
+            kv_pending = leaves & ~(commits | written)
+            told = torch.add(told, kv_pending, alpha=-int(Told.KV_PENDING))
         return StepOutcome(
             canvas=canvas,
             state=[update.state for update in updates],
@@ -145,9 +151,8 @@ class CanvasUpdate:
             skips_denoise=skips,
             ready_to_leave=ready_to_leave,
             leaves=leaves,
-            kv_pending=torch.zeros_like(leaves)
-            if self.policy.two_blocks
-            else leaves & ~(commits | written),
+            kv_pending=kv_pending,
+            told=told,
             goes_on=~(leaves | ready_to_leave)
             if plan.waits is None
             else ~(leaves | ready_to_leave | plan.waits),
@@ -238,13 +243,7 @@ class CanvasUpdate:
 
 
 def _read_batch(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
-    """Read the rows of a batch.
-
-    Args:
-        state: the slots.
-        slots: int64 ``[n]``, the slots of the batch.
-        on_host: the same slots as a numpy array.
-    """
+    """Read the rows of a batch, of slots as in `CanvasUpdate.plan`."""
     now, before = state.read(slots)
     batches = state.algorithms.batches(slots, on_host, before)
     return now, before, batches, temperatures(batches, now)

@@ -261,7 +261,7 @@ class DiffusionSampler:
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
         # The scheduler ends requests that are not sound, and goes back to the start of the canvas
         # where its keys and values are pending.
-        nans = torch.where(sound, outcome.kv_pending * int(Mark.KV_PENDING), ends).int()
+        nans = torch.where(sound, outcome.told, ends).int()
         sampled = ((outcome.out - tail) * sound).int()
         if self.slots.window is None:
             written = outcome.leaves & ~outcome.kv_pending

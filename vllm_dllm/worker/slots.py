@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,14 +35,22 @@ NO_TOKEN = -1
 
 
 class Mark(IntEnum):
-    """The sampler's message to the scheduler about a canvas, sent as vLLM's number of NaNs."""
+    """Why a request ends; the sampler tells the scheduler in vLLM's number of NaNs of a canvas."""
 
-    KV_PENDING = -1  # the canvas has left, but its keys and values are still to be written
     NONE = 0
     UNSOUND = 1  # the canvas was read with NaN or infinities
     NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
     NOT_TAKEN_UP = 3  # the request's slot could not be set up
     UNREAD_TOKEN = 4  # the algorithm chose a token whose logprob is not known
+
+
+class Told(IntFlag):
+    """What a pass was to a sound canvas, sent as the same number, but negative."""
+
+    KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
+    WAITED = 2  # the decoding algorithm did not run; not told of a commit unless others may wait
+    COMMITTED = 4  # the pass was the canvas' commit
+    LEFT = 8  # the canvas has left, and the next one begins
 
 
 class Phase(IntEnum):

@@ -1,0 +1,97 @@
+"""A scheduler that counts passes, tokens and requests by decoding algorithm.
+
+It counts what vLLM counts: the passes whose result a request takes. With a step in flight, a pass
+over a request that has just ended is not among them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from vllm_dllm.metrics.counts import Increments, packed
+from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
+from vllm_dllm.worker.slots import Told
+
+
+class CountingRules(DiffusionScheduler):
+    """The rules of a scheduler that counts; `counting` puts them before those of a family."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.default_algorithm: str = self.vllm_config.model_config.dllm.choose().algorithm.name
+        self._algorithm_of: dict[str, str] = {}
+        self._marks: dict[str, int] = {}
+        # Until the next statistics are made: an aborted request may end between two steps.
+        self._increments: defaultdict[str, Increments] = defaultdict(Increments)
+
+    def add_request(self, request: Request) -> None:
+        """Note the algorithm of a request that begins."""
+        params = request.sampling_params
+        extra = None if params is None else params.extra_args
+        self._algorithm_of[request.request_id] = (
+            ResolvedRequest.received(extra).algorithm
+            if extra and RESOLVED in extra
+            else self.default_algorithm
+        )
+        super().add_request(request)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Count the step; what the sampler has told of its passes is read in between."""
+        self._marks = model_runner_output.num_nans_in_logits or {}
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def make_spec_decoding_stats(
+        self, *args: Any, num_accepted_tokens: int, request_id: str, **kwargs: Any
+    ) -> Any:
+        """Count a pass over a canvas, for which vLLM calls this once."""
+        increments = self._increments[self._algorithm_of[request_id]]
+        # A failure is a positive number: in its last pass the algorithm ran.
+        told = max(-self._marks.get(request_id, 0), 0)
+        if told & Told.COMMITTED:
+            increments.commit_passes += 1
+        elif told & Told.WAITED:
+            increments.waiting_passes += 1
+        else:
+            increments.denoising_steps += 1
+        if told & Told.LEFT:
+            increments.blocks += 1
+        increments.committed_tokens += num_accepted_tokens
+        return super().make_spec_decoding_stats(
+            *args, num_accepted_tokens=num_accepted_tokens, request_id=request_id, **kwargs
+        )
+
+    def _update_request_with_output(
+        self, request: Request, *args: Any, **kwargs: Any
+    ) -> tuple[list[int], bool]:
+        """Count the tokens of an answer, which ends within a block."""
+        tokens, stopped = super()._update_request_with_output(request, *args, **kwargs)
+        self._increments[self._algorithm_of[request.request_id]].generation_tokens += len(tokens)
+        return tokens, stopped
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """Count a request that ends."""
+        self._increments[self._algorithm_of.pop(request.request_id)].finished_requests += 1
+        return super()._free_request(request, *args, **kwargs)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Add to vLLM's statistics what has been counted since the last ones."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            stats.num_kv_fetch_reqs_by_stage |= packed(self._increments)
+            self._increments.clear()
+        return stats
+
+
+def counting(scheduler: type[DiffusionScheduler]) -> type[DiffusionScheduler]:
+    """A class that schedules as `scheduler` does, and counts."""
+    return type(f"Counting{scheduler.__name__}", (CountingRules, scheduler), {})
