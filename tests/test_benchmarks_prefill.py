@@ -57,6 +57,7 @@ def test_prefill_gains_are_of_the_minima_and_of_the_rounds() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.long
 def test_prefill_in_short(tmp_path: Path) -> None:
     path = tmp_path / "prefill.json"
     done = subprocess.run(

@@ -26,7 +26,7 @@ from vllm_dllm.constraints.automaton.configurations import START, Configurations
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 # Long form: VLLM_DLLM_CASES=5000
-CASES = int(os.environ.get("VLLM_DLLM_CASES", "100"))
+CASES = int(os.environ.get("VLLM_DLLM_CASES", "50"))
 
 
 @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -33,7 +33,7 @@ def run(way: str, bound_to: str) -> Any:
 @pytest.mark.parametrize(
     "bound_to",
     [
-        "0,1",
+        pytest.param("0,1", marks=pytest.mark.long),
         pytest.param("auto", marks=pytest.mark.long),
         pytest.param("nobind", marks=pytest.mark.long),
     ],

@@ -182,7 +182,9 @@ HALF = (kill_second_main, kill_first_engine, kill_first_main)
 @pytest.mark.parametrize(
     ("kill", "axis", "loaded"),
     [
-        pytest.param(kill_second_worker, "tensor", False, id="second_worker-tensor-idle"),
+        pytest.param(
+            kill_second_worker, "tensor", False, marks=LONG, id="second_worker-tensor-idle"
+        ),
         *(
             pytest.param(
                 kill,

@@ -31,9 +31,8 @@ CASES: dict[str, tuple[bool, int, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["experts", *(pytest.param(n, marks=pytest.mark.long) for n in list(CASES)[1:])]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
 def test_two_engines(name: str, tmp_path: Path) -> None:
     experts, block, flags = CASES[name]
     model = random_checkpoint(tmp_path / "model", experts, block)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import head_memory
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 
 def test_eight_requests_at_the_real_vocabulary(tmp_path: Path) -> None:

@@ -123,7 +123,9 @@ def here_and_there(model: Model, folder: Path, **options: Any) -> None:
     assert pages_in(folder) == saved
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["llada2", *(pytest.param(n, marks=pytest.mark.long) for n in ("sdar", "gemma"))]
+)
 def test_prefill_here_decode_there(name: str, tmp_path: Path) -> None:
     here_and_there(MODELS[name], tmp_path)
 

@@ -91,7 +91,7 @@ def damaged(name: str, folder: Path, policy: str, damage: str, **options: Any) -
         assert pages_in(folder) == set(sound)
 
 
-@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize("policy", ["recompute", pytest.param("fail", marks=pytest.mark.long)])
 def test_a_truncated_file(policy: str, tmp_path: Path) -> None:
     damaged("sdar", tmp_path, policy, "truncated")
 

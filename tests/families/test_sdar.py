@@ -42,7 +42,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
-@pytest.mark.parametrize("block", [4, pytest.param(8, marks=pytest.mark.long), 32])
+@pytest.mark.parametrize("block", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 32))])
 def test_the_published_rules_equal_transformers(tmp_path: Path, experts: bool, block: int) -> None:
     """Token for token, alone and together, however the requests are scheduled."""
     model = random_checkpoint(tmp_path, experts, block, tied=block == 8)

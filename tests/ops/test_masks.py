@@ -78,6 +78,7 @@ def test_a_window_is_its_layers() -> None:
     assert end.tolist() == [8] * 4
 
 
+@pytest.mark.long
 def test_pictures_by_command_and_in_the_docs() -> None:
     """`python -m vllm_dllm.ops.attention.masks` prints what docs/attention.md shows."""
     command = [sys.executable, "-m", "vllm_dllm.ops.attention.masks"]

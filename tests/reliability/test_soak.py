@@ -33,7 +33,8 @@ SIZES = {"llada2": Size(requests=350, distinct=80), "gemma": Size(requests=250, 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llada2", pytest.param("gemma", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["llada2", "gemma"])
 def test_soak(name: str, tmp_path: Path) -> None:
     report = run(MODELS[name], SIZES[name], tmp_path / "log")
     print("\n".join(report.lines()))

@@ -57,6 +57,7 @@ def test_checkpoints_and_golden_answers_are_in_the_wheel(installed: Path) -> Non
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_case_passes_from_there(installed: Path, tmp_path: Path) -> None:
     report, there = tmp_path / "report.json", {"PYTHONPATH": str(installed)}
     show = "import vllm_dllm; print(vllm_dllm.__file__)"

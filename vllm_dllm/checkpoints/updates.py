@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer import has_kv_transfer_group
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -21,20 +19,19 @@ class UpdatableWeights:
     transfer), so that only the checkpoint that an engine starts with can be required to be whole.
     """
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        # An engine that starts with invented weights gets all of them as an update.
-        self._has_weights = vllm_config.load_config.load_format == "dummy"
-        self._failed_update: str | None = None
+    _has_weights = False
+    _failed_update: str | None = None
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
         """Pass tensors of a checkpoint on, and raise a ValueError for one that is wrong.
+
+        Unless a class overrides this, all of them are passed on.
 
         Args:
             weights: names of a checkpoint's files, and tensors.
             whole: no tensor of the checkpoint may be missing.
         """
-        raise NotImplementedError
+        return weights
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint, and later an update, which may be a part of one.
@@ -44,7 +41,9 @@ class UpdatableWeights:
                 updates that would give wrong tokens: after one that failed half-way, and beside
                 stored keys and values, whose addresses do not know of it.
         """
-        is_update, self._has_weights = self._has_weights, True
+        # An engine that started with invented weights gets all of them as an update.
+        is_update = self._has_weights or _is_reloading(self)
+        self._has_weights = True
         if is_update:
             self._refuse_wrong_updates()
         try:
@@ -68,3 +67,8 @@ class UpdatableWeights:
                 "weights cannot be updated in an engine with --kv-transfer-config: its keys and "
                 "values are stored under the checkpoint that it started with"
             )
+
+
+def _is_reloading(model: Any) -> bool:
+    """Whether vLLM has begun to replace the weights of a model."""
+    return get_layerwise_info(model).kernel_tensors is not None
