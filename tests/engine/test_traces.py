@@ -283,3 +283,17 @@ def test_logprobs_are_those_that_a_request_gets(family: str) -> None:
         assert one.token_ids == other.token_ids
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-6)
         assert mine.probabilities == pytest.approx(theirs.probabilities, abs=1e-6)
+
+
+def test_a_constrained_canvas_that_waits_needs_no_path() -> None:
+    """In lockstep, one request ended with an error while it waited for the others."""
+    asked = list(mixed("gemma", 27))
+    found = []
+    for execution in ("fdfo", "sync"):
+        options = {"additional_config": {"dllm": {"execution": execution}}, **TEXT_ONLY_OPTIONS}
+        with engine(TINY_GEMMA, 32, max_num_seqs=24, **options) as running:
+            found.append(completions(running, asked, {}))
+    free, lockstep = ([[list(o.token_ids) for o in each] for each in outputs] for outputs in found)
+    assert "regex" in asked[26][1]
+    assert lockstep[26] == free[26] != [[]]
+    assert {o.finish_reason for each in found[1] for o in each} <= {"stop", "length"}

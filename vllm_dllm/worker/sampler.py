@@ -215,7 +215,7 @@ class DiffusionSampler:
         return name is not None and states.only(name, on_host)
 
     def _sound(
-        self, hidden_states: torch.Tensor, readings: Readings, slot: torch.Tensor
+        self, hidden: torch.Tensor, readings: Readings, slot: torch.Tensor, skips: torch.Tensor
     ) -> torch.Tensor:
         """Canvases that were read without NaN and infinities, bool ``[n]``.
 
@@ -224,13 +224,12 @@ class DiffusionSampler:
         """
         probability = readings.statistics.probability
         # A sum in float32 is finite where all its terms are.
-        trace = hidden_states.sum(-1, dtype=torch.float32).view(probability.shape)
-        finite = trace.isfinite().all(-1)
+        finite = hidden.sum(-1, dtype=torch.float32).view(probability.shape).isfinite().all(-1)
         sound = finite & probability.isfinite().all(-1)
         if readings.path is not None:
-            # A path is always feasible, because only tokens of paths are kept. If one ever is not,
-            # an error is better than an answer that violates the constraint.
-            sound = sound & readings.path.feasible
+            # Paths are always feasible, because only their tokens are kept; if one ever is not, an
+            # error is better than a wrong answer. A canvas that waits or commits needs none.
+            sound = sound & (readings.path.feasible | skips)
         state = self.slots
         own = state.failure[slot] != int(Mark.NONE)
         # Ruling out every token spoils no pages, but the step after may have written NaN.
@@ -295,6 +294,7 @@ def _finish(
             sampler.predictions.drop(slot)
         else:
             sampler.predictions.store(slot, soft, outcome.goes_on)
-    output = sampler._output(plan, outcome, sampler._sound(hidden_states, readings, slot))
+    sound = sampler._sound(hidden_states, readings, slot, outcome.skips_denoise)
+    output = sampler._output(plan, outcome, sound)
     sampler._read_next(slot, tokens)
     return output
