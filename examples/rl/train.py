@@ -110,10 +110,10 @@ def main(args: argparse.Namespace) -> list[float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--task", default="evaluate", help="see examples/tiny/tasks.py")
+    parser.add_argument("--task", default="count", help="see examples/tiny/tasks.py")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--problems", type=int, default=32, help="of a round")
     parser.add_argument("--answers", type=int, default=8, help="to each problem")
-    parser.add_argument("--rate", type=float, default=1e-4, help="of learning")
+    parser.add_argument("--rate", type=float, default=5e-5, help="of learning")
     parser.add_argument("--plot", type=Path, default=Path("reward.svg"))
     main(parser.parse_args())
