@@ -27,7 +27,7 @@ from vllm_dllm.decoding import EntropyBound, LowConfidence, StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.worker import logprobs
 from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import Mark, SlotState
+from vllm_dllm.worker.slots import Mark, SlotState, Told
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -150,7 +150,7 @@ def test_a_token_that_was_not_read_ends_its_request(
     monkeypatch.setattr(logprobs, "MOST_ON_DEVICE", 3)
     output, slots = two_steps(Elsewhere(), RowOptions(logprobs=most), None)
     assert slots.failure.tolist() == [Mark.UNREAD_TOKEN, Mark.NONE]
-    assert output.num_nans.tolist() == [Mark.UNREAD_TOKEN, 0]
+    assert output.num_nans.tolist() == [Mark.UNREAD_TOKEN, -(Told.COMMITTED | Told.LEFT)]
     assert output.num_sampled.tolist() == [0, L]
 
 
