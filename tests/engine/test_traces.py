@@ -248,43 +248,6 @@ def test_what_is_not_asked_for_is_not_there() -> None:
             assert completion.logprobs is None
 
 
-def reads_no_rows(family: str, options: dict[str, Any]) -> bool:
-    """Whether the logprob of a chosen token follows from what its algorithm reads."""
-    if "regex" in options or options["extra_args"]["diffusion_algorithm"] == "Credit":
-        return False
-    return bool(options["temperature"] > 0) == (family == "gemma")
-
-
-@pytest.mark.parametrize(
-    "family",
-    ["llada2", *(pytest.param(f, marks=pytest.mark.long) for f in ("sdar", "gemma"))],
-)
-def test_logprobs_are_those_that_a_request_gets(family: str) -> None:
-    """Also where they are the logarithm of what the algorithm has read, and no rows of logits are.
-
-    A float32 probability is the true one up to some roundings of 2^-24, and so is its logarithm.
-    """
-    path, length, _, _ = FAMILIES[family]
-    asked = [
-        (prompt, {key: value for key, value in options.items() if key not in ("logprobs", "n")})
-        for prompt, options in mixed(family, 40)
-    ]
-    reported = [(prompt, options | {"logprobs": 0}) for prompt, options in asked]
-    only = {"diffusion_trace": True}
-    text_only = TEXT_ONLY_OPTIONS if family == "gemma" else {}
-    with engine(path, length, max_num_seqs=24, **text_only) as running:
-        captured = count_calls(running.runner.model_state.reports, "capture")
-        completions(running, [one for one in asked if reads_no_rows(family, one[1])], only)
-        assert not captured, "no rows of logits"
-        light = completions(running, asked, only)
-        heavy = completions(running, reported, only)
-    for (one,), (other,) in zip(light, heavy, strict=True):
-        mine, theirs = one.diffusion_trace, other.diffusion_trace
-        assert one.token_ids == other.token_ids
-        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-6)
-        assert mine.probabilities == pytest.approx(theirs.probabilities, abs=1e-6)
-
-
 def test_a_constrained_canvas_that_waits_needs_no_path() -> None:
     """In lockstep, one request ended with an error while it waited for the others."""
     asked = list(mixed("gemma", 27))

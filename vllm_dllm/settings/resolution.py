@@ -88,6 +88,11 @@ class Choice:
     schedule_steps: int
     sources: Mapping[str, str]
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the algorithm is one of this package, of which more is known than its methods."""
+        return type(self.algorithm).__module__.startswith("vllm_dllm.")
+
 
 @dataclass(frozen=True)
 class Served:

@@ -76,8 +76,8 @@ class DiffusionSampler:
             return
         warm_up.compile()
         choice = warm_up.choice
-        ours = type(choice.algorithm).__module__.startswith("vllm_dllm.")
-        if self.slots.kind.mask_token is None and ours and self.slots.device.type != "cpu":
+        on_gpu = self.slots.device.type != "cpu"
+        if self.slots.kind.mask_token is None and choice.is_ours and on_gpu:
             self.compile_updates(choice)
 
     def compile_updates(self, choice: Choice) -> None:

@@ -59,7 +59,7 @@ def need_rows(choice: Choice, kind: CanvasKind, temperature: float, read_only: b
         read_only: the first canvas is the whole answer.
     """
     algorithm: Any = type(choice.algorithm)
-    if algorithm.ask is not BaseAlgorithm.ask or not algorithm.__module__.startswith("vllm_dllm."):
+    if algorithm.ask is not BaseAlgorithm.ask or not choice.is_ours:
         return True
     draws = temperature > 0
     return draws if kind.mask_token is not None else not draws or read_only
@@ -141,7 +141,9 @@ class StepRecords:
         needs_rows = self.slots.needs_rows[on_host]
         if not needs_rows.any():
             return read
-        scores = self.reports.scores[to_device(on_host, self.slots.device), :, 0]
+        # The table has no column while all who ask have theirs on the host.
+        table_rows = self.reports.scores[to_device(on_host, self.slots.device)]
+        scores = padded(table_rows, 1, 0)[..., 0]
         for index, slot in enumerate(on_host.tolist()):
             table = self.reports.on_host.get(slot)
             if table is not None:
@@ -150,7 +152,7 @@ class StepRecords:
 
     def added_to(
         self, logprobs: LogprobsTensors | None, batch_on_host: np.ndarray
-    ) -> LogprobsTensors | None:
+    ) -> LogprobsTensors:
         """The logprobs of a step, and behind them its `pending` records.
 
         Args:
