@@ -100,7 +100,6 @@ def main(args: argparse.Namespace) -> list[float]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             send(llm, model, folder)
-    print([round(mean, 3) for mean in means])
     plt.plot(means)
     plt.xlabel("round")
     plt.ylabel(f"share of right answers, {args.task}")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests import oracle
-from tests.e2e.conftest import TEMPLATE
+from tests.e2e.conftest import flags_of
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
 from vllm_dllm.frontend.live_traces import MOST_ANSWERS
@@ -33,10 +33,8 @@ OF_ONE_ANSWER = {"id", "created", "created_at", "completed_at", "system_fingerpr
 def live(golden: oracle.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """As the server that the other tests share, with the page and two keys."""
     scratch = tmp_path_factory.mktemp("live")
-    (scratch / "chat.jinja").write_text(TEMPLATE)
     flags = (
-        *("--diffusion-config", f'{{"canvas_length": {golden.block_size}}}'),
-        *("--chat-template", str(scratch / "chat.jinja")),
+        *flags_of(golden, scratch),
         *("--middleware", LIVE_PAGE, "--root-path", "/behind", "--api-key", *KEYS),
     )
     with Server(golden.path, *flags, log=scratch / "log") as running:

@@ -51,10 +51,13 @@ class Recorder:
         for first in range(0, len(rows.ids), each):
             record = rows.part(first, first + each)
             request_id = request_ids[batch_index(record)]
-            asked = self.asked(request_id)
-            if asked:
-                _, kept = self._kept.setdefault(request_id, (asked, []))
-                kept += (now, record)
+            # Who has records already is known; `attach` removes those that have ended.
+            if request_id not in self._kept:
+                asked = self.asked(request_id)
+                if not asked:
+                    continue
+                self._kept[request_id] = (asked, [])
+            self._kept[request_id][1].extend((now, record))
 
     def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
         """Send what is kept of requests with the tokens that leave now.

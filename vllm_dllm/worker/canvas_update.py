@@ -110,7 +110,8 @@ class CanvasUpdate:
         """
         now, sync = plan.standing, self.policy.sync
         commits = now.phase == int(Phase.COMMIT)
-        skips = now.ready > 0 if sync else commits
+        # Without lockstep the two are the same, and one comparison serves for both.
+        skips = self._skips_denoise(now) if sync else commits
         updates = [_step(batch, plan, readings, present) for batch in plan.batches]
         canvas, done = updates[0].canvas, updates[0].done
         if len(updates) > 1:

@@ -57,9 +57,7 @@ class ScoreSummary:
             normalizes: log-probabilities are reported, not the scores as they are.
         """
         rows = scores.float()
-        if isinstance(asked, int) and asked == 0:
-            top, ids = rows[:, :0], candidates[:, :0]
-        elif isinstance(asked, int):
+        if isinstance(asked, int):
             top, ids = rows.topk(asked, -1)
         else:
             ids = asked.expand(len(rows), -1)
