@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import types
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -17,6 +19,7 @@ from vllm_dllm.decoding import (
     algorithm_names,
     get_algorithm,
     register_algorithm,
+    registry,
 )
 from vllm_dllm.settings.ranges import SettingsError
 
@@ -63,24 +66,43 @@ def test_the_other_kind_of_model() -> None:
 
 
 def test_a_name_is_taken_once() -> None:
-    class Impostor(MaskedAlgorithm):
-        name = "LowConfidence"
+    class Impostor(LowConfidence):
+        pass
 
     with pytest.raises(ValueError, match="'LowConfidence' is registered twice"):
         register_algorithm(Impostor)
     register_algorithm(LowConfidence)  # the same class again, as when a module is reloaded
 
 
-def test_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Path(MaskedAlgorithm):
+@pytest.fixture
+def somebodys_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module to import algorithms from; what is registered is forgotten after the test."""
+    module = types.ModuleType("somebodys_rules")
+    monkeypatch.setitem(sys.modules, "somebodys_rules", module)
+    with patch.dict(registry._REGISTRY):
+        yield module
+
+
+def test_a_path(somebodys_rules: types.ModuleType) -> None:
+    class Rule(LowConfidence):
         name = "FromAPath"
 
-    module = types.ModuleType("somebodys_rules")
-    module.Path = Path
-    monkeypatch.setitem(sys.modules, "somebodys_rules", module)
-    assert isinstance(get_algorithm("somebodys_rules:Path", "mask")[0], Path)
+    somebodys_rules.Rule = Rule
+    assert isinstance(get_algorithm("somebodys_rules:Rule", "mask")[0], Rule)
     with pytest.raises(SettingsError, match="does not fit"):
-        get_algorithm("somebodys_rules:Path", "uniform")
+        get_algorithm("somebodys_rules:Rule", "uniform")
+
+
+def test_a_rule_without_a_step(somebodys_rules: types.ModuleType) -> None:
+    """It was registered, and ended the engine when the first request asked for it."""
+
+    class Rule(MaskedAlgorithm):
+        name = "Unfinished"
+
+    somebodys_rules.Rule = Rule
+    with pytest.raises(SettingsError, match="cannot be loaded: Rule does not define step"):
+        get_algorithm("somebodys_rules:Rule", "mask")
+    assert "Unfinished" not in algorithm_names("mask")
 
 
 @pytest.mark.parametrize("name", ["A" * 20_000_000, "JointThreshold-" + "Q" * 20_000_000])

@@ -18,6 +18,11 @@ MODELS: Mapping[Corruption, str] = {
     "uniform": "models that denoise random tokens (DiffusionGemma)",
 }
 
+ALGORITHM_PARTS = [
+    *Algorithm.__annotations__,
+    *(method for method in vars(Algorithm) if not method.startswith("_")),
+]
+
 _REGISTRY: dict[tuple[Corruption, str], Algorithm] = {}
 
 AlgorithmType = TypeVar("AlgorithmType", bound=Callable[[], Algorithm])
@@ -29,9 +34,13 @@ def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
     The same name may be used once for masked models and once for models of uniform noise.
 
     Raises:
+        TypeError: it lacks a part of `Algorithm`, such as `step`.
         ValueError: the name is taken.
     """
     algorithm = cls()
+    missing = [part for part in ALGORITHM_PARTS if not hasattr(algorithm, part)]
+    if missing:
+        raise TypeError(f"{cls.__name__} does not define {listed(missing)}")
     key = algorithm.corruption, algorithm.name
     if key in _REGISTRY and type(_REGISTRY[key]) is not cls:
         raise ValueError(f"decoding algorithm {algorithm.name!r} is registered twice")
