@@ -68,7 +68,14 @@ def test_a_prompt_in_one_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
-@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "FULL_AND_PIECEWISE",
+        pytest.param("FULL_DECODE_ONLY", marks=pytest.mark.long),
+        pytest.param("PIECEWISE", marks=pytest.mark.long),
+    ],
+)
 def test_windows_of_two_blocks(tokens: list[list[int]], backend: Backend, mode: str) -> None:
     """All canvases have queries of two blocks, for which one graph is enough, with padding too."""
     found = run(TWO_BLOCKS, backend, mode, asynchronous=True)

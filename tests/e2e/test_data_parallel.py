@@ -45,9 +45,8 @@ def requests_of_engines(server: Server) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny-llada2", pytest.param("tiny-diffusiongemma", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tiny-llada2", "tiny-diffusiongemma"])
 def test_two_engines(name: str, tmp_path: Path) -> None:
     flags = ["--data-parallel-size", "2", "--api-server-count", "1"]
     if NO_IMAGES[name]:

@@ -150,6 +150,7 @@ def gemma_with_marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
         yield running
 
 
+@pytest.mark.long
 def test_calls_are_marked_by_tokens(gemma_with_marks: Server) -> None:
     for choice in ("required", NAMED):
         options = {"tools": [BOOKED], "tool_choice": choice, "max_tokens": 256, "seed": 2}

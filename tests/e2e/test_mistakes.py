@@ -187,7 +187,12 @@ CHATS = [
 COMPLETIONS = [*NAMES, *ALGORITHMS, *VALUES, *UNSUPPORTED]
 
 
-@pytest.fixture(scope="module", params=EVERY)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=pytest.mark.long if family == "SDAR" else ()) for family in EVERY
+    ],
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Server]]:

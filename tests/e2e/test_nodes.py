@@ -22,7 +22,7 @@ from tests.support.nodes import Nodes, last_line, processes_of
 from tests.support.server import Server
 from vllm_dllm.selftest.golden import CHECKPOINTS, GOLDEN, load
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 AT_ONCE = 15.0  # seconds: vLLM waits for nine of them for workers that are stuck with the dead
 LAYOUTS = [
@@ -69,7 +69,6 @@ def begin(
 # ---- answers
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("family", "axis"), LAYOUTS)
 def test_answers_are_those_of_one_process(family: str, axis: str, tmp_path: Path) -> None:
     """The golden requests of the self-test, which one process has answered, all at once."""
@@ -97,7 +96,6 @@ def test_answers_are_those_of_one_process(family: str, axis: str, tmp_path: Path
     assert not differ
 
 
-@pytest.mark.long
 def test_a_pipeline_of_diffusion_gemma_is_refused(tmp_path: Path) -> None:
     """On each node by itself, before it waits for another."""
     nodes = Nodes(TINY_GEMMA, "pipeline", tmp_path, *TEXT_ONLY_FLAGS)
@@ -111,7 +109,6 @@ def test_a_pipeline_of_diffusion_gemma_is_refused(tmp_path: Path) -> None:
         assert "--pipeline-parallel-size" in last_line(node)
 
 
-@pytest.mark.long
 def test_nodes_with_other_settings_are_refused(tmp_path: Path) -> None:
     """Each rank decodes by its own settings, so that the answers would be of neither."""
     nodes = Nodes(TINY_LLADA2, "tensor", tmp_path)
@@ -174,7 +171,6 @@ DEATHS: dict[Callable[[Nodes], None], tuple[tuple[int, int], str | None, str | N
     kill_first_main: ((-9, 1), None, "the engine on the first node died: the server (pid "),
     kill_first_node: ((-9, 1), None, "died or cannot be reached"),
 }
-LONG = pytest.mark.long
 # Under load with one axis, idle with the other.
 HALF = (kill_second_main, kill_first_engine, kill_first_main)
 
@@ -183,22 +179,12 @@ HALF = (kill_second_main, kill_first_engine, kill_first_main)
     ("kill", "axis", "loaded"),
     [
         pytest.param(
-            kill_second_worker, "tensor", False, marks=LONG, id="second_worker-tensor-idle"
-        ),
-        *(
-            pytest.param(
-                kill,
-                axis,
-                loaded,
-                marks=LONG,
-                id=f"{kill.__name__[5:]}-{axis}-{'loaded' if loaded else 'idle'}",
-            )
-            for kill in DEATHS
-            for axis in ("tensor", "pipeline")
-            for loaded in (False, True)
-            if (kill, axis, loaded) != (kill_second_worker, "tensor", False)
-            and (kill not in HALF or loaded == (axis == "tensor"))
-        ),
+            kill, axis, loaded, id=f"{kill.__name__[5:]}-{axis}-{'loaded' if loaded else 'idle'}"
+        )
+        for kill in DEATHS
+        for axis in ("tensor", "pipeline")
+        for loaded in (False, True)
+        if kill not in HALF or loaded == (axis == "tensor")
     ],
 )
 def test_a_death_ends_both_nodes(
@@ -235,7 +221,6 @@ def to_all(nodes: Nodes) -> None:
         os.killpg(node.process.pid, signal.SIGTERM)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("send", [to_first, to_all])
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
 def test_running_requests_are_answered(
@@ -251,7 +236,6 @@ def test_running_requests_are_answered(
         assert_nothing_left(nodes.second)
 
 
-@pytest.mark.long
 def test_a_second_node_that_is_asked_to_end_alone(tmp_path: Path) -> None:
     """It waits for the first one, as long as that one's requests may take; then both end."""
     flags = ("--shutdown-timeout", "4")

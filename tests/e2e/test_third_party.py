@@ -26,6 +26,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pip_install(PACKAGE, FILES, tmp_path_factory)
 
 
+@pytest.mark.long
 def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
     with Server(TINY, log=tmp_path / "log", env={"PYTHONPATH": path}) as server:

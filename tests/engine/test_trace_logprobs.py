@@ -15,9 +15,24 @@ pytestmark = pytest.mark.engine
 
 def reads_no_rows(family: str, options: dict[str, Any]) -> bool:
     """Whether the logprob of a chosen token follows from what its algorithm reads."""
-    if "regex" in options or options["extra_args"]["diffusion_algorithm"] == "Credit":
+    if {"regex", "presence_penalty"} & options.keys():
         return False
-    return bool(options["temperature"] > 0) == (family == "gemma")
+    if options["extra_args"]["diffusion_algorithm"] == "Credit":
+        return False
+    return family != "gemma" or (options["temperature"] > 0 and "top_p" not in options)
+
+
+def varied(family: str, count: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Mixed requests; some with a filter and some with a bias, none with `n` or logprobs."""
+    found = []
+    for index, (prompt, options) in enumerate(mixed(family, count)):
+        kept = {key: value for key, value in options.items() if key not in ("logprobs", "n")}
+        if kept["temperature"] > 0 and index % 2:
+            kept |= {"top_p": 0.8, "top_k": 20}
+        if index % 5 == 0 and "regex" not in kept:
+            kept["presence_penalty"] = 0.5
+        found.append((prompt, kept))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -30,10 +45,7 @@ def test_logprobs_are_those_that_a_request_gets(family: str) -> None:
     A float32 probability is the true one up to some roundings of 2^-24, and so is its logarithm.
     """
     path, length, _, _ = FAMILIES[family]
-    asked = [
-        (prompt, {key: value for key, value in options.items() if key not in ("logprobs", "n")})
-        for prompt, options in mixed(family, 40)
-    ]
+    asked = varied(family, 40)
     reported = [(prompt, options | {"logprobs": 0}) for prompt, options in asked]
     only = {"diffusion_trace": True}
     text_only = TEXT_ONLY_OPTIONS if family == "gemma" else {}

@@ -41,7 +41,10 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "experts",
+    [pytest.param(False, id="dense"), pytest.param(True, id="experts", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("block", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 32))])
 def test_the_published_rules_equal_transformers(tmp_path: Path, experts: bool, block: int) -> None:
     """Token for token, alone and together, however the requests are scheduled."""

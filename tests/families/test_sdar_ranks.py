@@ -51,7 +51,7 @@ EVERY = [
 @pytest.mark.parametrize(
     ("axis", "experts", "block", "names"),
     [
-        ("tensor", False, 4, ["two blocks"]),
+        pytest.param("tensor", False, 4, ["two blocks"], marks=pytest.mark.long),
         pytest.param("pipeline", True, 8, ["two blocks, preempted"], marks=pytest.mark.long),
         *EVERY,
     ],

@@ -7,8 +7,10 @@ import torch
 
 from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
+    drawn_logprob,
+    drawn_weight,
     row_statistics,
-    with_samples,
+    with_drawn,
 )
 
 
@@ -78,7 +80,8 @@ def test_a_drawn_token_is_as_sure_as_it_is_likely() -> None:
     temperature = torch.tensor([1.0, 0.5, 0.0, 1.0])
     greedy = row_statistics(logits.clone(), forbidden=2)
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
-    got = with_samples(greedy, scaled, temperature, torch.tensor([1, 1, 1, 1]))
+    drawn = torch.tensor([1, 1, 1, 1])
+    got = with_drawn(greedy, drawn_weight(greedy, scaled, drawn), temperature > 0, drawn)
     p = logits.softmax(-1)
     assert got.token.tolist() == [1, 1, 0, 1]
     wanted = [p[0, 0], torch.tensor(1.0).neg().mul(2).exp(), p[2, 0], p[3, 1]]
@@ -93,9 +96,27 @@ def test_a_drawn_token_s_own_probability() -> None:
     own_at = temperature * torch.tensor([1, 1, 1, 1, 0, 0])
     greedy = row_statistics(logits.clone(), forbidden=29)
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
-    got = with_samples(greedy, scaled, temperature, drawn, own_at)
-    plain = with_samples(greedy, scaled, temperature, drawn)
+    weight = drawn_weight(greedy, scaled, drawn)
+    got = with_drawn(greedy, weight, temperature > 0, drawn, own_at)
+    plain = with_drawn(greedy, weight, temperature > 0, drawn)
     p = logits.softmax(-1).gather(1, drawn[:, None])[:, 0]
     wanted = torch.tensor([*p[:3], *plain.probability[3:]])
     torch.testing.assert_close(got.probability, wanted)
     assert torch.equal(got.token, plain.token)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 1.0, 3.0, 0.0])
+def test_the_logprob_of_a_drawn_token_is_that_at_temperature_1(temperature: float) -> None:
+    """Against float64. Budget: roundings of 2^-24, of results and of exponents."""
+    logits = torch.randn(400, 300, generator=torch.Generator().manual_seed(5)) * 4
+    warmth = torch.full((400,), temperature)
+    scaled = logits / (temperature or 1.0)
+    scaled[:, 299] = -torch.inf
+    drawn = scaled.double().softmax(-1).multinomial(1, generator=torch.Generator().manual_seed(6))
+    greedy = row_statistics(logits.clone(), forbidden=299)
+    found = drawn_logprob(greedy, drawn_weight(greedy, scaled, drawn[:, 0]), warmth)
+    exact = logits.double().log_softmax(-1).gather(1, drawn)[:, 0]
+    if not temperature:
+        exact = logits.double().log_softmax(-1).gather(1, greedy.token[:, None])[:, 0]
+    largest = logits.abs().amax(1).double()
+    assert ((found - exact).abs() <= 2**-24 * (8 + 8 * largest)).all()

@@ -51,7 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 # The others are looked at by `make test-long`.
 USUAL = {
-    *(("fdfo-async", name) for name in ("greedy-penalty", "credit", "fixed-steps", "constrained")),
+    *(("fdfo-async", name) for name in ("credit", "constrained")),
     *(("two-blocks", name) for name in ("credit", "constrained")),
 }
 CASES = [
@@ -139,8 +139,8 @@ def test_copies_equal_the_request_alone(
 @pytest.mark.parametrize(
     ("mode", "every"),
     [
-        ("fdfo-async", 3),
         ("two-blocks", 3),
+        pytest.param("fdfo-async", 3, marks=pytest.mark.long),
         pytest.param("two-blocks", 1, marks=pytest.mark.long),
         pytest.param("fdfo-async", 1, marks=pytest.mark.long),
         pytest.param("sync-async", 2, marks=pytest.mark.long),

@@ -10,7 +10,7 @@ import numpy as np
 from vllm.v1.outputs import LogprobsLists
 
 from vllm_dllm.settings.request import Asked
-from vllm_dllm.tracing.records import Rows, batch_index, clock
+from vllm_dllm.tracing.records import Rows, batch_indices, clock
 
 
 class Recorder:
@@ -24,7 +24,8 @@ class Recorder:
     def __init__(self, length: int, asked: Callable[[str], Asked]) -> None:
         self.length = length
         self.asked = asked
-        self._kept: dict[str, tuple[Asked, list[Rows]]] = {}
+        # By request: the clock of each step, the records of the step, and which of them is its own.
+        self._kept: dict[str, tuple[Asked, list[tuple[Rows, Rows, int]]]] = {}
         self._began = time.monotonic()
         self._steps = 0
 
@@ -41,23 +42,22 @@ class Recorder:
         if logprobs is None or starts is None or len(starts) <= len(request_ids):
             return
         now = clock(self._steps, int(1000 * (time.monotonic() - self._began)))
-        first_row = starts[len(request_ids)]
+        first_row, each = starts[len(request_ids)], self.length + 1
         rows = Rows(
-            logprobs.logprob_token_ids[first_row:, 0],
-            logprobs.logprobs[first_row:, 0],
-            logprobs.sampled_token_ranks[first_row:],
+            logprobs.logprob_token_ids[first_row:, 0].reshape(-1, each),
+            logprobs.logprobs[first_row:, 0].reshape(-1, each),
+            logprobs.sampled_token_ranks[first_row:].reshape(-1, each),
         )
-        each = self.length + 1
-        for first in range(0, len(rows.ids), each):
-            record = rows.part(first, first + each)
-            request_id = request_ids[batch_index(record)]
+        for row, index in enumerate(batch_indices(rows).tolist()):
+            request_id = request_ids[index]
+            kept = self._kept.get(request_id)
             # Who has records already is known; `attach` removes those that have ended.
-            if request_id not in self._kept:
+            if kept is None:
                 asked = self.asked(request_id)
                 if not asked:
                     continue
-                self._kept[request_id] = (asked, [])
-            self._kept[request_id][1].extend((now, record))
+                kept = self._kept[request_id] = (asked, [])
+            kept[1].append((now, rows, row))
 
     def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
         """Send what is kept of requests with the tokens that leave now.
@@ -72,7 +72,8 @@ class Recorder:
             asked, kept = self._kept.pop(output.request_id, (Asked.NOTHING, []))
             if kept:
                 label = (int(asked), self.length)
-                output.new_logprobs = with_records(output.new_logprobs, Rows.join(kept), label)
+                parts = [part for now, rows, row in kept for part in (now, rows.part(row))]
+                output.new_logprobs = with_records(output.new_logprobs, Rows.join(parts), label)
         for ended in self._kept.keys() - running:
             del self._kept[ended]
 

@@ -38,15 +38,15 @@ FLAGS = 8
 
 
 class Rows(NamedTuple):
-    """Rows of records: ``[rows]`` each, int32, float32 and int32."""
+    """Rows of records: int32, float32 and int32 of the same shape, ``[rows]`` or more of them."""
 
     ids: np.ndarray
     scores: np.ndarray
     bits: np.ndarray
 
-    def part(self, first: int, end: int) -> Rows:
-        """The rows ``first..end``."""
-        return Rows(*(column[first:end] for column in self))
+    def part(self, index: int | slice) -> Rows:
+        """What is at an index, or at a slice, of the first dimension."""
+        return Rows(*(column[index] for column in self))
 
     @classmethod
     def join(cls, parts: list[Rows]) -> Rows:
@@ -88,9 +88,10 @@ def clock(engine_step: int, milliseconds: int) -> Rows:
     )
 
 
-def batch_index(rows: Rows) -> int:
-    """The index in the batch of the canvas of a record that has no clock yet."""
-    return int(rows.bits[0]) // FLAGS
+def batch_indices(rows: Rows) -> np.ndarray:
+    """The indices in the batch of records that have no clock yet, ``[records, rows]``: int32."""
+    indices: np.ndarray = rows.bits[:, 0] // FLAGS
+    return indices
 
 
 def records(rows: Rows, length: int) -> list[Record]:
@@ -98,12 +99,14 @@ def records(rows: Rows, length: int) -> list[Record]:
     each = length + 2
     if len(rows.ids) % each:
         raise ValueError(f"{len(rows.ids)} rows are no whole number of records of {each} rows")
-    return [_record(rows.part(first, first + each)) for first in range(0, len(rows.ids), each)]
+    return [
+        _record(rows.part(slice(first, first + each))) for first in range(0, len(rows.ids), each)
+    ]
 
 
 def _record(rows: Rows) -> Record:
     width = int((rows.ids[2:] != ABSENT).sum())
-    body = rows.part(2, 2 + width)
+    body = rows.part(slice(2, 2 + width))
     return Record(
         engine_step=int(rows.ids[0]),
         milliseconds=int(rows.bits[0]),

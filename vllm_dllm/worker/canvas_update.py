@@ -61,19 +61,20 @@ class CanvasUpdate:
         """
         state, read = self.slots, _read_batch_compiled if compile else _read_batch
         now, before, batches, temperature = read(state, slots, on_host)
-        algorithms = [batch.all_slots for batch in batches]
+        algorithms, draws = [each.all_slots for each in batches], bool(state.samples[on_host].any())
         request = ReadRequest(
             slots,
             on_host,
             width,
-            draws=bool(state.samples[on_host].any()),
+            draws=draws,
             needs_rows=bool(state.needs_rows[on_host].any()),
             adjust=adjustments(batches) if any(each.adjusts for each in algorithms) else None,
             ask=asked(batches) if any(each.asks for each in algorithms) else None,
             entropy=any(each.algorithm.reads_entropy for each in algorithms),
             temperature=temperature,
             may_go_on=not state.one_step[on_host].all(),
-            own_at=own_at(batches, temperature) if state.samples[on_host].any() else None,
+            own_at=own_at(batches, temperature) if draws else None,
+            logprob=draws and bool(state.records[on_host].any()),
         )
         plan = StepPlan(before, now, batches, request)
         if state.constraints.followers and state.constraints.asked(on_host):

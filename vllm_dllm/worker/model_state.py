@@ -162,9 +162,18 @@ class DiffusionModelState(ModelState):
         if self.sees_logits:
             self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
         rows = RowOptions.of(params, asked, resolved.constrained)
-        needs_rows = rows is not None or packed is not None or self.reports.reports_logits
-        kind, drawn = self.slots.kind, params.temperature
-        if resolved.asked and (needs_rows or need_rows(choice, kind, drawn, resolved.read_only)):
+        if resolved.asked and (
+            packed is not None
+            or self.reports.reports_logits
+            or need_rows(
+                choice,
+                self.slots.kind,
+                params.temperature,
+                resolved.read_only,
+                rows,
+                self.reports.of_raw_logits,
+            )
+        ):
             rows = RowOptions.of(params, asked, resolved.constrained, records=True)
         self.slots.set_row_options(req_index, rows)
         self.reports.forget(req_index)

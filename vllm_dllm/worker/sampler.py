@@ -286,7 +286,7 @@ def _finish(
     if sampler.reports.pending or sampler.records.due:
         decided = sampler.canvas_update.decided(plan, outcome)
         sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
-        sampler.records.note(plan, outcome, decided, readings.statistics)
+        sampler.records.note(plan, outcome, decided, readings)
     tokens = sampler.canvas_update.keep(plan, outcome)
     if sampler.predictions is not None:
         soft = readings.soft_embedding

@@ -140,6 +140,7 @@ class SlotState:
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
         needs_rows: on the host, bool ``[slots]``, whether a slot is in `row_options`.
+        records_rows: on the host, bool ``[slots]``, whether its records need those rows, too.
         spoiled_on_host: bool ``[slots]``, `spoiled` as of the last step that is finished.
     """
 
@@ -178,6 +179,7 @@ class SlotState:
         self.whole: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_options: dict[int, RowOptions] = {}
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
+        self.records_rows: np.ndarray = np.zeros(slots, dtype=bool)
         self.row_tensors = RowOptionTensors(slots, kind.vocabulary, device)
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
@@ -232,6 +234,7 @@ class SlotState:
         if options is not None:
             self.row_options[slot] = options
         self.needs_rows[slot] = options is not None
+        self.records_rows[slot] = options is not None and options.records
         self.row_tensors.enter(slot, options)
 
     def with_row_options(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:

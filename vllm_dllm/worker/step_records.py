@@ -4,28 +4,34 @@ Records are rows behind those of logprobs, see `tracing.records`. A batch withou
 costs one look at a list on the host.
 
 The logprob of a decided token is the logarithm of the probability that the decoding algorithm has
-read anyway, where the two are the same: `need_rows` says where they are not. Only there whole rows
-of logits are read as for a request that asks for logprobs.
+read anyway, or follows from it: `need_rows` says where it does not. Only there whole rows of logits
+are read as for a request that asks for logprobs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import BaseAlgorithm
-from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.tracing.records import ABSENT, FLAGS, GIVEN, UNDECIDED, Flag
 from vllm_dllm.worker.logprobs import LogprobReports
+from vllm_dllm.worker.readout.contract import Readings
+from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.score_summary import padded
 from vllm_dllm.worker.slots import CanvasKind, SlotState
 from vllm_dllm.worker.step_plan import StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
+
+# From a tensor ``[n, ...]`` of a batch to the rows of its recorded canvases, ``[m, ...]``.
+Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,24 +51,38 @@ class PendingRecords:
     bits: torch.Tensor
 
 
-def need_rows(choice: Choice, kind: CanvasKind, temperature: float, read_only: bool) -> bool:
-    """Whether the logprobs of a recorded request are not those of what its algorithm reads.
+def need_rows(
+    choice: Choice,
+    kind: CanvasKind,
+    temperature: float,
+    read_only: bool,
+    rows: RowOptions | None,
+    raw: bool,
+) -> bool:
+    """Whether the logprobs of a recorded request do not follow from what its algorithm reads.
 
-    An algorithm reads the probability of the likeliest token, at the temperature where tokens are
-    drawn. A masked model's logprobs are those of the raw logits. A model of uniform noise divides
-    by the temperature, of which 0 leaves nothing to read; see `token_choice`.
+    A masked model's logprobs are by default those of the raw logits. They follow from the
+    probability of the likeliest token and the weight of the drawn one (`Readings.logprob`), unless
+    logits were biased. A model of uniform noise divides by the temperature, of which 0 leaves
+    nothing to read; see `token_choice`.
 
     Args:
         choice: of the request; its algorithm may choose ids that it has asked for.
         kind: of the model's canvases.
         temperature: of the request.
         read_only: the first canvas is the whole answer.
+        rows: of the request.
+        raw: a masked model's logprobs are those of the raw logits.
     """
     algorithm: Any = type(choice.algorithm)
     if algorithm.ask is not BaseAlgorithm.ask or not choice.is_ours:
         return True
     draws = temperature > 0
-    return draws if kind.mask_token is not None else not draws or read_only
+    if kind.mask_token is None:
+        return rows is not None or not draws or read_only
+    if rows is not None and (rows.biases or rows.returns):
+        return True
+    return draws and not raw
 
 
 class StepRecords:
@@ -84,7 +104,7 @@ class StepRecords:
         plan: StepPlan,
         outcome: StepOutcome,
         decided: torch.Tensor,
-        statistics: RowStatistics,
+        readings: Readings,
     ) -> None:
         """Record this pass, behind `LogprobReports.report` and before slots are written.
 
@@ -92,42 +112,41 @@ class StepRecords:
             plan: of the step.
             outcome: of the step.
             decided: bool ``[n, L]``, see `CanvasUpdate.decided`.
-            statistics: ``[n, L]``, what the decoding algorithm read.
+            readings: what the decoding algorithm read.
         """
         request, state = plan.request, self.slots
-        on_host = np.flatnonzero(state.records[request.on_host])
-        if not len(on_host):
+        recorded = state.records[request.on_host]
+        if not recorded.any():
             return
-        index = to_device(on_host, state.device)
+        index = None if recorded.all() else to_device(np.flatnonzero(recorded), state.device)
 
         def rows(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.index_select(0, index)
+            return tensor if index is None else tensor.index_select(0, index)
 
-        commits = rows(outcome.commits)
+        commits, on_host = rows(outcome.commits), request.on_host[recorded]
         tokens = torch.where(
             commits[:, None], rows(plan.before.tokens), rows(outcome.canvas.tokens)
         )
-        probability, by_model = _read(statistics, index, tokens)
         denoised = ~rows(outcome.skips_denoise)
-        chosen = rows(decided) & by_model & denoised[:, None]
-        logprobs = self._logprobs(request.on_host[on_host], probability.float().log())
-        probability = torch.where(chosen, probability.float(), UNDECIDED)
+        read = _read(readings, rows, tokens)
+        chosen = rows(decided) & denoised[:, None]
+        if read.by_model is not None:
+            chosen = chosen & read.by_model
+        probability = torch.where(chosen, read.probability, UNDECIDED)
         probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
-        width = request.width if isinstance(request.width, int) else rows(request.width)[:, None]
-        slots = rows(request.slots)
+        if not isinstance(request.width, int):
+            tokens = tokens.masked_fill(state.position >= rows(request.width)[:, None], ABSENT)
         header = (
             denoised * int(Flag.DENOISED)
             + commits * int(Flag.COMMITTED)
             + rows(outcome.leaves) * int(Flag.LEFT)
         )
         self.pending = PendingRecords(
-            request.on_host[on_host],
+            on_host,
+            _with_header(state.start.index_select(0, rows(request.slots)), tokens, torch.int32),
             _with_header(
-                state.start.index_select(0, slots),
-                tokens.masked_fill(state.position >= width, ABSENT),
-                torch.int32,
+                rows(plan.standing.step), self._logprobs(on_host, read.logprob), torch.float32
             ),
-            _with_header(rows(plan.standing.step), logprobs, torch.float32),
             _with_header(header, probability.view(torch.int32), torch.int32),
         )
 
@@ -136,10 +155,10 @@ class StepRecords:
 
         Args:
             on_host: the slots of the recorded canvases, ``[m]``.
-            read: those by the decoding algorithm, ``[m, L]``.
+            read: those that follow from what the decoding algorithm read, ``[m, L]``.
         """
-        needs_rows = self.slots.needs_rows[on_host]
-        if not needs_rows.any():
+        from_rows = self.slots.records_rows[on_host]
+        if not from_rows.any():
             return read
         # The table has no column while all who ask have theirs on the host.
         table_rows = self.reports.scores[to_device(on_host, self.slots.device)]
@@ -148,7 +167,7 @@ class StepRecords:
             table = self.reports.on_host.get(slot)
             if table is not None:
                 scores[index] = table.logprobs[:, 0].to(scores.device)
-        return torch.where(to_device(needs_rows, scores.device)[:, None], scores, read)
+        return torch.where(to_device(from_rows, scores.device)[:, None], scores, read)
 
     def added_to(
         self, logprobs: LogprobsTensors | None, batch_on_host: np.ndarray
@@ -161,7 +180,9 @@ class StepRecords:
         """
         pending, self.pending = self.pending, None
         assert pending is not None
-        index = np.flatnonzero(np.isin(batch_on_host, pending.on_host))
+        recorded: np.ndarray = np.zeros(len(self.slots.tokens), dtype=bool)
+        recorded[pending.on_host] = True
+        index = np.flatnonzero(recorded[batch_on_host])
         bits = pending.bits.clone()
         bits[:, 0] += to_device(index.astype(np.int32) * FLAGS, bits.device)
         starts, own = [0] * len(batch_on_host), 0
@@ -189,24 +210,35 @@ def _joined(
     )
 
 
-def _read(
-    statistics: RowStatistics, index: torch.Tensor, tokens: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The probabilities of the tokens on canvases, and whether the model has chosen them.
+class _Read(NamedTuple):
+    """What the decoding algorithm has read of the tokens on canvases, ``[m, L]``.
+
+    Attributes:
+        probability: float32.
+        logprob: float32.
+        by_model: bool, the model has chosen them; None where it has chosen all of them.
+    """
+
+    probability: torch.Tensor
+    logprob: torch.Tensor
+    by_model: torch.Tensor | None = None
+
+
+def _read(readings: Readings, rows: Rows, tokens: torch.Tensor) -> _Read:
+    """What was read of the recorded canvases, which `rows` selects; `tokens` is what they hold.
 
     A model of uniform noise writes a token at every position in every step. Where it is neither
     the likeliest one nor the one that was drawn, it is noise.
-
-    Returns:
-        Float32 and bool ``[m, L]``.
     """
-    probability = statistics.probability.index_select(0, index)
+    statistics = readings.statistics
+    probability = rows(statistics.probability).float()
     if not isinstance(statistics, SampledStatistics):
-        return probability, torch.ones_like(tokens, dtype=torch.bool)
-    is_drawn = tokens == statistics.sample.index_select(0, index)
-    is_likeliest = tokens == statistics.token.index_select(0, index)
-    drawn = statistics.sample_probability.index_select(0, index)
-    return torch.where(is_likeliest, probability, drawn), is_drawn | is_likeliest
+        known = readings.logprob
+        return _Read(probability, probability.log() if known is None else rows(known))
+    is_likeliest = tokens == rows(statistics.token)
+    probability = torch.where(is_likeliest, probability, rows(statistics.sample_probability))
+    by_model = is_likeliest | (tokens == rows(statistics.sample))
+    return _Read(probability, probability.log(), by_model)
 
 
 def _with_header(header: torch.Tensor, body: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

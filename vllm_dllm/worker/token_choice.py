@@ -23,8 +23,9 @@ from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
     RowStatistics,
     SampledStatistics,
+    drawn_logprob,
+    drawn_weight,
     with_drawn,
-    with_samples,
 )
 from vllm_dllm.ops.statistics.sampled import sampled_statistics
 from vllm_dllm.worker.logit_biases import filtered
@@ -120,6 +121,7 @@ class MaskedRows:
         samples: bool ``[n]``, on the host, whether a request draws.
         length: L.
         own_at: see `ReadRequest`.
+        logprob: float32 ``[rows]``, see `Readings`.
     """
 
     statistics: RowStatistics
@@ -131,6 +133,7 @@ class MaskedRows:
     samples: list[bool]
     length: int
     own_at: torch.Tensor | None = None
+    logprob: torch.Tensor | None = None
 
     def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
         """See `RowChoice`.
@@ -191,8 +194,12 @@ class MaskedChoice:
         """See `TokenChoice`. Filters apply after the temperature."""
         length, samples = self.slots.length, self.slots.samples[request.on_host]
         greedy = self.statistics(logits, self.mask_token, request.entropy)
+        logprob = greedy.probability.log() if request.logprob else None
         if keys is None or not samples.any():
-            return MaskedRows(greedy, greedy, logits, None, None, None, samples.tolist(), length)
+            own = samples.tolist()
+            return MaskedRows(
+                greedy, greedy, logits, None, None, None, own, length, logprob=logprob
+            )
         temperature = request.temperature.repeat_interleave(length)
         tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         tempered[:, self.mask_token] = -torch.inf
@@ -201,10 +208,22 @@ class MaskedChoice:
         # Constrained canvases draw when they follow their paths.
         if (samples & ~self.slots.constraints.constrained(request.on_host)).any():
             drawn = self.draw(kept, keys.flatten())
-            own_at = request.own_at_rows(length)
-            chosen = with_samples(greedy, tempered, temperature, drawn, own_at)
-        own = samples.tolist()
-        return MaskedRows(chosen, greedy, logits, tempered, kept, keys, own, length, request.own_at)
+            weight, own_at = drawn_weight(greedy, tempered, drawn), request.own_at_rows(length)
+            chosen = with_drawn(greedy, weight, temperature > 0, drawn, own_at)
+            if request.logprob:
+                logprob = drawn_logprob(greedy, weight, temperature)
+        return MaskedRows(
+            statistics=chosen,
+            greedy=greedy,
+            logits=logits,
+            tempered=tempered,
+            filtered=kept,
+            keys=keys,
+            samples=samples.tolist(),
+            length=length,
+            own_at=request.own_at,
+            logprob=logprob,
+        )
 
 
 @dataclass

@@ -125,29 +125,35 @@ def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) ->
     return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
 
 
-def with_samples(
-    greedy: RowStatistics,
-    scaled: torch.Tensor,
-    temperature: torch.Tensor,
-    drawn: torch.Tensor,
-    own_at: torch.Tensor | None = None,
-) -> RowStatistics:
-    """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
-
-    A drawn token's confidence is the smaller of the argmax' probability and its own weight
-    relative to the argmax, ``exp((logit - largest) / temperature)``. So a token that is
-    as likely as the argmax has the same confidence. With the (small) probability of the drawn
-    token itself, thresholds would let only one token a step pass.
+def drawn_weight(greedy: RowStatistics, scaled: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """The weight of drawn tokens relative to the argmax, ``exp((logit - largest) / temperature)``.
 
     Args:
         greedy: statistics of shape ``[rows]``.
         scaled: ``[rows, vocabulary]``, logits divided by the temperature (by 1 where that is 0).
-        temperature: float32 ``[rows]``; rows at 0 stay as they are.
         drawn: int64 ``[rows]``.
-        own_at: see `with_drawn`.
+
+    Returns:
+        Float32 ``[rows]``.
     """
     weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
-    return with_drawn(greedy, weight[:, 0].float(), temperature > 0, drawn, own_at)
+    return weight[:, 0].float()
+
+
+def drawn_logprob(
+    greedy: RowStatistics, weight: torch.Tensor, temperature: torch.Tensor
+) -> torch.Tensor:
+    """The log-probabilities of drawn tokens at temperature 1, float32 ``[rows]``.
+
+    They are ``log p(argmax) + temperature * log(weight)``, without another look at the rows.
+
+    Args:
+        greedy: statistics of shape ``[rows]``.
+        weight: float32 ``[rows]``, see `drawn_weight`.
+        temperature: float32 ``[rows]``; rows at 0 have the argmax.
+    """
+    likeliest = greedy.probability.log()
+    return torch.where(temperature > 0, likeliest + temperature * weight.log(), likeliest)
 
 
 def with_drawn(
@@ -157,11 +163,15 @@ def with_drawn(
     drawn: torch.Tensor,
     own_at: torch.Tensor | None = None,
 ) -> RowStatistics:
-    """`with_samples`, given the drawn tokens' weights relative to the argmax.
+    """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
+
+    A drawn token's confidence is the smaller of the argmax' probability and its own weight. So a
+    token that is as likely as the argmax has the same confidence. With the (small) probability of
+    the drawn token itself, thresholds would let only one token a step pass.
 
     Args:
         greedy: statistics of shape ``[rows]``.
-        weight: float32 ``[rows]``.
+        weight: float32 ``[rows]``, see `drawn_weight`.
         sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
         drawn: int64 ``[rows]``.
         own_at: float32 ``[rows]``, the temperature of rows whose drawn token is as sure as it is

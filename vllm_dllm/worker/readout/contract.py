@@ -42,6 +42,7 @@ class ReadRequest:
         may_go_on: whether any canvas may be denoised again after this step, as far as the host
             knows; if not, no soft embedding is needed.
         own_at: float32 ``[n]``, see `with_drawn`; None where no algorithm of the batch asks for it.
+        logprob: whether `Readings.logprob` is needed.
     """
 
     slots: torch.Tensor
@@ -56,6 +57,7 @@ class ReadRequest:
     window: CanvasWindow | None = None
     may_go_on: bool = True
     own_at: torch.Tensor | None = None
+    logprob: bool = False
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
@@ -73,6 +75,7 @@ class ReadRequest:
             None if self.window is None else self.window.part(rows),
             self.may_go_on,
             None if self.own_at is None else self.own_at[rows],
+            self.logprob,
         )
 
     def own_at_rows(self, length: int) -> torch.Tensor | None:
@@ -93,6 +96,9 @@ class Readings:
             model, or where no canvas may go on.
         log_probabilities: float32 ``[n, L, K]``, those of the ids in `ReadRequest.ask`, or None.
         path: the paths of constrained canvases; None where no request has a constraint.
+        logprob: float32 ``[n, L]``, the log-probabilities at temperature 1 of the tokens in
+            `statistics`, filters aside. Those of requests with biases or constraints are
+            meaningless. None where it is not needed, and for a model of uniform noise.
     """
 
     statistics: RowStatistics
@@ -101,6 +107,7 @@ class Readings:
     soft_embedding: torch.Tensor | None = None
     log_probabilities: torch.Tensor | None = None
     path: ConstrainedPath | None = None
+    logprob: torch.Tensor | None = None
 
 
 class Readout(Protocol):

@@ -16,7 +16,7 @@ from vllm_dllm.worker.logits_pipeline import LogitsPipeline
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import HEAD_BYTES, Readings, ReadRequest
 from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.token_choice import MaskedChoice
+from vllm_dllm.worker.token_choice import MaskedChoice, MaskedRows
 
 
 class DenseReadout:
@@ -63,12 +63,8 @@ class DenseReadout:
         if request.needs_rows or request.window is not None or adjusts or asks:
             return self._from_logits(hidden, request)
         if request.draws:
-            statistics = self._drawn(hidden, request)
-        else:
-            statistics = self._likeliest(hidden, request.entropy)
-        if statistics is None:
-            return self._from_logits(hidden, request)
-        return Readings(statistics.view(-1, self.slots.length))
+            return self._drawn(hidden, request)
+        return Readings(self._likeliest(hidden, request.entropy).view(-1, self.slots.length))
 
     def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
@@ -81,15 +77,15 @@ class DenseReadout:
         ]
         return type(parts[0]).join(parts)
 
-    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics | None:
-        """Statistics ``[rows]`` with drawn tokens (see `with_samples`); None if it takes logits."""
-        return None
+    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        """Readings with drawn tokens (see `with_drawn`); here it takes logits."""
+        return self._from_logits(hidden, request)
 
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """The readings by way of whole rows of logits, some canvases at a time."""
         length, count = self.slots.length, len(request.slots)
         path = None if request.window is None else ConstrainedPath.empty(request.window)
-        statistics, asked = [], []
+        statistics, logprob, asked = [], [], []
         copies = self.pipeline.copies_rows(request.on_host)  # which take as much memory again
         at_once = max(1, self.canvases // 2) if copies else self.canvases
         for first in range(0, count, at_once):
@@ -98,15 +94,24 @@ class DenseReadout:
             logits = self.head(hidden[first * length : end * length])
             keys = self.keys_of(part.slots).view(-1, length) if request.draws else None
             own_path = None if path is None else path.part(slice(first, end))
-            statistics.append(self.pipeline.read(logits, part, keys, own_path).statistics)
+            chosen = self.pipeline.read(logits, part, keys, own_path)
+            assert isinstance(chosen, MaskedRows)
+            statistics.append(chosen.statistics)
+            if chosen.logprob is not None:
+                logprob.append(chosen.logprob)
             if part.ask is not None:
                 ids = part.ask.flatten(0, 1)  # [rows, K]
                 total = logits.float().logsumexp(-1, keepdim=True)
                 asked.append(logits.gather(1, ids).float() - total)
-            del logits  # the rows of one part at a time
+            del logits, chosen  # the rows of one part at a time
         joined = type(statistics[0]).join(statistics).view(-1, length)
         log_p = torch.cat(asked).view(count, length, -1) if asked else None
-        return Readings(joined, log_probabilities=log_p, path=path)
+        return Readings(
+            joined,
+            log_probabilities=log_p,
+            path=path,
+            logprob=torch.cat(logprob).view(-1, length) if logprob else None,
+        )
 
     def keys_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n * L]``."""

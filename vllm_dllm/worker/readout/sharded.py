@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics, with_drawn
+from vllm_dllm.ops.statistics.rows import (
+    RowStatistics,
+    SampledStatistics,
+    drawn_logprob,
+    with_drawn,
+)
 from vllm_dllm.ops.statistics.sharded import sharded_statistics, without
 from vllm_dllm.ops.statistics.tiled import example_budgets, tiled_statistics
 from vllm_dllm.worker.readout.contract import (
     HEAD_BYTES,
+    Readings,
     ReadRequest,
     batch_extremes,
     tile_budget,
@@ -25,8 +31,8 @@ class ShardedReadout(TilesReadout):
             hidden, self.tiles, self.mask_token, entropy, HEAD_BYTES, self.compile
         )
 
-    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics:
-        """Statistics ``[rows]`` with drawn tokens.
+    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        """Readings with drawn tokens.
 
         They take a second pass over the head, which costs less than to exchange logits.
         """
@@ -35,8 +41,13 @@ class ShardedReadout(TilesReadout):
         keys, budget = self.keys_of(request.slots), tile_budget(self.slots.device)
         sampled = self._sampled(hidden, temperature, keys, budget)
         weight = sampled.sample_probability / sampled.probability
-        own_at = request.own_at_rows(self.slots.length)
-        return with_drawn(greedy, weight, temperature > 0, sampled.sample, own_at)
+        length = self.slots.length
+        own_at = request.own_at_rows(length)
+        statistics = with_drawn(greedy, weight, temperature > 0, sampled.sample, own_at)
+        logprob = None
+        if request.logprob:
+            logprob = drawn_logprob(greedy, weight, temperature).view(-1, length)
+        return Readings(statistics.view(-1, length), logprob=logprob)
 
     def _sampled(
         self, hidden: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, budget: int
