@@ -183,7 +183,7 @@ class StepRecords:
         recorded: np.ndarray = np.zeros(len(self.slots.tokens), dtype=bool)
         recorded[pending.on_host] = True
         index = np.flatnonzero(recorded[batch_on_host])
-        bits = pending.bits.clone()
+        bits = pending.bits
         bits[:, 0] += to_device(index.astype(np.int32) * FLAGS, bits.device)
         starts, own = [0] * len(batch_on_host), 0
         if logprobs is not None:
