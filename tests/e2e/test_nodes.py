@@ -238,10 +238,10 @@ def test_running_requests_are_answered(
 
 def test_a_second_node_that_is_asked_to_end_alone(tmp_path: Path) -> None:
     """It waits for the first one, as long as that one's requests may take; then both end."""
-    flags = ("--shutdown-timeout", "4")
+    flags = ("--shutdown-timeout", "10")
     with Nodes(TINY / "tiny-llada2", "tensor", tmp_path, *flags) as nodes:
         nodes.second.process.terminate()
         time.sleep(2)
         assert nodes.first.complete("sort 61 35", 40, temperature=0)["token_ids"]
-        assert nodes.statuses(2 + AT_ONCE) == (1, 0)
+        assert nodes.statuses(10 + AT_ONCE) == (1, 0)
         assert RANK_1 in last_line(nodes.first)

@@ -126,7 +126,7 @@ class Lifelines:
 
 def hold(
     address: tuple[str, int, str], rank: int, node: int, on_end: Callable[[str | None], None]
-) -> None:
+) -> socket.socket:
     """Connect a worker to the engine on the first node.
 
     Args:
@@ -135,6 +135,9 @@ def hold(
         node: its node's number.
         on_end: called from a thread when the engine has ended: with None if it was asked to,
             otherwise with a line that says why it failed.
+
+    Returns:
+        the connection. To shut it down tells the engine that this worker ends.
 
     Raises:
         ConnectionError: the first node cannot be reached.
@@ -161,6 +164,7 @@ def hold(
             on_end(f"the engine on the first node ({host}) died or cannot be reached")
 
     threading.Thread(target=wait, daemon=True, name="DllmLifeline").start()
+    return connection
 
 
 def _read_line(connection: socket.socket) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -85,16 +86,21 @@ class _Ending:
 
     Attributes:
         asked: the engine was asked to end, and this worker with it.
+        lifeline: the connection to the engine, once there is one.
     """
 
     def __init__(self, worker: Any, shutdown_requested: threading.Event) -> None:
         self.asked = False
+        self.lifeline: socket.socket | None = None
+        self._lets_go = False
         self._queue = worker.rpc_broadcast_mq
         self._shutdown_requested = shutdown_requested
         interruptible(self._queue)
 
     def end(self, cause: str | None) -> None:
         """End this process. Runs in a thread of its own."""
+        if self._lets_go:
+            return
         if cause is None:
             self.asked = True
             self._shutdown_requested.set()
@@ -106,6 +112,17 @@ class _Ending:
             file.write(cause)
         # The main thread may be in a collective operation with the dead, which nothing ends.
         os._exit(LOST_ENGINE)
+
+
+    def let_go(self) -> None:
+        """Tell the engine that this worker ends by itself, before a collective operation fails.
+
+        Who takes part in one sees only that a connection has broken, and not whose.
+        """
+        self._lets_go = True
+        if self.lifeline is not None:
+            with contextlib.suppress(OSError):
+                self.lifeline.shutdown(socket.SHUT_RDWR)
 
 
 def _file_of_cause() -> str:
@@ -132,7 +149,7 @@ def hold_in_worker(worker: Any, address: tuple[str, int, str]) -> dict[str, Any]
     """
     node = node_of(worker.vllm_config)
     if node and _worker is not None:
-        hold(address, worker.global_rank, node, _worker.end)
+        _worker.lifeline = hold(address, worker.global_rank, node, _worker.end)
     return settings_of(worker.vllm_config)
 
 
@@ -140,6 +157,8 @@ def fail_unless_asked(original: Callable[..., None]) -> Callable[..., None]:
     """A decorator for what a worker calls at its end: its exit status says whether it was asked."""
 
     def shutdown(self: Any) -> None:
+        if _worker is not None and not _worker.asked:
+            _worker.let_go()
         original(self)
         if _worker is not None and not _worker.asked:
             raise SystemExit(1)  # vLLM's workers end with 0 after an exception
