@@ -59,6 +59,7 @@ def alone(name: str) -> list[Outcome]:
     ("name", "layout"),
     [
         *((name, layout) for name in ("llada2", "gemma") for layout in ("headless", "external")),
+        ("llada2", "headless, two servers"),
         # Its servers choose among two ranks each, which needs four.
         ("llada2", "hybrid"),
         ("sdar", "headless"),

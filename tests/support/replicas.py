@@ -67,6 +67,7 @@ class Layout:
         first: the flags of the first node.
         second: those of the second.
         front_ends: how many of the nodes have an HTTP server.
+        servers: how many processes answer HTTP on each of those nodes.
         environment: of all nodes. Where there are many ranks, an engine does without a process for
             its worker: the two wait for each other by spinning, for which there are too few cores.
     """
@@ -75,6 +76,7 @@ class Layout:
     first: tuple[str, ...]
     second: tuple[str, ...]
     front_ends: int
+    servers: int = 1
     environment: Mapping[str, str] = field(default_factory=lambda: AS_SERVED)
 
 
@@ -87,13 +89,17 @@ LAYOUTS = {
     "headless": Layout(
         2, _local(1), (*_local(1), "--headless", "--data-parallel-start-rank", "1"), 1
     ),
+    # The same with two processes of the first node's server, each of which chooses.
+    "headless, two servers": Layout(
+        2, _local(1), (*_local(1), "--headless", "--data-parallel-start-rank", "1"), 1, servers=2
+    ),
     # Each node's server chooses among its own two; something before them chooses a node.
     "hybrid": Layout(
         4,
         (*_local(2), "--data-parallel-hybrid-lb"),
         (*_local(2), "--data-parallel-hybrid-lb", "--data-parallel-start-rank", "2"),
         2,
-        WITHIN_ENGINE,
+        environment=WITHIN_ENGINE,
     ),
     # Each rank has a server of its own.
     "external": Layout(2, ("--data-parallel-rank", "0"), ("--data-parallel-rank", "1"), 2),
@@ -153,7 +159,7 @@ def replicas(model: Replicated, layout: Layout, logs: Path, *flags: str) -> Iter
     nodes = []
     for number, own in enumerate((layout.first, layout.second)):
         kind = Server if number < layout.front_ends else Headless
-        more = ("--api-server-count", "1") if kind is Server else ()
+        more = ("--api-server-count", str(layout.servers)) if kind is Server else ()
         log = logs / f"node{number}.log"
         every = (*common, *own, *more, *flags)
         environment = LOOPBACK | dict(layout.environment)
