@@ -25,6 +25,8 @@ from tests.support.soak.client import Client, Outcome, send_all, session
 from tests.support.soak.requests import Ask, Sending, draw_pool
 
 START_SECONDS = 400
+# Four engines on two cores, which step together, take minutes for a long answer beside 31 others.
+ANSWER_SECONDS = 600.0
 # Without these gloo and vLLM look for the address of this machine in its network.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 # One request in so many has a constraint.
@@ -219,7 +221,9 @@ async def ask_all(
 ) -> list[Outcome]:
     """Send requests to servers in turn; the outcomes are in the order of the requests."""
     async with session() as opened:
-        spread = Spread([Client(server.url, opened) for server in servers])
+        spread = Spread(
+            [Client(server.url, opened, answer_seconds=ANSWER_SECONDS) for server in servers]
+        )
         outcomes = await send_all(spread, sendings, at_once)
     return sorted(outcomes, key=lambda outcome: outcome.sending.number)
 

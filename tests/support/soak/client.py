@@ -65,16 +65,24 @@ class Client:
     """Sends requests to one server, and remembers how long answers take.
 
     A connection is used once: the server closes idle ones, maybe while a request is sent.
+
+    Attributes:
+        url: of the server.
+        session: what connections are made with.
+        latencies: seconds that answers took.
+        answer_seconds: a request that is not answered by then hangs.
     """
 
     url: str
     session: aiohttp.ClientSession
     latencies: list[float] = field(default_factory=list)
+    answer_seconds: float = ANSWER_SECONDS
 
     async def send(self, sending: Sending) -> Outcome:
         """One request to its end, or to the moment when the client leaves. Never raises."""
         begin = time.monotonic()
-        patience = ANSWER_SECONDS if sending.leaves is None else sending.leaves * self.typical()
+        leaves = sending.leaves
+        patience = self.answer_seconds if leaves is None else leaves * self.typical()
         answer, status, detail = None, FAILED, ""
         try:
             answer = await asyncio.wait_for(self._ask(sending), patience)
@@ -87,7 +95,7 @@ class Client:
             if sending.leaves is not None:
                 status = ABORTED
             else:
-                detail = f"hangs: no answer in {ANSWER_SECONDS:.0f} s"
+                detail = f"hangs: no answer in {self.answer_seconds:.0f} s"
         except (aiohttp.ClientError, ValueError, KeyError) as error:
             detail = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - begin
