@@ -1,6 +1,6 @@
 """Improve tiny-sdar at one task by its reward alone: vLLM rolls out, this script learns.
 
-    .venv/bin/python -m examples.rl.train --rounds 40 --plot reward.svg
+    .venv/bin/python -m examples.rl.train --rounds 60 --plot reward.svg
 
 In each round the engine answers every problem several times, with the record that replays how each
 token was decided (`diffusion_replay`). The gradient is REINFORCE's, with the mean reward of a
@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> list[float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", default="count", help="see examples/tiny/tasks.py")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--problems", type=int, default=48, help="of a round")
     parser.add_argument("--answers", type=int, default=8, help="to each problem")
     parser.add_argument("--rate", type=float, default=1e-4, help="of learning")

@@ -113,7 +113,6 @@ class _Ending:
         # The main thread may be in a collective operation with the dead, which nothing ends.
         os._exit(LOST_ENGINE)
 
-
     def let_go(self) -> None:
         """Tell the engine that this worker ends by itself, before a collective operation fails.
 
