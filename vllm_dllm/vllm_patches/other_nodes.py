@@ -27,6 +27,8 @@ logger = logging.getLogger("vllm.dllm")
 LOOK_SECONDS = 0.2
 # Seconds that a worker may take to free its device once its engine has ended.
 END_SECONDS = 10.0
+# Seconds within which a worker whose engine was asked to end has heard of it over its lifeline.
+ASKED_SECONDS = 0.5
 # The exit status of a worker that has lost its engine.
 LOST_ENGINE = 70
 
@@ -85,12 +87,12 @@ class _Ending:
     """How the main thread of a worker comes to its end.
 
     Attributes:
-        asked: the engine was asked to end, and this worker with it.
+        asked: set when the engine was asked to end, and this worker with it.
         lifeline: the connection to the engine, once there is one.
     """
 
     def __init__(self, worker: Any, shutdown_requested: threading.Event) -> None:
-        self.asked = False
+        self.asked = threading.Event()
         self.lifeline: socket.socket | None = None
         self._lets_go = False
         self._queue = worker.rpc_broadcast_mq
@@ -99,14 +101,14 @@ class _Ending:
 
     def end(self, cause: str | None) -> None:
         """End this process. Runs in a thread of its own."""
-        if self._lets_go:
-            return
         if cause is None:
-            self.asked = True
+            self.asked.set()
             self._shutdown_requested.set()
             self._queue.shutdown()
             threading.main_thread().join(END_SECONDS)
             os._exit(0)
+        if self._lets_go:
+            return
         logger.error("dllm: %s", cause)
         with contextlib.suppress(OSError, KeyError), open(_file_of_cause(), "x") as file:
             file.write(cause)
@@ -156,10 +158,10 @@ def fail_unless_asked(original: Callable[..., None]) -> Callable[..., None]:
     """A decorator for what a worker calls at its end: its exit status says whether it was asked."""
 
     def shutdown(self: Any) -> None:
-        if _worker is not None and not _worker.asked:
+        if _worker is not None and not _worker.asked.wait(ASKED_SECONDS):
             _worker.let_go()
         original(self)
-        if _worker is not None and not _worker.asked:
+        if _worker is not None and not _worker.asked.is_set():
             raise SystemExit(1)  # vLLM's workers end with 0 after an exception
 
     return shutdown
