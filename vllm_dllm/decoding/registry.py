@@ -18,6 +18,7 @@ MODELS: Mapping[Corruption, str] = {
     "uniform": "models that denoise random tokens (DiffusionGemma)",
 }
 
+# What an algorithm must have; most of it comes from its base class.
 ALGORITHM_PARTS = [
     *Algorithm.__annotations__,
     *(method for method in vars(Algorithm) if not method.startswith("_")),

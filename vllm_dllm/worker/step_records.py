@@ -31,7 +31,7 @@ from vllm_dllm.worker.step_plan import StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
 
 # From a tensor ``[n, ...]`` of a batch to the rows of its recorded canvases, ``[m, ...]``.
-Rows = Callable[[torch.Tensor], torch.Tensor]
+Selection = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class _Read(NamedTuple):
     by_model: torch.Tensor | None = None
 
 
-def _read(readings: Readings, rows: Rows, tokens: torch.Tensor) -> _Read:
+def _read(readings: Readings, rows: Selection, tokens: torch.Tensor) -> _Read:
     """What was read of the recorded canvases, which `rows` selects; `tokens` is what they hold.
 
     A model of uniform noise writes a token at every position in every step. Where it is neither
