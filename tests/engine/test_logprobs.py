@@ -27,7 +27,7 @@ from vllm_dllm.decoding import EntropyBound, LowConfidence, StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.worker import logprobs
 from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import Mark, SlotState, Told
+from vllm_dllm.worker.slots import Mark, SlotState
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 
 from vllm_dllm.metrics.counts import Increments, packed
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
-from vllm_dllm.worker.slots import Told
+from vllm_dllm.tracing.records import Told
 
 
 class CountingRules(DiffusionScheduler):

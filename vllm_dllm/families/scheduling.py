@@ -19,7 +19,8 @@ from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
 from vllm_dllm.tracing.recorder import Recorder
-from vllm_dllm.worker.slots import Mark, Told
+from vllm_dllm.tracing.records import Told
+from vllm_dllm.worker.slots import Mark
 
 logger = init_logger("vllm.dllm")
 

@@ -43,18 +43,18 @@ def take_records(
     for output in outputs:
         if not is_labelled(output.new_logprobs):
             continue
-        output.new_logprobs, rows, (asked, length) = taken_off(output.new_logprobs)
+        output.new_logprobs, rows, label = taken_off(output.new_logprobs)
         state = request_states.get(output.request_id)
         if state is None:  # it was aborted
             continue
-        found = records(rows, length)
+        found = records(rows, label.clocks, label.length)
         # Apart from each other: what the server shows must not come near an answer.
-        if live is not None and asked & Asked.LIVE:
+        if live is not None and label.asked & Asked.LIVE:
             live.add(state, found)
-        if not asked & ~Asked.LIVE:
+        if not label.asked & ~Asked.LIVE:
             continue
         if not hasattr(state, "dllm_assembly"):
-            state.dllm_assembly = Assembly(state.prompt_len, Asked(asked))
+            state.dllm_assembly = Assembly(state.prompt_len, label.asked)
         state.dllm_assembly.add(found)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dllm.settings.request import Asked
-from vllm_dllm.tracing.records import GIVEN, UNDECIDED, Flag, Record
+from vllm_dllm.tracing.records import GIVEN, UNDECIDED, Record, Told
 from vllm_dllm.tracing.trace import Block, Event, Pass, Trace
 
 
@@ -51,7 +51,7 @@ class Assembly:
             if not canvases or canvases[-1].start < record.start:
                 canvases.append(_Canvas(record.start, []))
             canvas = canvases[-1]
-            if record.flags & Flag.DENOISED:
+            if record.denoised:
                 canvas.records = [it for it in canvas.records if _steps(it) <= record.step]
             canvas.records.append(record)
             canvas.block = None
@@ -96,7 +96,7 @@ class Assembly:
 
 def _steps(record: Record) -> int:
     """The denoise steps of the canvas so far, this pass included."""
-    return record.step + bool(record.flags & Flag.DENOISED)
+    return record.step + record.denoised
 
 
 def _block(canvas: _Canvas) -> Block:
@@ -111,10 +111,10 @@ def _block(canvas: _Canvas) -> Block:
         held[position] = token
     for record in canvas.records:
         kind = "wait"
-        if record.flags & Flag.DENOISED:
+        if record.denoised:
             kind = "denoise"
             block.events += _events(record, held)
-        elif record.flags & Flag.COMMITTED:
+        elif record.told & Told.COMMITTED:
             kind = "commit"
         clock = (record.engine_step, record.milliseconds)
         block.passes.append(Pass(kind, _steps(record), *clock))

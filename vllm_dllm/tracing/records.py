@@ -4,13 +4,13 @@ A record travels as rows beside those of logprobs, because that is a way which v
 under asynchronous scheduling, preemption and ranks. A row is (id int32, score float32, bits int32).
 
     row     id                      score                   bits
-    clock   steps of the engine     -                       milliseconds since the engine started
-    header  start of the canvas     steps before this one   `Flag`s + FLAGS * index in the batch
+    header  start of the canvas     steps, as an int32      minus the flags `Told`
     L rows  token on the canvas     logprob of the token    probability of the token, a float32
 
 A position that this pass did not decide has the probability `UNDECIDED`, one that the request gave
 (its prompt's tail, pinned positions) has `GIVEN`, and one that the canvas does not have has the
-token `ABSENT`. The scheduler adds the clock.
+token `ABSENT`. The worker sends the headers of all records of a step, then all positions, because
+that takes fewest operators. The scheduler puts the rows of a record together, and adds its clock.
 """
 
 from __future__ import annotations
@@ -26,32 +26,25 @@ GIVEN = -2.0
 ABSENT = -1
 
 
-class Flag(IntFlag):
-    """What a pass was to a canvas; one that is nothing of it waited."""
+class Told(IntFlag):
+    """What a pass was to a sound canvas, sent as the same number, but negative."""
 
-    DENOISED = 1  # the decoding algorithm ran
-    COMMITTED = 2  # keys and values of the final canvas were written
-    LEFT = 4  # the canvas left, and the next one began
-
-
-FLAGS = 8
+    KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
+    WAITED = 2  # the decoding algorithm did not run; not told of a commit unless others may wait
+    COMMITTED = 4  # the pass was the canvas' commit
+    LEFT = 8  # the canvas has left, and the next one begins
 
 
 class Rows(NamedTuple):
-    """Rows of records: int32, float32 and int32 of the same shape, ``[rows]`` or more of them."""
+    """Rows of records: int32, float32 and int32 ``[rows]``."""
 
     ids: np.ndarray
     scores: np.ndarray
     bits: np.ndarray
 
-    def part(self, index: int | slice) -> Rows:
-        """What is at an index, or at a slice, of the first dimension."""
+    def part(self, index: slice) -> Rows:
+        """Some of the rows."""
         return Rows(*(column[index] for column in self))
-
-    @classmethod
-    def join(cls, parts: list[Rows]) -> Rows:
-        """All rows of `parts`, in order."""
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Record:
         milliseconds: when the step's result arrived, since the engine started.
         start: absolute position of the canvas' first position, counted from the prompt's beginning.
         step: how many denoise steps the canvas had taken before.
-        flags: what the pass was.
+        told: what the pass was.
         tokens: int32 ``[width]``, the canvas behind the pass.
         logprobs: float32 ``[width]``, those of the tokens that this pass decided.
         probabilities: float32 ``[width]``, `UNDECIDED` or `GIVEN` where this pass decided nothing.
@@ -73,46 +66,47 @@ class Record:
     milliseconds: int
     start: int
     step: int
-    flags: Flag
+    told: Told
     tokens: np.ndarray
     logprobs: np.ndarray
     probabilities: np.ndarray
 
-
-def clock(engine_step: int, milliseconds: int) -> Rows:
-    """The row with which the scheduler begins a record."""
-    return Rows(
-        np.array([engine_step], np.int32),
-        np.zeros(1, np.float32),
-        np.array([milliseconds], np.int32),
-    )
+    @property
+    def denoised(self) -> bool:
+        """Whether the decoding algorithm ran."""
+        return not self.told & (Told.COMMITTED | Told.WAITED)
 
 
-def batch_indices(rows: Rows) -> np.ndarray:
-    """The indices in the batch of records that have no clock yet, ``[records, rows]``: int32."""
-    indices: np.ndarray = rows.bits[:, 0] // FLAGS
-    return indices
+def records(rows: Rows, clocks: list[int], length: int) -> list[Record]:
+    """The records in rows that have passed the scheduler.
 
+    Args:
+        rows: ``[records * (1 + L)]``.
+        clocks: two numbers for each record, `Record.engine_step` and `Record.milliseconds`.
+        length: L.
 
-def records(rows: Rows, length: int) -> list[Record]:
-    """The records in rows that have passed the scheduler; `length` is L."""
-    each = length + 2
-    if len(rows.ids) % each:
-        raise ValueError(f"{len(rows.ids)} rows are no whole number of records of {each} rows")
+    Raises:
+        ValueError: there are not as many rows as the clocks need.
+    """
+    each, count = length + 1, len(clocks) // 2
+    if len(rows.ids) != each * count:
+        raise ValueError(f"{len(rows.ids)} rows are not {count} records of {each} rows")
+    parts = (rows.part(slice(first, first + each)) for first in range(0, each * count, each))
     return [
-        _record(rows.part(slice(first, first + each))) for first in range(0, len(rows.ids), each)
+        _record(part, *clock)
+        for part, clock in zip(parts, zip(clocks[::2], clocks[1::2], strict=True), strict=True)
     ]
 
 
-def _record(rows: Rows) -> Record:
-    width = int((rows.ids[2:] != ABSENT).sum())
-    body = rows.part(slice(2, 2 + width))
+def _record(rows: Rows, engine_step: int, milliseconds: int) -> Record:
+    width = int((rows.ids[1:] != ABSENT).sum())
+    body = rows.part(slice(1, 1 + width))
     return Record(
-        engine_step=int(rows.ids[0]),
-        milliseconds=int(rows.bits[0]),
-        start=int(rows.ids[1]),
-        step=int(rows.scores[1]),
-        flags=Flag(int(rows.bits[1]) % FLAGS),
+        engine_step=engine_step,
+        milliseconds=milliseconds,
+        start=int(rows.ids[0]),
+        step=int(rows.scores[0].view(np.int32)),
+        told=Told(-int(rows.bits[0])),
         tokens=body.ids,
         logprobs=body.scores,
         probabilities=body.bits.view(np.float32),

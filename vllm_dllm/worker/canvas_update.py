@@ -17,6 +17,7 @@ from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
 from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.tracing.records import Told
 from vllm_dllm.worker.algorithm_state import (
     AlgorithmBatch,
     AlgorithmSlots,
@@ -28,7 +29,7 @@ from vllm_dllm.worker.algorithm_state import (
 )
 from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
 from vllm_dllm.worker.readout.contract import Readings, ReadRequest
-from vllm_dllm.worker.slots import Phase, SlotState, Standing, Told
+from vllm_dllm.worker.slots import Phase, SlotState, Standing
 from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.worker.to_device import to_device
 
@@ -169,7 +170,7 @@ class CanvasUpdate:
         if self.slots.kind.mask_token is None:
             chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
         else:
-            chosen = (after.tokens != before.tokens) | (before.masked & ~after.masked)
+            chosen = (after.tokens != before.tokens) | before.masked
         return chosen & ~(after.masked | outcome.skips_denoise[:, None])
 
     def keep(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:

@@ -145,6 +145,8 @@ class LogprobReports:
             slots: int64 ``[n]``, the slots of the batch.
             on_host: the same slots as a numpy array.
         """
+        if not self.pending:
+            return
         read, self.pending = self.pending, {}
         order = [index for index, slot in enumerate(on_host.tolist()) if slot in read]
         few = [i for i in order if read[int(on_host[i])].ids.shape[1] <= MOST_ON_DEVICE]

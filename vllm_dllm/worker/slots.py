@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,15 +42,6 @@ class Mark(IntEnum):
     NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
     NOT_TAKEN_UP = 3  # the request's slot could not be set up
     UNREAD_TOKEN = 4  # the algorithm chose a token whose logprob is not known
-
-
-class Told(IntFlag):
-    """What a pass was to a sound canvas, sent as the same number, but negative."""
-
-    KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
-    WAITED = 2  # the decoding algorithm did not run; not told of a commit unless others may wait
-    COMMITTED = 4  # the pass was the canvas' commit
-    LEFT = 8  # the canvas has left, and the next one begins
 
 
 class Phase(IntEnum):

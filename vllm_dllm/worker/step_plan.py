@@ -109,3 +109,11 @@ class StepOutcome:
     out: torch.Tensor
     path: ConstrainedPath | None
     next_canvas: torch.Tensor | None
+
+    def shown(self, before: Canvas) -> torch.Tensor:
+        """The tokens on the canvases for whoever looks at them, int64 ``[n, L]``.
+
+        Those of a commit are the tokens that the model has read, whatever the algorithm would
+        change in them; `before` is `StepPlan.before`.
+        """
+        return torch.where(self.commits[:, None], before.tokens, self.canvas.tokens)

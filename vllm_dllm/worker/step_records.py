@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm_dllm.decoding.base import BaseAlgorithm
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.tracing.records import ABSENT, FLAGS, GIVEN, UNDECIDED, Flag
+from vllm_dllm.tracing.records import ABSENT, GIVEN, UNDECIDED
 from vllm_dllm.worker.logprobs import LogprobReports
 from vllm_dllm.worker.readout.contract import Readings
 from vllm_dllm.worker.row_options import RowOptions
@@ -40,15 +40,12 @@ class PendingRecords:
 
     Attributes:
         on_host: the slots of the recorded canvases, in batch order.
-        ids: int32 ``[m, 1 + L]``, a header and the positions, see `tracing.records`.
-        scores: float32 ``[m, 1 + L]``.
-        bits: int32 ``[m, 1 + L]``; the header's lacks the index in the batch.
+        columns: int32 ``[3, m + m * L]``: ids, scores and bits of the headers, then those of the
+            positions, see `tracing.records`; scores are the bits of float32.
     """
 
     on_host: np.ndarray
-    ids: torch.Tensor
-    scores: torch.Tensor
-    bits: torch.Tensor
+    columns: torch.Tensor
 
 
 def need_rows(
@@ -103,6 +100,7 @@ class StepRecords:
         self,
         plan: StepPlan,
         outcome: StepOutcome,
+        shown: torch.Tensor,
         decided: torch.Tensor,
         readings: Readings,
     ) -> None:
@@ -111,44 +109,35 @@ class StepRecords:
         Args:
             plan: of the step.
             outcome: of the step.
+            shown: int64 ``[n, L]``, see `StepOutcome.shown`.
             decided: bool ``[n, L]``, see `CanvasUpdate.decided`.
             readings: what the decoding algorithm read.
         """
         request, state = plan.request, self.slots
         recorded = state.records[request.on_host]
-        if not recorded.any():
-            return
         index = None if recorded.all() else to_device(np.flatnonzero(recorded), state.device)
 
         def rows(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if index is None else tensor.index_select(0, index)
 
-        commits, on_host = rows(outcome.commits), request.on_host[recorded]
-        tokens = torch.where(
-            commits[:, None], rows(plan.before.tokens), rows(outcome.canvas.tokens)
-        )
-        denoised = ~rows(outcome.skips_denoise)
+        tokens = rows(shown)
         read = _read(readings, rows, tokens)
-        chosen = rows(decided) & denoised[:, None]
+        chosen = rows(decided)
         if read.by_model is not None:
             chosen = chosen & read.by_model
         probability = torch.where(chosen, read.probability, UNDECIDED)
         probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
         if not isinstance(request.width, int):
             tokens = tokens.masked_fill(state.position >= rows(request.width)[:, None], ABSENT)
-        header = (
-            denoised * int(Flag.DENOISED)
-            + commits * int(Flag.COMMITTED)
-            + rows(outcome.leaves) * int(Flag.LEFT)
+        start = state.start.index_select(0, request.slots)
+        on_host = request.on_host[recorded]
+        logprobs = self._logprobs(on_host, read.logprob)
+        columns = (
+            *(rows(start).int(), tokens.int().flatten()),
+            *(rows(plan.standing.step), logprobs.view(torch.int32).flatten()),
+            *(rows(outcome.told).int(), probability.view(torch.int32).flatten()),
         )
-        self.pending = PendingRecords(
-            on_host,
-            _with_header(state.start.index_select(0, rows(request.slots)), tokens, torch.int32),
-            _with_header(
-                rows(plan.standing.step), self._logprobs(on_host, read.logprob), torch.float32
-            ),
-            _with_header(header, probability.view(torch.int32), torch.int32),
-        )
+        self.pending = PendingRecords(on_host, torch.cat(columns).view(3, -1))
 
     def _logprobs(self, on_host: np.ndarray, read: torch.Tensor) -> torch.Tensor:
         """Logprobs of the tokens that this pass decided, float32 ``[m, L]``.
@@ -180,33 +169,30 @@ class StepRecords:
         """
         pending, self.pending = self.pending, None
         assert pending is not None
-        recorded: np.ndarray = np.zeros(len(self.slots.tokens), dtype=bool)
-        recorded[pending.on_host] = True
-        index = np.flatnonzero(recorded[batch_on_host])
-        bits = pending.bits
-        bits[:, 0] += to_device(index.astype(np.int32) * FLAGS, bits.device)
+        recorded = set(pending.on_host.tolist())
+        indices = [i for i, slot in enumerate(batch_on_host.tolist()) if slot in recorded]
         starts, own = [0] * len(batch_on_host), 0
         if logprobs is not None:
             starts = list(logprobs.cu_num_generated_tokens or starts)
             own = len(logprobs.logprob_token_ids)
-        return _joined(logprobs, pending, bits, [*starts[: len(batch_on_host)], own])
+        marks = [*starts[: len(batch_on_host)], own, *indices]
+        return _joined(logprobs, pending.columns, marks)
 
 
 def _joined(
-    logprobs: LogprobsTensors | None,
-    pending: PendingRecords,
-    bits: torch.Tensor,
-    starts: list[int],
+    logprobs: LogprobsTensors | None, columns: torch.Tensor, marks: list[int]
 ) -> LogprobsTensors:
-    ids, scores = pending.ids.flatten()[:, None], pending.scores.flatten()[:, None]
+    """Logprobs, and behind them the rows of records, ``[3, rows]`` as in `PendingRecords`."""
+    ids, scores, bits = columns.unbind()
+    ids, scores = ids.unsqueeze(1), scores.view(torch.float32).unsqueeze(1)
     if logprobs is None:
-        return LogprobsTensors(ids, scores, bits.flatten(), starts)
+        return LogprobsTensors(ids, scores, bits, marks)
     device, width = logprobs.logprobs.device, logprobs.logprobs.shape[1]
     return LogprobsTensors(
         torch.cat([logprobs.logprob_token_ids, padded(ids.to(device), width, 0)]),
         torch.cat([logprobs.logprobs, padded(scores.to(device), width, 0)]),
-        torch.cat([logprobs.selected_token_ranks, bits.flatten().to(device)]),
-        starts,
+        torch.cat([logprobs.selected_token_ranks, bits.to(device)]),
+        marks,
     )
 
 
@@ -239,7 +225,3 @@ def _read(readings: Readings, rows: Selection, tokens: torch.Tensor) -> _Read:
     probability = torch.where(is_likeliest, probability, rows(statistics.sample_probability))
     by_model = is_likeliest | (tokens == rows(statistics.sample))
     return _Read(probability, probability.log(), by_model)
-
-
-def _with_header(header: torch.Tensor, body: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat([header[:, None].to(dtype), body.to(dtype)], 1)
