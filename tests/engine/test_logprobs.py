@@ -25,6 +25,7 @@ from tests.support.score_rows import (
 )
 from vllm_dllm.decoding import EntropyBound, LowConfidence, StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.tracing.records import Told
 from vllm_dllm.worker import logprobs
 from vllm_dllm.worker.row_options import RowOptions
 from vllm_dllm.worker.slots import Mark, SlotState

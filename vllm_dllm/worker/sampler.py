@@ -248,7 +248,7 @@ class DiffusionSampler:
         """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
 
         These are the fields `sampled_token_ids`, `num_nans`, `num_sampled` and `num_rejected` of
-        ``SamplerOutput``.
+        ``SamplerOutput``. `tokens` are `StepOutcome.shown`.
 
         To vLLM, streamed tokens are like a longer prompt: its scheduler continues behind them, and
         the worker at the start of the canvas.
