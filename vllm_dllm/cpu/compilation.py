@@ -6,8 +6,9 @@ PyTorch runs as many compilers at a time as a process has cores. On a machine wi
 keeps one for the front end, which waits meanwhile.
 
 Before the first function PyTorch tries which vector instructions the compiler and the processor
-have, precompiles its header, and fingerprints itself and Triton. That takes 20 seconds the first
-time and 2 later, and a thread does it while the model is loaded and traced.
+have, precompiles its header, and fingerprints itself and Triton. That takes more than 10 seconds
+the first time, and a thread does it while the model is loaded and traced. PyTorch tries all
+instructions that the processor has and takes the first that work; here the rest are not tried.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -85,25 +87,40 @@ def prepare_compiler() -> threading.Thread:
     def once_prepared() -> list[cpu_vec_isa.VecISA]:
         if threading.current_thread() is not thread:
             thread.join()
-        return listed()
+        # With either of these PyTorch chooses from the list; else it takes the first.
+        if config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
+            return listed()
+        first = first_working(x86_candidates())
+        return listed() if first is None else [first]
 
     cpu_vec_isa.valid_vec_isa_list = once_prepared
     thread.start()
     return thread
 
 
+def x86_candidates() -> list[Any]:
+    """What PyTorch would try on this processor, best first; empty where it is no x86 processor."""
+    from torch._inductor import cpu_vec_isa
+
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    present = set(cpu_vec_isa.x86_isa_checker())
+    return [isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= present]
+
+
+def first_working(candidates: Iterable[Any]) -> Any | None:
+    """The first for which the compiler makes code that loads. PyTorch remembers each answer."""
+    return next((isa for isa in candidates if isa), None)
+
+
 def _prepare(cores: set[int]) -> None:
     os.sched_setaffinity(0, cores)  # of this thread, and of the compilers that it starts
     try:
-        from torch._inductor import codecache, cpu_vec_isa
+        from torch._inductor import codecache
 
-        present = set(cpu_vec_isa.x86_isa_checker())
-        candidates = [
-            isa for isa in cpu_vec_isa.supported_vec_isa_list if set(str(isa).split()) <= present
-        ]
-        with ThreadPoolExecutor(len(candidates) + 1) as pool:
+        with ThreadPoolExecutor(1) as pool:
             pool.submit(codecache.torch_key)
-            list(pool.map(bool, candidates))
+            first_working(x86_candidates())
         codecache.triton_key()
         codecache.CppPythonBindingsCodeCache.load_pybinding(
             ["const float*", "float*"], _SMALLEST, device_type="cpu"

@@ -1,0 +1,75 @@
+"""Which vector instructions are tried before the first function is compiled."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from vllm_dllm.cpu.compilation import first_working
+
+# Nothing is compiled: each check of PyTorch's succeeds. In a process of its own, because PyTorch
+# remembers the answers.
+TRIED = """
+from torch._inductor import cpu_vec_isa
+from vllm_dllm.cpu import compilation
+
+tried = []
+cpu_vec_isa.VecISA.check_build = lambda self, code: tried.append(str(self)) or True
+compilation._prepare = lambda cores: None
+compilation.prepare_compiler().join()
+picked = cpu_vec_isa.pick_vec_isa()
+print(picked, len(set(tried)), sep=";")
+"""
+PYTORCH_ALONE = """
+from torch._inductor import cpu_vec_isa
+
+cpu_vec_isa.VecISA.check_build = lambda self, code: True
+print(*cpu_vec_isa.valid_vec_isa_list(), sep=";")
+"""
+
+
+class Instructions:
+    def __init__(self, works: bool) -> None:
+        self.works = works
+        self.tried = False
+
+    def __bool__(self) -> bool:
+        self.tried = True
+        return self.works
+
+
+def printed(code: str, **environment: str) -> list[str]:
+    env = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout.strip().splitlines()[-1].split(";")
+
+
+def test_nothing_is_tried_behind_the_first_that_works() -> None:
+    """Catches a check of all of them, each of which takes the compiler seconds."""
+    candidates = [Instructions(False), Instructions(True), Instructions(True)]
+    assert first_working(candidates) is candidates[1]
+    assert [each.tried for each in candidates] == [True, True, False]
+
+
+def test_none_works() -> None:
+    assert first_working([Instructions(False)]) is None
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 processors only")
+def test_the_choice_is_pytorchs() -> None:
+    """Catches slower kernels, or a choice of the user's that is lost."""
+    best, *others = printed(PYTORCH_ALONE)
+    assert printed(TRIED) == [best, "1"]
+    if "avx2" in others:
+        assert printed(TRIED, ATEN_CPU_CAPABILITY="avx2") == ["avx2", str(1 + len(others))]
