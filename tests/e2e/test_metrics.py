@@ -105,8 +105,14 @@ def bench(server: Server, golden: oracle.Checkpoint, result: Path, xargs: dict[s
 def test_vllm_bench_serve(
     server: Server, golden: oracle.Checkpoint, tmp_path: Path, asked: dict[str, int]
 ) -> None:
-    """Its figures are those of the counters, and traces do not disturb it."""
-    before = counted(server)
+    """Its figures are those of the counters, and traces do not disturb it.
+
+    Catches counters by algorithm that it adds to vLLM's own, because of their names.
+    """
+    names = [
+        f"vllm:diffusion_num_{what}_total" for what in ("canvas_positions", "committed_tokens")
+    ]
+    own, before = [server.metric(name) for name in names], counted(server)
     xargs = {"diffusion_algorithm": "LowConfidence"} | asked
     figures = bench(server, golden, tmp_path / "result.json", xargs)
     server.wait_until_idle()
@@ -114,6 +120,9 @@ def test_vllm_bench_serve(
     assert figures["total_output_tokens"] == 20 * BENCHED
     for name in ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms"):
         assert 0 < figures[name] < 1e6, name
+    positions, committed = (server.metric(name) - n for name, n in zip(names, own, strict=True))
+    assert figures["diffusion_canvas_positions"] == positions
+    assert figures["diffusion_committed_tokens"] == committed
     growth = grown(server, before)
     assert growth["LowConfidence", "finished_requests"] == BENCHED
     assert growth["LowConfidence", "generation_tokens"] == figures["total_output_tokens"]

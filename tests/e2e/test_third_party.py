@@ -43,7 +43,7 @@ def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
         assert answer == "14 35 61 88"
         assert ask(**name, diffusion_share=1.0)[1] < steps, "all at once is one step a block"
         counters = httpx.get(f"{server.url}/metrics", timeout=10).text
-        own = r'^vllm:diffusion_num_finished_requests_by_algorithm_total\{algorithm="HalfAtATime",'
+        own = r'^vllm:diffusion_finished_requests_by_algorithm_total\{algorithm="HalfAtATime",'
         assert re.findall(own + r".*\} (.*)$", counters, re.MULTILINE) == ["2.0"]
         wrong = {"diffusion_algorithm": "HalfAtATime", "diffusion_share": 2}
         response = server.post("/v1/chat/completions", **QUESTION, vllm_xargs=wrong)

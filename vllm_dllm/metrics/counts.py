@@ -41,8 +41,12 @@ assert list(COUNTERS) == [field.name for field in fields(Increments)]
 
 
 def metric_name(counter: str) -> str:
-    """The name in Prometheus, to which its client adds ``_total``."""
-    return f"vllm:diffusion_num_{counter}_by_algorithm"
+    """The name in Prometheus, to which its client adds ``_total``.
+
+    It must not contain that of a counter of vLLM's: ``vllm bench serve`` adds up all counters with
+    ``num_denoising_steps`` or ``num_committed_tokens`` in their names.
+    """
+    return f"vllm:diffusion_{counter}_by_algorithm"
 
 
 class Increment(NamedTuple):
