@@ -1,11 +1,13 @@
-"""Which vector instructions are tried before the first function is compiled."""
+"""What happens on the CPU before the first function is compiled."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,12 @@ compilation._prepare = lambda cores: None
 compilation.prepare_compiler().join()
 picked = cpu_vec_isa.pick_vec_isa()
 print(picked, len(set(tried)), sep=";")
+"""
+ELSEWHERE = """
+from vllm_dllm.cpu.compilation import prepare_compiler_elsewhere
+
+process = prepare_compiler_elsewhere()
+print(process and process.wait())
 """
 PYTORCH_ALONE = """
 from torch._inductor import cpu_vec_isa
@@ -73,3 +81,16 @@ def test_the_choice_is_pytorchs() -> None:
     assert printed(TRIED) == [best, "1"]
     if "avx2" in others:
         assert printed(TRIED, ATEN_CPU_CAPABILITY="avx2") == ["avx2", str(1 + len(others))]
+
+
+def test_nothing_is_prepared_twice(tmp_path: Path) -> None:
+    """Catches a process at every start."""
+    (tmp_path / f"torchinductor_{getpass.getuser()}" / "precompiled_headers").mkdir(parents=True)
+    assert printed(ELSEWHERE, TMPDIR=str(tmp_path)) == ["None"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_process_precompiles_the_header(tmp_path: Path) -> None:
+    assert printed(ELSEWHERE, TMPDIR=str(tmp_path)) == ["0"]
+    assert [*tmp_path.glob("torchinductor_*/precompiled_headers/*.gch")]

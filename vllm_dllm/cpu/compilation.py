@@ -7,8 +7,10 @@ keeps one for the front end, which waits meanwhile.
 
 Before the first function PyTorch tries which vector instructions the compiler and the processor
 have, precompiles its header, and fingerprints itself and Triton. That takes more than 10 seconds
-the first time, and a thread does it while the model is loaded and traced. PyTorch tries all
-instructions that the processor has and takes the first that work; here the rest are not tried.
+the first time. On the first start of all a process does it while the engine's processes import
+vLLM, and a thread of the worker, which waits for the rest of it, while the model is loaded and
+traced. PyTorch tries all instructions that the processor has and takes the first that work; here
+the rest are not tried.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ import logging
 import multiprocessing
 import os
 import platform
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch._inductor import config
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 MOST_COMPILERS = 8
 
@@ -70,6 +76,24 @@ def compiling_on_all_cores(original: Callable[..., None]) -> Callable[..., None]
             original(self)
 
     return warming_up_model
+
+
+def prepare_compiler_elsewhere() -> subprocess.Popen[bytes] | None:
+    """Begin with it in another process, before there is a worker; it ends by itself.
+
+    Returns:
+        The process; None where a start has compiled before, or where there is no core for it.
+    """
+    headers = Path(default_cache_dir()) / "precompiled_headers"
+    if headers.is_dir() or len(os.sched_getaffinity(0)) < 2:
+        return None
+    # -P: modules in the current folder are not for it.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def prepare_compiler() -> threading.Thread:
@@ -128,3 +152,7 @@ def _prepare(cores: set[int]) -> None:
     except Exception:
         # The compilation itself will say what is wrong, if anything is.
         logger.debug("dllm: the compiler could not be prepared", exc_info=True)
+
+
+if __name__ == "__main__":
+    _prepare(os.sched_getaffinity(0))

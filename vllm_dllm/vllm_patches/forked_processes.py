@@ -48,12 +48,23 @@ def _started_from_server(vllm_config: Any) -> Iterator[None]:
         yield
         return
     wrap(sys.modules[_LAUNCHER], "get_mp_context", _fork_from_server)
+    _prepare_compiler(vllm_config)
     with fork_server.running(_environment_of_the_worker(vllm_config)):
         _launching = True
         try:
             yield
         finally:
             _launching = False
+
+
+def _prepare_compiler(vllm_config: Any) -> None:
+    """Let the first start of all use a core that waits while the fork server imports vLLM."""
+    from vllm.config import CompilationMode
+
+    from vllm_dllm.cpu.compilation import prepare_compiler_elsewhere
+
+    if vllm_config.compilation_config.mode != CompilationMode.NONE:
+        prepare_compiler_elsewhere()
 
 
 def _can_be_forked(vllm_config: Any) -> bool:
