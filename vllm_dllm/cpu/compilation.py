@@ -155,4 +155,4 @@ def _prepare(cores: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    _prepare(os.sched_getaffinity(0))
+    prepare_compiler().join()
