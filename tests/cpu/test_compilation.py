@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import platform
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from vllm_dllm.cpu.compilation import first_working
+from vllm_dllm.cpu.compilation import (
+    OBJECTS_BETWEEN_COLLECTIONS,
+    first_working,
+    rare_collections,
+)
 
 # Nothing is compiled: each check of PyTorch's succeeds. In a process of its own, because PyTorch
 # remembers the answers.
@@ -81,6 +86,14 @@ def test_the_choice_is_pytorchs() -> None:
     assert printed(TRIED) == [best, "1"]
     if "avx2" in others:
         assert printed(TRIED, ATEN_CPU_CAPABILITY="avx2") == ["avx2", str(1 + len(others))]
+
+
+def test_collections_are_as_before_when_the_compiler_fails() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(RuntimeError), rare_collections():
+        assert gc.get_threshold() == (OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
+        raise RuntimeError
+    assert gc.get_threshold() == before
 
 
 def test_nothing_is_prepared_twice(tmp_path: Path) -> None:
