@@ -148,6 +148,7 @@ class CanvasUpdate:
             told = torch.add(told, kv_pending, alpha=-int(Told.KV_PENDING))
         return StepOutcome(
             canvas=canvas,
+            shown=torch.where(commits[:, None], plan.before.tokens, canvas.tokens),
             state=[update.state for update in updates],
             ready=ready,
             commits=commits,

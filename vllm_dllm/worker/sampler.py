@@ -243,17 +243,17 @@ class DiffusionSampler:
         return hidden_states[index.flatten()]
 
     def _output(
-        self, plan: StepPlan, outcome: StepOutcome, tokens: torch.Tensor, sound: torch.Tensor
+        self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
 
         These are the fields `sampled_token_ids`, `num_nans`, `num_sampled` and `num_rejected` of
-        ``SamplerOutput``. `tokens` are `StepOutcome.shown`.
+        ``SamplerOutput``.
 
         To vLLM, streamed tokens are like a longer prompt: its scheduler continues behind them, and
         the worker at the start of the canvas.
         """
-        length, tail = self.slots.length, plan.standing.tail
+        length, tail, tokens = self.slots.length, plan.standing.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
         # The scheduler ends requests that are not sound, and goes back to the start of the canvas
@@ -280,13 +280,12 @@ def _finish(
     Compiled, a few hundred small operators become a handful of kernels.
     """
     outcome = sampler.canvas_update.decide(plan, readings, present)
-    shown = outcome.shown(plan.before)
     slot, on_host = plan.request.slots, plan.request.on_host
     if sampler.reports.pending or sampler.records.due:
         decided = sampler.canvas_update.decided(plan, outcome)
         sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
         if sampler.records.due:
-            sampler.records.note(plan, outcome, shown, decided, readings)
+            sampler.records.note(plan, outcome, decided, readings)
     tokens = sampler.canvas_update.keep(plan, outcome)
     if sampler.predictions is not None:
         soft = readings.soft_embedding
@@ -295,6 +294,6 @@ def _finish(
         else:
             sampler.predictions.store(slot, soft, outcome.goes_on)
     sound = sampler._sound(hidden_states, readings, slot, outcome.skips_denoise)
-    output = sampler._output(plan, outcome, shown, sound)
+    output = sampler._output(plan, outcome, sound)
     sampler._read_next(slot, tokens)
     return output

@@ -81,6 +81,8 @@ class StepOutcome:
 
     Attributes:
         canvas: the updated canvases, ``[n, L]``.
+        shown: int64 ``[n, L]``, the tokens of `canvas`; those of a commit are the tokens that the
+            model has read, whatever the algorithm would change in them.
         state: for each algorithm of the batch, the tensors that it keeps for its next step.
         ready: int64 ``[n]``, length of the prefix that may leave; 0 while there is none.
         commits: this pass was the canvas' commit, so the tokens that the model has read leave.
@@ -97,6 +99,7 @@ class StepOutcome:
     """
 
     canvas: Canvas
+    shown: torch.Tensor
     state: list[Mapping[str, torch.Tensor]]
     ready: torch.Tensor
     commits: torch.Tensor
@@ -109,11 +112,3 @@ class StepOutcome:
     out: torch.Tensor
     path: ConstrainedPath | None
     next_canvas: torch.Tensor | None
-
-    def shown(self, before: Canvas) -> torch.Tensor:
-        """The tokens on the canvases for whoever looks at them, int64 ``[n, L]``.
-
-        Those of a commit are the tokens that the model has read, whatever the algorithm would
-        change in them; `before` is `StepPlan.before`.
-        """
-        return torch.where(self.commits[:, None], before.tokens, self.canvas.tokens)

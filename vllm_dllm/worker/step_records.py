@@ -100,7 +100,6 @@ class StepRecords:
         self,
         plan: StepPlan,
         outcome: StepOutcome,
-        shown: torch.Tensor,
         decided: torch.Tensor,
         readings: Readings,
     ) -> None:
@@ -109,7 +108,6 @@ class StepRecords:
         Args:
             plan: of the step.
             outcome: of the step.
-            shown: int64 ``[n, L]``, see `StepOutcome.shown`.
             decided: bool ``[n, L]``, see `CanvasUpdate.decided`.
             readings: what the decoding algorithm read.
         """
@@ -120,7 +118,7 @@ class StepRecords:
         def rows(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if index is None else tensor.index_select(0, index)
 
-        tokens = rows(shown)
+        tokens = rows(outcome.shown)
         read = _read(readings, rows, tokens)
         chosen = rows(decided)
         if read.by_model is not None:
