@@ -146,6 +146,7 @@ class CanvasUpdate:
         if self.policy.fused and not self.policy.two_blocks:
             kv_pending = leaves & ~(commits | written)
             told = torch.add(told, kv_pending, alpha=-int(Told.KV_PENDING))
+        final = leaves | ready_to_leave
         return StepOutcome(
             canvas=canvas,
             shown=torch.where(commits[:, None], plan.before.tokens, canvas.tokens),
@@ -157,9 +158,7 @@ class CanvasUpdate:
             leaves=leaves,
             kv_pending=kv_pending,
             told=told,
-            goes_on=~(leaves | ready_to_leave)
-            if plan.waits is None
-            else ~(leaves | ready_to_leave | plan.waits),
+            goes_on=~(final if plan.waits is None else final | plan.waits),
             out=torch.where(leaves, torch.where(commits, now.ready, ready), streamed),
             path=readings.path,
             next_canvas=readings.next_canvas,
