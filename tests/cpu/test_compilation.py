@@ -26,7 +26,7 @@ from vllm_dllm.cpu import compilation
 
 tried = []
 cpu_vec_isa.VecISA.check_build = lambda self, code: tried.append(str(self)) or True
-compilation._prepare = lambda cores: None
+compilation._prepare = lambda cores, candidates: None
 compilation.prepare_compiler().join()
 picked = cpu_vec_isa.pick_vec_isa()
 print(picked, len(set(tried)), sep=";")

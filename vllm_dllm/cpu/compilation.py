@@ -33,7 +33,7 @@ from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 MOST_COMPILERS = 8
-OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's default is 700
+OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's default is 700, or 2,000 from 3.13
 
 # A name below `vllm`, because that logger has vLLM's handler and level.
 logger = logging.getLogger("vllm.dllm.cpu")
@@ -95,7 +95,7 @@ def compiling_on_all_cores(original: Callable[..., None]) -> Callable[..., None]
 
 
 def prepare_compiler_elsewhere() -> subprocess.Popen[bytes] | None:
-    """Begin with it in another process, before there is a worker; it ends by itself.
+    """Do the work of `prepare_compiler` in a process that ends by itself, before there is a worker.
 
     Returns:
         The process; None where a start has compiled before, or where there is no core for it.
@@ -121,7 +121,10 @@ def prepare_compiler() -> threading.Thread:
     """
     from torch._inductor import cpu_vec_isa
 
-    thread = threading.Thread(target=_prepare, args=(all_cores(),), name="compiler", daemon=True)
+    candidates = x86_candidates()
+    thread = threading.Thread(
+        target=_prepare, args=(all_cores(), candidates), name="compiler", daemon=True
+    )
     listed = cpu_vec_isa.valid_vec_isa_list
 
     def once_prepared() -> list[cpu_vec_isa.VecISA]:
@@ -130,7 +133,7 @@ def prepare_compiler() -> threading.Thread:
         # With either of these PyTorch chooses from the list; else it takes the first.
         if config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
             return listed()
-        first = first_working(x86_candidates())
+        first = first_working(candidates)
         return listed() if first is None else [first]
 
     cpu_vec_isa.valid_vec_isa_list = once_prepared
@@ -153,14 +156,14 @@ def first_working(candidates: Iterable[Any]) -> Any | None:
     return next((isa for isa in candidates if isa), None)
 
 
-def _prepare(cores: set[int]) -> None:
+def _prepare(cores: set[int], candidates: Iterable[Any]) -> None:
     os.sched_setaffinity(0, cores)  # of this thread, and of the compilers that it starts
     try:
         from torch._inductor import codecache
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(codecache.torch_key)
-            first_working(x86_candidates())
+            first_working(candidates)
         codecache.triton_key()
         codecache.CppPythonBindingsCodeCache.load_pybinding(
             ["const float*", "float*"], _SMALLEST, device_type="cpu"

@@ -90,7 +90,8 @@ class StepOutcome:
         ready_to_leave: a prefix may leave, and it need not wait for other canvases.
         leaves: a prefix leaves in this step, and the slot starts its next canvas.
         kv_pending: the canvas leaves before the keys and values of its tokens are written.
-        told: int64 ``[n]``, what the scheduler gets to know of the pass: minus the flags `Told`.
+        told: int64 ``[n]``, what the scheduler gets to know of the pass: minus the flags
+            `tracing.records.Told`.
         goes_on: the canvas is denoised further.
         out: int64 ``[n]``, length of the prefix that has been output after this step.
         path: the paths of constrained canvases; None where no request has a constraint.
