@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOT_PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
 }
 DOCUMENT_OF = {page: document for document, page in ROOT_PAGES.items()}

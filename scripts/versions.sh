@@ -58,11 +58,9 @@ lay_over() { # VERSION VENV
     touch "$2/.laid_over"
 }
 
-# What states the supported range, what is recorded of the supported version, and what finds the line that
+# What states the supported range, and what finds the line that
 # `lay_over` adds to the start of each process.
 of_the_range=(
-    --deselect tests/compat/test_record.py
-    --deselect tests/compat/test_comparison.py::test_the_installed_vllm_has_changed_nothing
     --deselect tests/test_cli.py::test_pip_takes_the_versions_that_are_supported
     --deselect tests/test_cli.py::test_version_bounds
     --deselect tests/vllm_patches/test_imports.py::test_the_worker_s_module_brings_nothing_else_of_ours

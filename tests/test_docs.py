@@ -14,7 +14,7 @@ import yaml
 from benchmarks import report
 
 ROOT = Path(__file__).resolve().parent.parent
-AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [*AT_THE_TOP, *PAGES]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

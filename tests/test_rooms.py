@@ -29,7 +29,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "numpy", "outlines_core", "vllm_dllm.ops",
         "jsonschema_specifications", "lark", "referencing",
     },
-    "vllm_dllm.compat": set(),
     # What happened in the steps of an answer. Only the scheduler's part knows vLLM.
     "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings"},
     "vllm_dllm.tracing.recorder": {
@@ -82,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The front doors.
     "vllm_dllm.plugin": {"vllm_dllm.vllm_patches", "vllm_dllm.cpu"},
     "vllm_dllm.cli": {
-        "vllm_dllm", "vllm_dllm.commands", "vllm_dllm.compat.command",
+        "vllm_dllm", "vllm_dllm.commands",
         "vllm_dllm.selftest.command", "vllm_dllm.viewer",
     },
     "vllm_dllm.viewer": {"vllm_dllm.tracing.trace", "vllm_dllm.commands", "rich"},

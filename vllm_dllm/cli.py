@@ -10,7 +10,6 @@ from typing import Any
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config
-from vllm_dllm.compat import command as compat_report
 from vllm_dllm.viewer import command as trace
 from vllm_dllm.viewer import watch
 
@@ -27,11 +26,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.add_parser("demo", help="serve a tiny model, ask it four questions, and stop")
     )
     _add_show_config(commands)
-    compat_report.add_options(
-        commands.add_parser(
-            "compat-report", help="say what a vLLM has changed of what this package relies on"
-        )
-    )
     watch.add_options(
         commands.add_parser("watch", help="show in the terminal how an answer is denoised")
     )
@@ -52,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check.run()
     if args.command == "doctor":
         return check.doctor(args.json)
-    if args.command == "compat-report":
-        return compat_report.run(args)
     if args.command == "watch":
         return watch.run(args)
     if args.command == "trace":

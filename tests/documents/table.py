@@ -55,7 +55,6 @@ NO_BUILDER = "needs a container engine"
 NOT_RUN = (
     Row("docs/upstream/compiled_models_on_the_cpu.md", "import os", NETWORK),
     Row("README.md", "pip install vllm-dllm", NETWORK),
-    Row("docs/compatibility.md", "pip download", NETWORK),
     Row("docs/containers.md", "docker ", NO_BUILDER),
     Row("docs/containers.md", "cp $VLLM_DLLM/", "needs a checkout of vLLM"),
     Row("docs/containers.md", "buildah ", NO_BUILDER),
