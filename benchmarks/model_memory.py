@@ -53,9 +53,9 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     import torch
 
     from vllm_dllm.decoding import get_algorithm
-    from vllm_dllm.worker.algorithm_state import AlgorithmSlots
-    from vllm_dllm.worker.slots import CanvasKind, SlotState
-    from vllm_dllm.worker.two_blocks import TwoBlockWindow
+    from vllm_dllm.engine.algorithm_state import AlgorithmSlots
+    from vllm_dllm.engine.slots import CanvasKind, SlotState
+    from vllm_dllm.engine.two_blocks import TwoBlockWindow
 
     device = torch.device("cpu")
     mask = None if model.is_uniform else model.vocabulary - 1

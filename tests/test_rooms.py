@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",
     },
     "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.cpu", "vllm_dllm.ops"},
-    "vllm_dllm.worker": {
+    "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
         "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.tracing",
         # What the model state is built from, and the two places where it meets vLLM's runner.
@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
         "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",
-        "vllm_dllm.settings", "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.worker",
+        "vllm_dllm.settings", "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.engine",
     },
     "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
     "vllm_dllm.frontend": {
@@ -169,8 +169,8 @@ def test_rooms_keep_to_their_imports() -> None:
         ),
         (
             "cpu/bad.py",
-            "from vllm_dllm.worker import sampler",
-            "vllm_dllm.cpu.bad imports vllm_dllm.worker",
+            "from vllm_dllm.engine import sampler",
+            "vllm_dllm.cpu.bad imports vllm_dllm.engine",
         ),
     ],
 )

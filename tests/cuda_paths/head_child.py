@@ -26,14 +26,14 @@ from torch.utils._pytree import tree_leaves
 from tests.support.fake_accelerator import NAME, Cost, fake_accelerator
 from tests.support.fake_steps import FakeModel, diffusion_gemma
 from tests.support.generated_kernels import generated_kernels
+from vllm_dllm.engine import canvas_update, sampler
+from vllm_dllm.engine.readout import tiled as tiled_readout
+from vllm_dllm.engine.readout.triton import TritonTiledReadout
+from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.ops.statistics import soft_embedding_triton
 from vllm_dllm.ops.statistics import tiled as tiled_statistics
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.worker import canvas_update, sampler
-from vllm_dllm.worker.readout import tiled as tiled_readout
-from vllm_dllm.worker.readout.triton import TritonTiledReadout
-from vllm_dllm.worker.slots import CanvasKind
 
 LAUNCHERS = ("head_triton", "soft_embedding_triton", "rows_triton")
 COMPILING = (canvas_update, sampler, soft_embedding_triton, tiled_readout, tiled_statistics)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tests.support.fake_accelerator import Cost, fake_accelerator
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.to_device import to_device
 
 
 def main() -> None:

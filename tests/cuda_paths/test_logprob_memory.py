@@ -13,14 +13,14 @@ import torch
 
 from tests.support.sampler import Alive, sampler_of, size, slots_of, step, tensors_in
 from vllm_dllm.decoding import Credit, EntropyBound, JointThreshold, LowConfidence
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.readout.tiled import TiledReadout
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.sampler import DiffusionSampler
-from vllm_dllm.worker.slots import CanvasKind
 
 GIGABYTE = 1 << 30
 REQUESTS = 64

@@ -17,7 +17,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from tests.engine.constrained import MODELS, prompts
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.engine import Engine, engine
-from vllm_dllm.worker.canvas_starts import CanvasStarts
+from vllm_dllm.engine.canvas_starts import CanvasStarts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

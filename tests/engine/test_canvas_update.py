@@ -11,15 +11,15 @@ import torch
 
 from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Update, reveal
 from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.engine.canvas_update import CanvasUpdate
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import Readings
+from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
+from vllm_dllm.engine.step_plan import CommitPolicy, StepPlan
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.canvas_update import CanvasUpdate
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readings
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.request_limits import RequestLimits
-from vllm_dllm.worker.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.worker.step_plan import CommitPolicy, StepPlan
 
 L, VOCABULARY = 4, 50
 MASK = VOCABULARY - 1

@@ -19,7 +19,7 @@ from tests.reliability.drive import Driver
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.engine import Engine, engine, greedy
 from vllm_dllm.constraints.decoding import canvas_logits, class_weights
-from vllm_dllm.worker.slots import Phase
+from vllm_dllm.engine.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

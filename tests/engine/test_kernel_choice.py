@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from vllm_dllm.engine.readout import kernels as rule
+from vllm_dllm.engine.readout.contract import tile_budget
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.worker.readout import kernels as rule
-from vllm_dllm.worker.readout.contract import tile_budget
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = SimpleNamespace(has_plain_head=True, tiled_head=lambda: None)

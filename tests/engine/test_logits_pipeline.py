@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from vllm_dllm.decoding import LowConfidence
+from vllm_dllm.engine.canvas_update import CanvasUpdate
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
+from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.canvas_update import CanvasUpdate
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.request_limits import RequestLimits
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.worker.step_plan import CommitPolicy
 
 L, VOCABULARY = 3, 20
 MASK = VOCABULARY - 1

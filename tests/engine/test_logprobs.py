@@ -25,10 +25,10 @@ from tests.support.score_rows import (
 )
 from vllm_dllm.decoding import EntropyBound, LowConfidence, StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.engine import logprobs
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.slots import Mark, SlotState
 from vllm_dllm.tracing.records import Told
-from vllm_dllm.worker import logprobs
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import Mark, SlotState
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

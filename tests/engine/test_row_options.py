@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.worker.logit_biases import MOST_SCORE, LogitBiases, filtered
-from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import CanvasKind, Mark, SlotState
+from vllm_dllm.engine.logit_biases import MOST_SCORE, LogitBiases, filtered
+from vllm_dllm.engine.readout.contract import ReadRequest
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
 
 L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
 PLAIN = RowOptions(prompt_length=PROMPT)

@@ -9,8 +9,8 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from tests.support.score_rows import NAMED, VOCABULARY, assert_reported, random_rows
-from vllm_dllm.worker import score_summary
-from vllm_dllm.worker.score_summary import ScoreSummary, summarize
+from vllm_dllm.engine import score_summary
+from vllm_dllm.engine.score_summary import ScoreSummary, summarize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_dllm.engine.algorithm_state import AlgorithmBatch
+from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.slots import MAX_END_TOKENS, CanvasKind, Phase, SlotState
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice, Served
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.worker.algorithm_state import AlgorithmBatch
-from vllm_dllm.worker.request_limits import RequestLimits
-from vllm_dllm.worker.slots import MAX_END_TOKENS, CanvasKind, Phase, SlotState
 
 MASK, L = 99, 8
 
@@ -169,6 +169,6 @@ def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
 
 
 def test_slots_need_no_vllm() -> None:
-    code = "import sys, vllm_dllm.worker.slots; print('vllm' in sys.modules)"
+    code = "import sys, vllm_dllm.engine.slots; print('vllm' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

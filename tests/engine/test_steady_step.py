@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vllm_dllm
 from tests.reliability.drive import TWO_BLOCKS, Driver, Family, gemma, llada2
-from vllm_dllm.worker.slots import Phase
+from vllm_dllm.engine.slots import Phase
 
 pytestmark = pytest.mark.engine
 

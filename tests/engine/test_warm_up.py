@@ -10,7 +10,7 @@ import torch
 
 from tests.reliability.drive import Family, gemma, llada2
 from tests.support.engine import answers_of_child, our_graphs
-from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.engine.slots import SlotState
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from typing import Any
 from tests import oracle
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_gemma import random_checkpoint
-from vllm_dllm.worker.slots import Phase
+from vllm_dllm.engine.slots import Phase
 
 PAGE = 32
 # Every step reads the block before a canvas, too.

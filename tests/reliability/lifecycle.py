@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.reliability.drive import Driver, Family, assert_nothing_held, replaced
 from tests.support.engine import Engine, count_calls
-from vllm_dllm.worker.slots import Phase
+from vllm_dllm.engine.slots import Phase
 
 # Name, canvas (0 is the one behind the prompt), phase and step there, as the worker has them.
 CANVAS_PHASES = {

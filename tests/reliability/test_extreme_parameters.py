@@ -198,7 +198,7 @@ def test_who_cannot_be_taken_up_ends_alone(
     running: Engine, monkeypatch: pytest.MonkeyPatch, errors: pytest.LogCaptureFixture
 ) -> None:
     """Catches one request's parameters that take the engine down."""
-    from vllm_dllm.worker import model_state
+    from vllm_dllm.engine import model_state
 
     before = known(running)
     original = model_state.RowOptions.of

@@ -32,7 +32,7 @@ from tests.reliability.lifecycle import (
     assert_unnoticed,
     ends,
 )
-from vllm_dllm.worker.slots import Phase
+from vllm_dllm.engine.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

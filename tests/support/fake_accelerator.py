@@ -33,8 +33,8 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as fi
 
 import vllm_dllm
 from vllm_dllm.constraints.decoding.token_classes import TokenClasses
-from vllm_dllm.worker import logit_biases
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine import logit_biases
+from vllm_dllm.engine.to_device import to_device
 
 PACKAGE = str(Path(vllm_dllm.__file__).parent) + "/"
 NAME = "fakegpu"

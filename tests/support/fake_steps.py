@@ -25,6 +25,14 @@ from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import CompileLimits
+from vllm_dllm.engine.fused_commit import read_again
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.model_state import DiffusionModelState
+from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.slots import CanvasKind, SlotState
+from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
@@ -35,14 +43,6 @@ from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, RESOLVED, ResolvedRequest
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.worker.fused_commit import read_again
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.model_state import DiffusionModelState
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.readout.tiled import TiledReadout
-from vllm_dllm.worker.sampler import DiffusionSampler
-from vllm_dllm.worker.slots import CanvasKind, SlotState
-from vllm_dllm.worker.step_plan import CommitPolicy
 
 SEATS, POSITIONS, PROMPT, LLADA2_MASK = 64, 4096, 37, 156_895
 

@@ -38,7 +38,7 @@ def tensor_bytes(held: Any) -> int:
             return sum(map(count, thing.values()))
         if isinstance(thing, list | tuple):
             return sum(map(count, thing))
-        ours = type(thing).__module__.startswith("vllm_dllm.worker")
+        ours = type(thing).__module__.startswith("vllm_dllm.engine")
         return count(vars(thing)) if ours and hasattr(thing, "__dict__") else 0
 
     return count(held)

@@ -13,14 +13,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_dllm.decoding import Algorithm
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import Readout
+from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
+from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readout
-from vllm_dllm.worker.request_limits import RequestLimits
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.sampler import DiffusionSampler
-from vllm_dllm.worker.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.worker.step_plan import CommitPolicy
 
 FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
 

@@ -9,12 +9,12 @@ import torch
 
 from vllm_dllm.decoding import MaskedAlgorithm, StepContext, Update
 from vllm_dllm.decoding.base import Canvas
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import Readout
+from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readout
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.readout.tiled import TiledReadout
-from vllm_dllm.worker.slots import CanvasKind, SlotState
 
 L, VOCABULARY = 4, 30
 MASK = VOCABULARY - 1

@@ -14,13 +14,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_dllm.engine.slots import Mark
 from vllm_dllm.families.counting import counting
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
 from vllm_dllm.tracing.recorder import Recorder
 from vllm_dllm.tracing.records import Told
-from vllm_dllm.worker.slots import Mark
 
 logger = init_logger("vllm.dllm")
 

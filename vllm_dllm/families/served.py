@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.decoding import get_algorithm
+from vllm_dllm.engine.slots import CanvasKind
+from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.families.base import Family
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.ranges import SettingsError
@@ -24,8 +26,6 @@ from vllm_dllm.settings.resolution import (
 )
 from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.commit_choice import GRANTED, choose_commits
-from vllm_dllm.worker.slots import CanvasKind
-from vllm_dllm.worker.step_plan import CommitPolicy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from vllm_dllm.engine.slots import Phase, SlotState
 from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, QuerySpan, WindowRule, interval
-from vllm_dllm.worker.slots import Phase, SlotState
 
 
 @dataclass(frozen=True)

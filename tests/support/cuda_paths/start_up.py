@@ -134,7 +134,7 @@ def _note_start(owner: Any, name: str, watch: Watch, patch: pytest.MonkeyPatch) 
 
 def _model_state(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     """Tell the watch of every batch that is prepared, for a step or for a capture."""
-    from vllm_dllm.worker.model_state import DiffusionModelState
+    from vllm_dllm.engine.model_state import DiffusionModelState
 
     prepare, inputs, dummy, preempt = (
         DiffusionModelState.prepare_attn,

@@ -12,7 +12,7 @@ from vllm.config.compilation import CUDAGraphMode
 
 from tests.support.cuda_paths.expected import ExpectedKeys, expected_keys
 from tests.support.cuda_paths.reference import KernelCall, attend, problems
-from vllm_dllm.worker.slots import Mark
+from vllm_dllm.engine.slots import Mark
 
 # Upper bounds. A graph has those of its capture, and every call is checked against what it has.
 BOUNDS = ("max_query_len", "max_seq_len")

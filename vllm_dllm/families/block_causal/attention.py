@@ -18,8 +18,8 @@ import torch
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.to_device import to_device
 
 if TYPE_CHECKING:
     from vllm_dllm.attention.backend import MaskRules

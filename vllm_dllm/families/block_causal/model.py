@@ -13,7 +13,7 @@ from vllm_dllm.checkpoints.updates import UpdatableWeights
 from vllm_dllm.ops.statistics.head import Head
 
 if TYPE_CHECKING:
-    from vllm_dllm.worker.model_state import DiffusionModelState
+    from vllm_dllm.engine.model_state import DiffusionModelState
 
 
 class MaskedCanvasModel(UpdatableWeights):
@@ -39,7 +39,7 @@ class MaskedCanvasModel(UpdatableWeights):
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
         """The hook through which vLLM's runner takes our request state and sampler."""
-        from vllm_dllm.worker.model_state import DiffusionModelState
+        from vllm_dllm.engine.model_state import DiffusionModelState
 
         return DiffusionModelState
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm_dllm.attention.metadata import AttentionBatch
+from vllm_dllm.engine.slots import Phase, SlotState
 from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, WindowRule
-from vllm_dllm.worker.slots import Phase, SlotState
 
 if TYPE_CHECKING:
     from vllm_dllm.attention.backend import MaskRules

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
+    from vllm_dllm.engine.logprobs import LogprobReports
+    from vllm_dllm.engine.readout.choice import ReadoutSettings
+    from vllm_dllm.engine.readout.contract import Readout
+    from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
     from vllm_dllm.settings.resolution import Served
-    from vllm_dllm.worker.logprobs import LogprobReports
-    from vllm_dllm.worker.readout.choice import ReadoutSettings
-    from vllm_dllm.worker.readout.contract import Readout
-    from vllm_dllm.worker.slots import SlotState
 
 
 class DiffusionGemma(Family):
@@ -74,7 +74,7 @@ class DiffusionGemma(Family):
         settings: ReadoutSettings,
     ) -> Readout:
         """See `Family.readout`."""
-        from vllm_dllm.worker.readout.choice import noise_readout
+        from vllm_dllm.engine.readout.choice import noise_readout
 
         return noise_readout(model, slots, reports, settings)
 

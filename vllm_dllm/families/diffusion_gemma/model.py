@@ -28,7 +28,7 @@ from vllm_dllm.ops.statistics.head import Head
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-    from vllm_dllm.worker.model_state import DiffusionModelState
+    from vllm_dllm.engine.model_state import DiffusionModelState
 
 # Encoder and decoder share their weights.
 _HALVES = ("model.decoder.", "model.encoder.language_model.")
@@ -47,7 +47,7 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
         """The hook through which vLLM's runner takes this package's model state and sampler."""
-        from vllm_dllm.worker.model_state import DiffusionModelState
+        from vllm_dllm.engine.model_state import DiffusionModelState
 
         return DiffusionModelState
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from vllm_dllm.worker.slots import Phase, SlotState
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.slots import Phase, SlotState
+from vllm_dllm.engine.to_device import to_device
 
 
 class GatedMLP(Protocol):

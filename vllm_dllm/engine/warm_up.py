@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import EXAMPLE_ROWS, Readout, ReadRequest
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiling_ahead
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import EXAMPLE_ROWS, Readout, ReadRequest
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.slots import SlotState
 
 logger = init_logger("vllm.dllm")
 

@@ -15,7 +15,7 @@ from vllm_dllm.constraints.automaton.windows import window
 from vllm_dllm.constraints.decoding.automaton_batch import OwnEdges
 from vllm_dllm.constraints.decoding.token_classes import TokenClasses
 from vllm_dllm.constraints.limits import CompileLimits
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.to_device import to_device
 
 # About how many states a canvas follows, and the parts of a constraint that are kept.
 MOST_STATES = CompileLimits().window_states

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
+from vllm_dllm.engine.logits_pipeline import LogitsPipeline
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import HEAD_BYTES, Readings, ReadRequest
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.token_choice import MaskedChoice, MaskedRows
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import draw
-from vllm_dllm.worker.logits_pipeline import LogitsPipeline
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import HEAD_BYTES, Readings, ReadRequest
-from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.token_choice import MaskedChoice, MaskedRows
 
 
 class DenseReadout:

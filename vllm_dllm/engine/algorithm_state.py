@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, BaseAlgorithm, Canvas, MaskedAlgorithm
+from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.settings.ranges import AlgorithmConfig
-from vllm_dllm.worker.to_device import to_device
 
 if TYPE_CHECKING:
-    from vllm_dllm.worker.slots import Standing
+    from vllm_dllm.engine.slots import Standing
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 

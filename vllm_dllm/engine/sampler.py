@@ -8,7 +8,7 @@ It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`
     commit                 emitted, 0       the canvas leaves, and the cache advances by L
     left without commit    emitted, L       the next step reads this canvas again, and the next one
 
-The table of a window of two blocks is in `worker.two_blocks`.
+The table of a window of two blocks is in `engine.two_blocks`.
 
 A steady step consists of tensor operations on all slots at once: there is no loop over requests,
 and nothing that waits for the device.
@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
+from vllm_dllm.engine.canvas_update import CanvasUpdate
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import PredictionStore, Readings, Readout
+from vllm_dllm.engine.slots import Mark, Phase, SlotState
+from vllm_dllm.engine.step_plan import CanvasRows, CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.engine.step_records import StepRecords
+from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.ops.compiled import compiled, compiling_ahead
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.canvas_update import CanvasUpdate
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import PredictionStore, Readings, Readout
-from vllm_dllm.worker.slots import Mark, Phase, SlotState
-from vllm_dllm.worker.step_plan import CanvasRows, CommitPolicy, StepOutcome, StepPlan
-from vllm_dllm.worker.step_records import StepRecords
-from vllm_dllm.worker.to_device import to_device
-from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
 
 class DiffusionSampler:

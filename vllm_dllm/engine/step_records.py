@@ -19,16 +19,16 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import BaseAlgorithm
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import Readings
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.score_summary import padded
+from vllm_dllm.engine.slots import CanvasKind, SlotState
+from vllm_dllm.engine.step_plan import StepOutcome, StepPlan
+from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.tracing.records import ABSENT, GIVEN, UNDECIDED
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readings
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.score_summary import padded
-from vllm_dllm.worker.slots import CanvasKind, SlotState
-from vllm_dllm.worker.step_plan import StepOutcome, StepPlan
-from vllm_dllm.worker.to_device import to_device
 
 # From a tensor ``[n, ...]`` of a batch to the rows of its recorded canvases, ``[m, ...]``.
 Selection = Callable[[torch.Tensor], torch.Tensor]

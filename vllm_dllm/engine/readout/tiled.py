@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
+from vllm_dllm.engine.logits_pipeline import LogitsPipeline
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import Readings, ReadRequest, batch_extremes, tile_budget
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.token_choice import NoiseChoice, NoiseRows
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import average
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.tiled import Result, example_budgets, tiled_statistics
-from vllm_dllm.worker.logits_pipeline import LogitsPipeline
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readings, ReadRequest, batch_extremes, tile_budget
-from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.token_choice import NoiseChoice, NoiseRows
 
 _FIELDS = tuple(f.name for f in fields(SampledStatistics))
 

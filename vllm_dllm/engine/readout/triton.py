@@ -7,6 +7,10 @@ from functools import partial
 
 import torch
 
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.dense import TilesReadout
+from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import head_statistics
 from vllm_dllm.ops.statistics.launch_triton import measured
@@ -14,10 +18,6 @@ from vllm_dllm.ops.statistics.rows import RowStatistics, greedy_part
 from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import Result
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.dense import TilesReadout
-from vllm_dllm.worker.readout.tiled import TiledReadout
-from vllm_dllm.worker.slots import SlotState
 
 
 class TritonDenseReadout(TilesReadout):

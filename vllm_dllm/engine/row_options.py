@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.to_device import to_device
 
 
 class RowWork(IntFlag):

@@ -18,9 +18,9 @@ from vllm_dllm.constraints.automaton.configurations import NO_STATE, START
 from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges
 from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, ConstrainedPath
 from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
-from vllm_dllm.worker.canvas_starts import CanvasStarts
-from vllm_dllm.worker.constraint_views import Follower, View
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.canvas_starts import CanvasStarts
+from vllm_dllm.engine.constraint_views import Follower, View
+from vllm_dllm.engine.to_device import to_device
 
 FREE = -1
 # For how many sets of canvases the union of their automata is kept. A steady batch is one set for

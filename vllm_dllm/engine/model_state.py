@@ -16,6 +16,18 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.settling import confirm_route
+from vllm_dllm.engine.fused_commit import read_again
+from vllm_dllm.engine.interrupted import InterruptedCanvas
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.pages import Pages
+from vllm_dllm.engine.readout.choice import ReadoutSettings
+from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.slots import Mark, SlotState
+from vllm_dllm.engine.step_records import need_rows
+from vllm_dllm.engine.two_blocks import TwoBlockWindow
+from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.families.served import canvas_kind, commit_policy
@@ -28,18 +40,6 @@ from vllm_dllm.vllm_patches.runner import (
     outlive_signals,
     tell_of_preemptions,
 )
-from vllm_dllm.worker.fused_commit import read_again
-from vllm_dllm.worker.interrupted import InterruptedCanvas
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.pages import Pages
-from vllm_dllm.worker.readout.choice import ReadoutSettings
-from vllm_dllm.worker.request_limits import RequestLimits
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.sampler import DiffusionSampler
-from vllm_dllm.worker.slots import Mark, SlotState
-from vllm_dllm.worker.step_records import need_rows
-from vllm_dllm.worker.two_blocks import TwoBlockWindow
-from vllm_dllm.worker.warm_up import ReadoutWarmUp
 
 logger = init_logger("vllm.dllm")
 

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from vllm_dllm.engine.readout.contract import (
+    HEAD_BYTES,
+    Readings,
+    ReadRequest,
+    batch_extremes,
+    tile_budget,
+)
+from vllm_dllm.engine.readout.dense import TilesReadout
 from vllm_dllm.ops.statistics.rows import (
     RowStatistics,
     SampledStatistics,
@@ -12,14 +20,6 @@ from vllm_dllm.ops.statistics.rows import (
 )
 from vllm_dllm.ops.statistics.sharded import sharded_statistics, without
 from vllm_dllm.ops.statistics.tiled import example_budgets, tiled_statistics
-from vllm_dllm.worker.readout.contract import (
-    HEAD_BYTES,
-    Readings,
-    ReadRequest,
-    batch_extremes,
-    tile_budget,
-)
-from vllm_dllm.worker.readout.dense import TilesReadout
 
 
 class ShardedReadout(TilesReadout):

@@ -10,9 +10,9 @@ import torch
 
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.decoding import Canvas
-from vllm_dllm.worker.algorithm_state import AlgorithmBatch
-from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.slots import Standing
+from vllm_dllm.engine.algorithm_state import AlgorithmBatch
+from vllm_dllm.engine.readout.contract import ReadRequest
+from vllm_dllm.engine.slots import Standing
 
 
 @dataclass(frozen=True)

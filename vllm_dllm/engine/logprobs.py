@@ -24,16 +24,16 @@ import torch
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_dllm.worker.row_options import RowOptions
-from vllm_dllm.worker.score_summary import (
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.score_summary import (
     ScoreSummary,
     padded,
     stacked,
     summarize,
     summarize_canvases,
 )
-from vllm_dllm.worker.slots import Mark, SlotState
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.slots import Mark, SlotState
+from vllm_dllm.engine.to_device import to_device
 
 # The most logprobs of a position, beside the chosen token's, that are kept on the device. A request
 # may name as many ids.

@@ -27,8 +27,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.to_device import to_device
 
 
 class TwoBlockWindow:

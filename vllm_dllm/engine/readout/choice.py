@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config.compilation import CompilationMode
 
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import Readout
-from vllm_dllm.worker.readout.dense import DenseReadout
-from vllm_dllm.worker.readout.kernels import takes_triton
-from vllm_dllm.worker.readout.sharded import ShardedReadout
-from vllm_dllm.worker.readout.tiled import TiledReadout
-from vllm_dllm.worker.slots import SlotState
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import Readout
+from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.readout.kernels import takes_triton
+from vllm_dllm.engine.readout.sharded import ShardedReadout
+from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.slots import SlotState
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -54,7 +54,7 @@ def masked_readout(
     if not model.has_head:  # an earlier pipeline stage, which never reads
         return DenseReadout(model.head, *common)
     if takes_triton(settings.kernels, model, True, slots.device, settings.ranks):
-        from vllm_dllm.worker.readout.triton import TritonDenseReadout
+        from vllm_dllm.engine.readout.triton import TritonDenseReadout
 
         return TritonDenseReadout(model.head, model.tiled_head(), *common)
     if settings.ranks > 1 and model.has_plain_head:
@@ -67,7 +67,7 @@ def noise_readout(
 ) -> Readout:
     """The readout of a model of uniform noise. `model` has `has_plain_head` and `tiled_head`."""
     if takes_triton(settings.kernels, model, False, slots.device, settings.ranks):
-        from vllm_dllm.worker.readout.triton import TritonTiledReadout
+        from vllm_dllm.engine.readout.triton import TritonTiledReadout
 
         return TritonTiledReadout(model.tiled_head(), slots, reports, settings.compile)
     return TiledReadout(model.tiled_head(), slots, reports, settings.compile)

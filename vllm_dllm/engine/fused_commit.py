@@ -7,7 +7,7 @@ write the block's keys and values, the other L are the new canvas, and the block
 the canvas from the block.
 
 The scheduler must know a step's outcome before it plans the next step, so this needs synchronous
-scheduling. With a step in flight see `worker.two_blocks`.
+scheduling. With a step in flight see `engine.two_blocks`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.to_device import to_device
 
 
 def read_again(input_batch: Any, history: torch.Tensor) -> None:

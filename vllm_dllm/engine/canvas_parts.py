@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from vllm_dllm.decoding import Canvas, Update
-from vllm_dllm.worker.algorithm_state import AlgorithmBatch, in_batch_order
-from vllm_dllm.worker.step_plan import StepPlan
+from vllm_dllm.engine.algorithm_state import AlgorithmBatch, in_batch_order
+from vllm_dllm.engine.step_plan import StepPlan
 
 
 def merged(plan: StepPlan, updates: list[Update]) -> tuple[Canvas, torch.Tensor]:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from vllm_dllm.worker.to_device import can_pin
+from vllm_dllm.engine.to_device import can_pin
 
 # Numbers that a slot may use for one request, so that a late copy never concerns another one.
 NUMBERS = 1 << 32

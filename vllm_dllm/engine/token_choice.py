@@ -19,6 +19,9 @@ from vllm_dllm.constraints.decoding.constrained_step import (
     drawn_tokens,
     path_probability,
 )
+from vllm_dllm.engine.logit_biases import filtered
+from vllm_dllm.engine.readout.contract import ReadRequest
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
     RowStatistics,
@@ -28,9 +31,6 @@ from vllm_dllm.ops.statistics.rows import (
     with_drawn,
 )
 from vllm_dllm.ops.statistics.sampled import sampled_statistics
-from vllm_dllm.worker.logit_biases import filtered
-from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.slots import SlotState
 
 # From (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.slots import Phase, SlotState
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.slots import Phase, SlotState
 
 # Tensors of `SlotState` that hold the state of a canvas. The other tensors follow from the
 # request's parameters and from the number of tokens that it has output.

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 
 from vllm_dllm.decoding import Canvas
+from vllm_dllm.engine.algorithm_state import AlgorithmStates
+from vllm_dllm.engine.constraint_state import Constraints
+from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.row_options import RowOptions, RowOptionTensors
+from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.worker.algorithm_state import AlgorithmStates
-from vllm_dllm.worker.constraint_state import Constraints
-from vllm_dllm.worker.request_limits import RequestLimits
-from vllm_dllm.worker.row_options import RowOptions, RowOptionTensors
-from vllm_dllm.worker.to_device import can_pin, to_device
 
 if TYPE_CHECKING:
-    from vllm_dllm.worker.two_blocks import TwoBlockWindow
+    from vllm_dllm.engine.two_blocks import TwoBlockWindow
 
 # How many end-of-sequence ids of a request may finish a block early. A request with more ids
 # still stops at each of them, because vLLM's scheduler checks them all; its blocks just do not

@@ -10,8 +10,8 @@ import torch
 
 from vllm_dllm.constraints.decoding.best_path import CanvasWindow
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.rows import RowStatistics
-from vllm_dllm.worker.slots import SlotState
 
 # How many bytes the temporaries between hidden states and statistics may take: for whole rows of
 # logits, and for tiles of them. A small tile stays in a CPU's caches. On a GPU each operator on a

@@ -16,9 +16,7 @@ from vllm_dllm.constraints.decoding.best_path import CanvasWindow
 from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
-from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.tracing.records import Told
-from vllm_dllm.worker.algorithm_state import (
+from vllm_dllm.engine.algorithm_state import (
     AlgorithmBatch,
     AlgorithmSlots,
     AlgorithmStates,
@@ -27,11 +25,13 @@ from vllm_dllm.worker.algorithm_state import (
     own_at,
     temperatures,
 )
-from vllm_dllm.worker.canvas_parts import kept_where, merged, old_where
-from vllm_dllm.worker.readout.contract import Readings, ReadRequest
-from vllm_dllm.worker.slots import Phase, SlotState, Standing
-from vllm_dllm.worker.step_plan import CommitPolicy, StepOutcome, StepPlan
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.canvas_parts import kept_where, merged, old_where
+from vllm_dllm.engine.readout.contract import Readings, ReadRequest
+from vllm_dllm.engine.slots import Phase, SlotState, Standing
+from vllm_dllm.engine.step_plan import CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.tracing.records import Told
 
 # Standing, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[Standing, Canvas, list[AlgorithmBatch], torch.Tensor]

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
+from vllm_dllm.engine.logit_biases import LogitBiases
+from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.readout.contract import ReadRequest
+from vllm_dllm.engine.row_options import RowWork
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.engine.token_choice import Followed, RowChoice, TokenChoice
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.worker.logit_biases import LogitBiases
-from vllm_dllm.worker.logprobs import LogprobReports
-from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.row_options import RowWork
-from vllm_dllm.worker.slots import SlotState
-from vllm_dllm.worker.to_device import to_device
-from vllm_dllm.worker.token_choice import Followed, RowChoice, TokenChoice
 
 
 class LogitsPipeline:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from vllm_dllm.worker.readout.contract import ReadRequest
-from vllm_dllm.worker.row_options import RowOptionTensors, RowWork
-from vllm_dllm.worker.slots import Mark, SlotState
-from vllm_dllm.worker.to_device import to_device
+from vllm_dllm.engine.readout.contract import ReadRequest
+from vllm_dllm.engine.row_options import RowOptionTensors, RowWork
+from vllm_dllm.engine.slots import Mark, SlotState
+from vllm_dllm.engine.to_device import to_device
 
 # The largest score, by the dtype of logits. Divided by any temperature (at least 0.01) it stays
 # finite.
