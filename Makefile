@@ -61,16 +61,12 @@ bench-gpu: ## time a step at the published sizes on a GPU (PYTHON=...: one that 
 	@OMP_NUM_THREADS=8 $(PYTHON) benchmarks/real_size.py --json benchmarks/results/real_size.json
 
 # Each script has more to give than this short form: see its --help.
-bench: setup ## time a step, prefill and serving, against every peer; tables and plots
+bench: setup ## time a step and serving, against every peer; tables and plots
 	@$(bin)/python benchmarks/step_time.py --json benchmarks/results/step_time.json
-	@OMP_NUM_THREADS=$$(nproc) $(bin)/python benchmarks/prefill.py --lengths 512 2048 --json benchmarks/results/prefill.json
 	@$(bin)/python benchmarks/serve.py --eager --systems llada2 causal gemma gemma-native \
 	  --concurrency 1 16 --turns 1 --least 16 --rounds 2 \
 	  --json benchmarks/results/serve.json
 	@$(bin)/python benchmarks/gemma.py --rounds 1 --json benchmarks/results/gemma.json
-	@$(bin)/python benchmarks/llada2.py --per-task 6 --repeats 2 --json benchmarks/results/llada2.json
-	@$(bin)/python benchmarks/growth.py --finished 300 --json benchmarks/results/growth.json
-	@$(bin)/python benchmarks/fdfo.py --per-task 10 --json benchmarks/results/fdfo.json
 	@$(bin)/python benchmarks/report.py
 
 schemas: ## check examples/deploy against Kubernetes' schemas, which it downloads into .venv-schemas

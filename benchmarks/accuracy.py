@@ -30,9 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.accuracy_tables import compare, show, show_recovery  # noqa: E402
 from benchmarks.common import quiet_engines, write  # noqa: E402
-from benchmarks.recovery import recovery  # noqa: E402
 
 quiet_engines()  # before torch and vLLM are imported
 
@@ -48,12 +46,52 @@ from vllm_dllm.commands.local_server import (  # noqa: E402
     serve,
 )
 
+
+def agreement(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> float:
+    """The share of committed tokens that agree by position; a missing token agrees with none."""
+    same = sum(
+        a == b
+        for first_answer, second_answer in zip(first, second, strict=True)
+        for a, b in zip(first_answer, second_answer, strict=False)
+    )
+    longest = sum(
+        max(len(first_answer), len(second_answer))
+        for first_answer, second_answer in zip(first, second, strict=True)
+    )
+    return same / longest if longest else 1.0
+
+
+def recovery(
+    quantized: dict[str, Any], original: dict[str, Any], problems: Sequence[Problem]
+) -> dict[str, Any]:
+    """The share of the original's exact matches, tokens and speed that is left.
+
+    Both are summaries (`accuracy.summary`) with their `answers` and `tokens`, problem by problem.
+    """
+    ours, theirs = (
+        [text == problem.answer for text, problem in zip(run["answers"], problems, strict=True)]
+        for run in (quantized, original)
+    )
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "recovery_percent": 100 * sum(ours) / sum(theirs) if any(theirs) else None,
+        "lost": sum(before and not now for now, before in pairs),
+        "gained": sum(now and not before for now, before in pairs),
+        "token_agreement": agreement(quantized["tokens"], original["tokens"]),
+        "steps_per_block": quantized["steps_per_block"],
+        "steps_per_block_original": original["steps_per_block"],
+        "steps_ratio": quantized["steps_per_block"] / original["steps_per_block"],
+    }
+
+
 SAMPLING = {"temperature", "seed", "top_p", "top_k", "min_p", "max_tokens"}
 COUNTERS = {
     "steps": "vllm:diffusion_num_denoising_steps",
     "positions": "vllm:diffusion_num_canvas_positions",
 }
 MAX_TOKENS = 64
+# A checkpoint that takes more than this many times the original's steps is pointed out.
+MANY_STEPS = 1.1
 
 
 @dataclass(frozen=True)
@@ -230,6 +268,49 @@ def is_aligned(model: str) -> bool:
 
     vllm_dllm.plugin.register()
     return get_config(model, trust_remote_code=False).model_type == "llada2_moe"
+
+
+def show(text: str, result: dict[str, Any]) -> None:
+    """Print the table of one setting."""
+    print(f"\n{text}")
+    for task, score in result["exact_match"].items():
+        low, high = (100 * bound for bound in score["interval"])
+        rate = 100 * score["right"] / score["of"]
+        print(f"  {task:10}{rate:6.1f} %   [{low:5.1f}, {high:5.1f}]   of {score['of']}")
+    print(
+        f"  {result['steps_per_block']:.2f} steps per block, "
+        f"{result['tokens_per_step']:.2f} tokens per step, {result['seconds']:.1f} s"
+    )
+
+
+def compare(results: dict[str, dict[str, Any]]) -> None:
+    """Print one line for each setting."""
+    print(f"\n{'setting':32}{'exact match':>12}{'interval':>18}{'steps/block':>13}{'s':>8}")
+    for text, result in results.items():
+        score = result["exact_match"]["all"]
+        low, high = (100 * bound for bound in score["interval"])
+        print(
+            f"{text:32}{100 * score['right'] / score['of']:10.1f} %   [{low:5.1f}, {high:5.1f}]"
+            f"{result['steps_per_block']:13.2f}{result['seconds']:8.1f}"
+        )
+
+
+def show_recovery(text: str, recovery: dict[str, Any]) -> None:
+    """Print the comparison of one setting with the original."""
+    percent = recovery["recovery_percent"]
+    print(f"\n{text}: against the original")
+    print(
+        f"  recovery {'-' if percent is None else f'{percent:.1f} %'}   "
+        f"({recovery['lost']} lost, {recovery['gained']} gained)   "
+        f"{100 * recovery['token_agreement']:.1f} % of committed tokens agree"
+    )
+    ratio = recovery["steps_ratio"]
+    print(
+        f"  {recovery['steps_per_block']:.2f} steps per block, "
+        f"{recovery['steps_per_block_original']:.2f} before ({ratio:.2f} times)"
+    )
+    if ratio > MANY_STEPS:
+        print(f"  MORE STEPS: quantization costs {100 * (ratio - 1):.0f} % more of them")
 
 
 def main() -> int:

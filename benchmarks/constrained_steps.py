@@ -9,22 +9,18 @@ figures are means over the steps of a canvas, in milliseconds of CPU and of wall
 vocabularies: that of the tiny checkpoint, and 151,936 ids with made-up weights. The tiny body takes
 next to no time; `--hidden 2048` gives the large one the width of LLaDA2.0-mini, and `--steps` says
 how many steps of a canvas are timed.
-
-`--hostile` compares the steps of requests without constraints with nothing beside them and while
-one client sends a new schema every second that takes all the CPU time a compilation may have.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +34,57 @@ engines_in_this_process()  # before torch and vLLM are imported
 import numpy as np  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
-from benchmarks.constraint_batches import IDS, different_schemas  # noqa: E402
-from benchmarks.constraints import CONSTRAINTS, real_tokens  # noqa: E402
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
-from vllm_dllm.constraints.automaton.compilation import Constraint  # noqa: E402
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary, byte_level_alphabet  # noqa: E402
-from vllm_dllm.constraints.service.pool import CompilerPool  # noqa: E402
-from vllm_dllm.constraints.service.turns import Client  # noqa: E402
+from vllm_dllm.constraints.automaton.vocabulary import byte_level_alphabet  # noqa: E402
 
-LENGTH, CONTEXT, ROOM, REQUESTS = 32, 64, 512, 16
+IDS, LENGTH, CONTEXT, ROOM, REQUESTS = 151_936, 32, 64, 512, 16
 KINDS = ("none", "16 times one tool call", "16 schemas")
 TINY, LARGE = "272 tokens", "151,936 tokens"
+STRING = {"type": "string"}
+CALL = {
+    "name": {"enum": ["get_weather"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": STRING, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+    },
+}
+TOOL_CALL = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": 1,
+    "items": {"type": "object", "anyOf": [{"properties": CALL, "required": list(CALL)}]},
+}
+
+
+def real_tokens() -> list[bytes]:
+    """Tokens of a real byte-level vocabulary, or pieces of bytes where there is none."""
+    package = util.find_spec("mistral_common")
+    path = Path(package.origin or "").parent / "data" / "tekken_240911.json" if package else Path()
+    if path.is_file():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [base64.b64decode(entry["token_bytes"]) for entry in content["vocab"]]
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(2, 9, size=149_744)
+    letters = rng.choice(np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ABC,.0", np.uint8), sizes.sum())
+    pieces = np.split(letters, sizes.cumsum()[:-1])
+    return [*(bytes([byte]) for byte in range(256)), *(piece.tobytes() for piece in pieces)]
+
+
+def different_schemas(count: int) -> list[dict[str, Any]]:
+    """Records with other names, lengths and numbers of fields each."""
+    return [
+        {
+            "type": "object",
+            "properties": {
+                f"name_{n}": STRING if n % 2 else {"type": "string", "maxLength": 10 + n},
+                f"age_{n}": {"type": "integer", "minimum": 0, "maximum": 100 + n},
+                **{f"flag_{n}_{k}": {"type": "boolean"} for k in range(n % 4)},
+            },
+            "required": [f"name_{n}", f"age_{n}"],
+        }
+        for n in range(count)
+    ]
 
 
 def write_large(path: Path, hidden: int | None) -> None:
@@ -95,7 +131,7 @@ def schemas(kind: str) -> list[Any]:
     if kind == KINDS[0]:
         return [None] * REQUESTS
     if kind == KINDS[1]:
-        return [CONSTRAINTS["tool call"][1]] * REQUESTS
+        return [TOOL_CALL] * REQUESTS
     return list(different_schemas(REQUESTS))
 
 
@@ -161,75 +197,6 @@ def _ratio(some: list[float], others: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(some, others, strict=True))
 
 
-def hostile_schema(number: int) -> dict[str, Any]:
-    """One that takes all the CPU time that a compilation may have; each number another one."""
-    slow = {"type": "string", "pattern": "^(.*17.{9}[ab].{9}[cd].{9}|x)*$"}
-    return {"type": "object", "properties": {f"field_{number}": slow}}
-
-
-@contextmanager
-def hostile_client(pool: CompilerPool, refusals: list[str]) -> Iterator[None]:
-    """Sends a hostile schema every second."""
-    stop = threading.Event()
-
-    def send() -> None:
-        client: Client = ("203.0.113.7", "")
-        for number in range(1, 1 << 30):
-            if stop.is_set():
-                return
-            schema = hostile_schema(int(time.time() * 1e3) + number)
-            pool.submit(Constraint.of("json_schema", schema), client).add_done_callback(
-                lambda done: refusals.append(str(done.exception()))
-            )
-            stop.wait(1.0)
-
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
-
-
-def beside_hostile(llm: Any, pool: CompilerPool, turns: int) -> dict[str, Any]:
-    """Percentiles of a step with and without a hostile client, by turns of ten seconds."""
-    canvas(llm, KINDS[0])
-    pool.warm()
-    alone: list[float] = []
-    beside: list[float] = []
-    refusals: list[str] = []
-    ratios: list[float] = []
-    for _ in range(turns):
-        calm = _steps_of(llm, 10.0)
-        with hostile_client(pool, refusals):
-            time.sleep(1.0)
-            disturbed = _steps_of(llm, 10.0)
-        time.sleep(3.0)
-        alone += calm
-        beside += disturbed
-        ratios.append(_p99(disturbed) / _p99(calm))
-    if "None" in refusals or not refusals:
-        raise RuntimeError("the hostile schemas are not refused")
-    return {
-        "steps": [len(alone), len(beside)],
-        "median_ms": [statistics.median(alone), statistics.median(beside)],
-        "p99_ms": [_p99(alone), _p99(beside)],
-        "ratio_p99": _p99(beside) / _p99(alone),
-        "ratios_of_turns": ratios,
-        "answers": sorted({text[:90] for text in refusals}),
-    }
-
-
-def _steps_of(llm: Any, seconds: float) -> list[float]:
-    found, until = list[float](), time.monotonic() + seconds
-    while time.monotonic() < until:
-        found += canvas(llm, KINDS[0])[1]
-    return found
-
-
-def _p99(values: list[float]) -> float:
-    return float(np.percentile(values, 99))
-
-
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one vocabulary."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -237,20 +204,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         if args.child == LARGE:
             model = Path(scratch) / "model"
             write_large(model, args.hidden)
-        llm = start(model, args.eager)
-        if not args.hostile:
-            return compared(llm, args.rounds, args.steps)
-        config = json.loads((model / "config.json").read_text())
-        vocabulary = Vocabulary.read(
-            (model / "tokenizer.json").read_text("utf-8"),
-            config["vocab_size"],
-            [config["eos_token_id"]],
-        )
-        pool = CompilerPool(vocabulary)
-        try:
-            return beside_hostile(llm, pool, args.rounds)
-        finally:
-            pool.close()
+        return compared(start(model, args.eager), args.rounds, args.steps)
 
 
 def main() -> None:
@@ -260,7 +214,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=LENGTH - 2, help="of each canvas")
     parser.add_argument("--hidden", type=int, help="the width of the model with 151,936 ids")
     parser.add_argument("--eager", action="store_true", help="without compiled kernels")
-    parser.add_argument("--hostile", action="store_true")
     parser.add_argument("--child", choices=(TINY, LARGE), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -269,13 +222,12 @@ def main() -> None:
         return
     flags = ["--rounds", str(args.rounds), "--steps", str(args.steps)]
     flags += ["--hidden", str(args.hidden)] if args.hidden else []
-    flags += ["--eager"] * args.eager + ["--hostile"] * args.hostile
+    flags += ["--eager"] * args.eager
     results = {}
     for name in args.vocabularies:
         results[name] = child(__file__, "--child", name, *flags)
         print(name, json.dumps(results[name], indent=1), flush=True)
-    name = "hostile_steps" if args.hostile else "constrained_steps"
-    write(args.json, name, results)
+    write(args.json, "constrained_steps", results)
 
 
 if __name__ == "__main__":

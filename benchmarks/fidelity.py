@@ -24,8 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.accuracy_tables import fidelity as rows  # noqa: E402
 from benchmarks.common import engines_in_this_process, write  # noqa: E402
+from benchmarks.tables import fidelity as rows  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 

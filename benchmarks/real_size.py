@@ -25,10 +25,53 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import child, engines_in_this_process, write  # noqa: E402
-from benchmarks.floor import floor  # noqa: E402
 from benchmarks.published import DIFFUSION_GEMMA, LLADA2_MINI, Geometry  # noqa: E402
 from benchmarks.tables import markdown, real_size  # noqa: E402
 from tests.support.checkpoints import TINY  # noqa: E402
+
+# One H200 SXM by its data sheet: bytes a second, dense bfloat16 operations a second.
+BANDWIDTH, RATE = 4.8e12, 989e12
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The bytes and operations of one step; a multiply-add is two operations."""
+
+    weight_bytes: float
+    cache_bytes: float
+    operations: float
+
+    @property
+    def milliseconds(self) -> float:
+        """The least time of the step on one H200."""
+        return 1e3 * max((self.weight_bytes + self.cache_bytes) / BANDWIDTH, self.operations / RATE)
+
+
+def floor(model: Geometry, requests: int, context: int, width: int = 2) -> Floor:
+    """The floor of a step in which `requests` requests denoise, each behind `context` tokens.
+
+    Args:
+        model: its geometry.
+        requests: canvases in the batch.
+        context: tokens before each canvas.
+        width: bytes of a weight (2 for bfloat16, 1 for float8); keys and values have 2.
+    """
+    tokens, hidden = requests * model.canvas, model.hidden
+    expert = 3 * hidden * model.width
+    touched = model.experts * (1 - (1 - model.chosen / model.experts) ** tokens)
+    always = sum(a.layers * a.weights(hidden) for a in model.attention)
+    always += sum(3 * hidden * size * layers for size, layers in model.dense.items())
+    always += model.moe_layers * hidden * model.experts  # routers
+    heads = (2 if model.tied else 1) * hidden * model.vocabulary
+    weights = always + heads + model.moe_layers * touched * expert
+    per_token = always + heads + model.moe_layers * model.chosen * expert
+    cache = attended = 0.0
+    for a in model.attention:
+        keys = min(context, a.window or context) + model.canvas
+        cache += 2.0 * requests * a.layers * keys * a.kv_heads * a.dim * a.values
+        attended += 4.0 * tokens * a.layers * keys * a.heads * a.dim
+    return Floor(width * weights, cache, 2.0 * tokens * per_token + attended)
+
 
 MASK = 156895  # of LLaDA2.0's vocabulary
 POSITIONS = 32768

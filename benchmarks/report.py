@@ -14,25 +14,42 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.records import Record, RefusedError  # noqa: E402
-from benchmarks.tables import TABLES, section  # noqa: E402
+from benchmarks.tables import TABLES, Record, RefusedError, section  # noqa: E402
 
 DOCUMENTS = [
     ROOT / "docs" / name
-    for name in (
-        *("fidelity.md", "performance.md", "scaling.md"),
-        *("structured_output.md", "tiny_models.md"),
-    )
+    for name in ("fidelity.md", "performance.md", "structured_output.md", "tiny_models.md")
 ]
-# No table is made from result files whose names begin so; docs/reliability.md,
-# docs/deployment.md, docs/kv_transfer.md and docs/scaling.md quote them.
-WITHOUT_TABLES = ("drain", "fuzz", "kv", "ray", "soak")
+# No table is made from result files whose names begin so; docs/reliability.md quotes them.
+WITHOUT_TABLES = ("fuzz", "soak")
+# Colours that can be told apart without telling red from green, and in greyscale.
+BLUE, ORANGE, GREY = "#1f6fb4", "#e07b1a", "#8a8a8a"
+DARK = "#15354f"
+# Equal figures give equal files: no date, stable ids, and text as text.
+STYLE = {
+    "svg.hashsalt": "vllm-dllm",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+METADATA = {"Date": None, "Creator": "benchmarks/report.py"}
+INCHES = (5.2, 3.2)
 BEGIN = re.compile(r"^<!-- benchmark: (.*?) -->$", re.MULTILINE)
 END = re.compile(r"^<!-- /benchmark -->$", re.MULTILINE)
 
@@ -111,6 +128,108 @@ def see_to(document: Path, sections: Mapping[str, str], check: bool) -> list[str
     return []
 
 
+@dataclass(frozen=True)
+class Plot:
+    """A plot: the kind of benchmark, the stems of its files, and the drawing function."""
+
+    kind: str
+    files: tuple[str, ...]
+    draw: Callable[..., None]
+    panels: int = 1
+
+
+def draw_all(records: Mapping[str, Record], folder: Path) -> tuple[list[Path], list[str]]:
+    """Draw the plots whose files exist; returns them, and why others are refused."""
+    drawn, refused = [], []
+    for name, plot in PLOTS.items():
+        if not all(stem in records for stem in plot.files):
+            continue
+        try:
+            drawn.append(draw(name, [records[stem] for stem in plot.files], folder))
+        except RefusedError as error:
+            refused.append(str(error))
+    return drawn, refused
+
+
+def draw(name: str, records: list[Record], folder: Path) -> Path:
+    """Draw one plot.
+
+    Raises:
+        RefusedError: no matplotlib, a file of another benchmark, or results laid out otherwise.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RefusedError(
+            f"plot {name}: matplotlib is not installed; pip install 'vllm-dllm[dev]'"
+        ) from error
+
+    plot, names = PLOTS[name], ", ".join(record.name for record in records)
+    if any(record.kind != plot.kind for record in records):
+        raise RefusedError(f"plot {name}: {names}: not all of {plot.kind}")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(INCHES[0] * (1 + 0.4 * (plot.panels - 1)), INCHES[1]))
+        axes = figure.subplots(1, plot.panels, squeeze=False)[0]
+        try:
+            plot.draw(*axes, *(record.results for record in records))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RefusedError(
+                f"plot {name}: {names}: not the layout of today's {plot.kind} "
+                f"({type(error).__name__}: {error}); run the benchmark again"
+            ) from error
+        figure.tight_layout()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.svg"
+        figure.savefig(path, format="svg", metadata=METADATA)
+    return path
+
+
+def bars(
+    axis: Any, groups: list[str], series: Mapping[str, list[float]], colours: list[str]
+) -> None:
+    """Draw bars side by side, a group for each load, with their values on top."""
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [n + (number - (len(series) - 1) / 2) * width for n in range(len(groups))]
+        drawn = axis.bar(places, values, 0.92 * width, label=name, color=colours[number])
+        axis.bar_label(drawn, [f"{value:.0f}" for value in values], fontsize=7, padding=1)
+    axis.set_xticks(range(len(groups)), groups)
+
+
+def gemma(left: Any, right: Any, tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> None:
+    names = {"vllm-dllm": "vllm-dllm", "native": "vLLM's class", "transformers": "transformers"}
+    for axis, side, title in ((left, tiny, "272 ids"), (right, wide, "32,768 ids")):
+        loads = list(side["vllm-dllm"])
+        series = {
+            name: [side[kind][load]["tokens_per_s"] for load in loads]
+            for kind, name in names.items()
+        }
+        bars(axis, [load.removesuffix(" equal") for load in loads], series, [BLUE, ORANGE, GREY])
+        axis.set(title=title, xlabel="requests")
+    left.set_ylabel("tokens/s")
+    left.legend()
+
+
+def serve(axis: Any, results: Mapping[str, Any]) -> None:
+    styles = [(BLUE, "o-"), (GREY, "s--"), (ORANGE, "o-"), (DARK, "s--"), (DARK, "^:")]
+    used = styles[: len(results)]
+    for (system, by_concurrency), (colour, style) in zip(results.items(), used, strict=True):
+        speeds = [figures["output_throughput"] for figures in by_concurrency.values()]
+        axis.plot([int(n) for n in by_concurrency], speeds, style, label=system, color=colour)
+    axis.set_xscale("log", base=2)
+    loads = [int(n) for n in next(iter(results.values()))]
+    axis.set_xticks(loads, [str(load) for load in loads])
+    axis.set(xlabel="requests at a time", ylabel="tokens/s")
+    axis.legend()
+
+
+PLOTS: dict[str, Plot] = {
+    "gemma": Plot("gemma", ("gemma", "gemma_32k"), gemma, panels=2),
+    "serve": Plot("serve", ("serve",), serve),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
@@ -124,8 +243,6 @@ def main(argv: list[str] | None = None) -> int:
     for document in args.documents:
         refused += see_to(document, sections, args.check)
     if not args.check:
-        from benchmarks.plots import draw_all
-
         for name, body in sections.items():
             print(f"{name}\n\n{body}\n")
         drawn, further = draw_all(records, args.images)

@@ -1,34 +1,91 @@
-"""Result files as Markdown tables: one function for each table."""
+"""Result files, and one function for each Markdown table that is made of them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy_tables import accuracy, constrained_over_free, fidelity
-from benchmarks.constraint_tables import (
-    constrained_steps,
-    constraint_batches,
-    constraints,
-    hostile_steps,
-    large_schemas,
-    schema_walks,
+REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
+KINDS = (
+    *("accuracy", "constrained_steps", "fidelity", "gemma", "real_size"),
+    *("sdar", "serve", "start_up", "step_time"),
 )
-from benchmarks.records import Record, RefusedError
-from benchmarks.replica_tables import REPLICAS, data_parallel
-from benchmarks.router_tables import router, router_check, router_steps
-from benchmarks.scaling_tables import TABLES as SCALING
-from benchmarks.sdar_tables import sdar_tiny, sdar_wide
-from benchmarks.trace_tables import traces
-
-MEGABYTE = 1 << 20
 # Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
 PEERS = {
     "DiffusionGemma": "DiffusionGemma native",
     "DiffusionGemma FP8": "DiffusionGemma native FP8",
 }
+WAYS = {
+    "two blocks": "commits with every step of the next block",
+    "granted": "with its first step (synchronous scheduling)",
+    "separate": "in passes of their own",
+    "loop": "loop in transformers with a KV cache",
+    "autoregressive": "vLLM, autoregressive",
+}
+
+
+class RefusedError(ValueError):
+    """A result file, a table or a marker that cannot be used; says which and why."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One result file, as `benchmarks.common.write` leaves it.
+
+    Attributes:
+        name: of the file.
+        kind: of benchmark, one of `KINDS`.
+        fields: everything beside the results: command, commit, versions, machine.
+        results: the benchmark's own.
+    """
+
+    name: str
+    kind: str
+    fields: Mapping[str, Any]
+    results: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """The record in a file.
+
+        Raises:
+            RefusedError: no JSON, fields missing, or no benchmark of ours.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RefusedError(f"{path.name}: not JSON ({error})") from error
+        if not isinstance(content, dict):
+            raise RefusedError(f"{path.name}: not a JSON object")
+        missing = [field for field in REQUIRED if field not in content]
+        if missing:
+            raise RefusedError(
+                f"{path.name}: has no {', '.join(missing)}; older than benchmarks/common.py, or "
+                "not written by it: run its benchmark again"
+            )
+        # Beside its name a benchmark may say how it was run: "accuracy, offline, 700 problems".
+        kind = str(content["benchmark"]).split(",")[0]
+        if kind not in KINDS:
+            raise RefusedError(
+                f"{path.name}: unknown benchmark {kind!r}; known: {', '.join(KINDS)}"
+            )
+        return cls(path.name, kind, content, content["results"])
+
+    def source(self) -> str:
+        """File, code and machine in one line. The command is in the file."""
+        machine, versions = self.fields["machine"], self.fields["versions"]
+        changed = " with uncommitted changes" if self.fields["modified"] else ""
+        load, gpu, threads = (machine.get(name) for name in ("load_average", "gpu", "threads"))
+        busy = f", {threads} threads" if (threads or 1) > 1 else ""
+        busy += f", load average {load[0]:.1f}" if load else ""
+        return (
+            f"`benchmarks/results/{self.name}`: commit {self.fields['commit'][:7]}{changed}; "
+            f"{f'{gpu}, ' if gpu else ''}{machine['cpu']}, {machine['cores']} cores{busy}; "
+            f"vLLM {versions['vllm']}, torch {versions['torch']}"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,21 +145,15 @@ def step_time(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 
 def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    columns = {
-        "output_throughput": ("tokens/s", ".0f"),
-        "median_ttft_ms": ("first tokens, median ms", ".0f"),
-        "mean_tpot_ms": ("per token, mean ms", ".2f"),
-        "median_e2el_ms": ("request, median ms", ".0f"),
-        "p99_e2el_ms": ("request, 99th percentile ms", ".0f"),
-        "diffusion_steps_per_canvas": ("steps per canvas", ".2f"),
-        "diffusion_committed_per_step": ("tokens per step", ".2f"),
-    }
-    yield ["system", "concurrency", *(title for title, _ in columns.values())]
+    yield ["system", *next(iter(results.values()))]
     for system, by_concurrency in results.items():
-        for concurrency, figures in by_concurrency.items():
-            values = ((figures[key], form) for key, (_, form) in columns.items())
-            cells = ("-" if value is None else format(value, form) for value, form in values)
-            yield [system, concurrency, *cells]
+        yield [
+            system,
+            *(
+                f"{figures['output_throughput']:.0f}, {figures['median_e2el_ms']:.0f} ms"
+                for figures in by_concurrency.values()
+            ),
+        ]
 
 
 def gemma_side(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -123,57 +174,9 @@ def gemma(tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> Iterable[Sequence
         yield [*left, "", *right[1:]]
 
 
-def gemma_bound(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    # Medians of the rounds in ms, and what the aimed-at ratio would leave for all but our forward.
-    aim = 1.5
-    yield [
-        *("requests", "vllm-dllm, ms", "of it forward", "vLLM's class, ms", "of it forward"),
-        *(f"{aim} times as fast, ms", "left beside our forward"),
-    ]
-    for load, ours in results["vllm-dllm"].items():
-        sides = [ours, results["native"][load]]
-        totals = [1000 * median(side["samples_s"]) for side in sides]
-        forwards = [
-            total * side["forward_share"] for total, side in zip(totals, sides, strict=True)
-        ]
-        goal = totals[1] / aim
-        figures = (totals[0], forwards[0], totals[1], forwards[1], goal, goal - forwards[0])
-        yield [_load(load), *(f"{ms:.0f}" for ms in figures)]
-
-
 def _load(name: str) -> str:
     """The name that a table gives a workload."""
     return name.removesuffix(" equal").replace(" mixed", ", mixed lengths and steps")
-
-
-def llada2(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    loops = {"cached": "loop with a KV cache", "recomputing": "loop without"}
-    yield ["requests at a time", "vllm-dllm", *loops.values(), *(f"to {n}" for n in loops.values())]
-    for at_once, by_loop in results.items():
-        ours = by_loop["vllm-dllm"]
-        speeds = (f"{by_loop[kind]:.0f}" for kind in ("vllm-dllm", *loops))
-        yield [at_once, *speeds, *(f"{ours / by_loop[kind]:.2f}x" for kind in loops)]
-
-
-def growth(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield ["requests", "ms a step", "of it outside the forward", "ms a request"]
-    for requests, ms in results["steps"].items():
-        outside = results["outside"][requests]
-        yield [requests, f"{ms:.2f}", f"{outside:.2f}", f"{ms / int(requests):.2f}"]
-    yield ["exponent", f"{results['exponent']:.2f}", "", ""]
-    for requests, ms in results["after"].items():
-        yield [f"{requests}, after {results['finished']} others", f"{ms:.2f}", "", ""]
-    memory = results["held"]
-    kv, slot = (memory[key] / 1024 for key in ("kv_bytes_per_request", "slot_bytes_per_request"))
-    yield ["a request holds", f"{kv:.0f} KiB of keys and values", f"{slot:.1f} KiB of slot", ""]
-
-
-def turns(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield ["lever", "requests", "times as fast, median", "least", "most", "turns"]
-    for lever, by_requests in results.items():
-        for requests, gains in by_requests.items():
-            figures = (f"{figure:.2f}" for figure in (median(gains), min(gains), max(gains)))
-            yield [lever, requests, *figures, f"{len(gains)}"]
 
 
 def start_up(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -181,61 +184,6 @@ def start_up(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     for name, runs in results.items():
         first, second, *later = (f"{run['ready']:.1f}" for run in runs)
         yield [name, first, second, ", ".join(later)]
-
-
-def head_memory(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield ["class", "requests", "MB of its own", "MB a request", "seconds a step"]
-    for name, usage in results.items():
-        yield [
-            name,
-            f"{usage['requests']}",
-            f"{usage['bytes'] / MEGABYTE:,.0f}",
-            f"{usage['per_request'] / MEGABYTE:,.1f}",
-            f"{usage['s']:.1f}",
-        ]
-
-
-def fdfo(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield [
-        *("requests at a time", "`sync` tokens/s", "`fdfo` tokens/s", "gain"),
-        *("passes wasted by `sync`", "median latency", "99th percentile"),
-    ]
-    for requests, modes in results.items():
-        sync, ours = modes["sync"], modes["fdfo"]
-        wasted = sync["request_steps"] - ours["request_steps"]
-        yield [
-            requests,
-            *(f"{mode['tokens_per_second']:.0f}" for mode in (sync, ours)),
-            f"{ours['tokens_per_second'] / sync['tokens_per_second']:.2f}x",
-            f"{wasted:.0f} of {sync['request_steps']:.0f}",
-            *(f"{sync[key]:.3f} / {ours[key]:.3f} s" for key in ("p50_s", "p99_s")),
-        ]
-
-
-def prefill(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    ways = results["ways"]
-    yield ["prompt tokens", *(f"{way}, ms" for way in ways), "gain", "median gain of the rounds"]
-    for length, gain in results["gain"].items():
-        times = (f"{by_length[length]['min_ms']:.1f}" for by_length in ways.values())
-        yield [length, *times, f"{gain:.1f}x", f"{results['gain_median'][length]:.1f}x"]
-    fits = results["fits"].values()
-    yield ["exponent", *(f"{fit['exponent']:.2f}" if fit else "-" for fit in fits), "", ""]
-
-
-def levers(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield ["levers", "passes a request", "tokens a pass", "passes that the lever saves"]
-    for name, figures in results.items():
-        passes, tokens = figures["passes_per_request"], figures["tokens_per_pass"]
-        saved = f"{100 * figures['saved']:.0f} %" if figures["saved"] else ""
-        yield [name, f"{passes:.2f}", f"{tokens:.2f}", saved]
-
-
-def floor(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    yield ["model", "requests", "weights GB", "cache GB", "TFLOP", "floor ms", "bound by"]
-    for model, by_requests in results.items():
-        for requests, figures in by_requests.items():
-            amounts = (figures[key] for key in ("weights_gb", "cache_gb", "tflop", "floor_ms"))
-            yield [model, requests, *(f"{amount:.2f}" for amount in amounts), figures["bound"]]
 
 
 def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
@@ -259,41 +207,87 @@ def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             ]
 
 
+def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    # If all settings are of one option, its name heads the column and its values are the rows.
+    options = {setting.rpartition("=")[0] for setting in results}
+    option = options.pop() if len(options) == 1 else ""
+    title = option.removeprefix("diffusion_") or "setting"
+    yield [title, "exact match", "95 % interval", "steps per block", "seconds"]
+    for setting, result in results.items():
+        match = result["exact_match"]["all"]
+        low, high = (100 * bound for bound in match["interval"])
+        yield [
+            setting.removeprefix(f"{option}="),
+            f"{100 * match['right'] / match['of']:.1f} %",
+            f"{low:.1f} - {high:.1f}",
+            f"{result['steps_per_block']:.2f}",
+            f"{result['seconds']:.1f}",
+        ]
+
+
+def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    """The rows of the documentation's table: the header, then the rows."""
+    yield [
+        *("model", "dtype", "median error", "worst", "of the logits", "same likeliest id"),
+        *("answers equal, alone", "batched", "alone as batched"),
+    ]
+    for model, by_dtype in results.items():
+        for dtype, found in by_dtype.items():
+            last = found["layers"][-1]
+            counts = (found[key] for key in ("alone", "batched", "alone_and_batched"))
+            yield [
+                *(model, dtype),
+                *(f"{last[key]:.1e}" for key in ("median", "worst", "logits")),
+                f"{100 * last['likeliest']:.1f} %",
+                *(f"{count} of {found['prompts']}" for count in counts),
+            ]
+
+
+def constrained_steps(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("vocabulary", "16 requests", "CPU ms a step", "to none", "CPU ms of the first steps"),
+        "to none",
+    ]
+    for vocabulary, by_kind in results.items():
+        for kind, figures in by_kind.items():
+            yield [
+                *(vocabulary, "no constraint" if kind == "none" else kind),
+                *(f"{figures['cpu_ms']:.1f}", f"{figures['cpu_ratio']:.2f}x"),
+                f"{figures['first_steps_cpu_ms']:.1f}",
+                f"{figures['first_steps_cpu_ratio']:.2f}x",
+            ]
+
+
+def sdar_tiny(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["requests at a time", "vllm-dllm", "loop, so many in lockstep", "to it", "to one by one"]
+    alone = results["tiny"]["1"]["loop"]
+    for at_once, speed in results["tiny"].items():
+        ours, loop = speed["vllm-dllm"], speed["loop"]
+        ratios = f"{ours / loop:.2f}x", f"{ours / alone:.2f}x"
+        yield [at_once, f"{ours:.0f}", f"{loop:.0f}", *ratios]
+
+
+def sdar_wide(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield ["system", *results["wide"]]
+    for name, title in WAYS.items():
+        cells = []
+        for systems in results["wide"].values():
+            speed = systems[name]["tokens_per_second"]
+            ratio = speed / systems["separate"]["tokens_per_second"]
+            cells.append(f"{speed:.1f} ({ratio:.2f}x)")
+        yield [title, *cells]
+
+
 TABLES: dict[str, Table] = {
     "step_time": Table("step_time", ("step_time",), step_time),
     "serve": Table("serve", ("serve",), serve),
     "accuracy_llada2": Table("accuracy", ("accuracy_llada2",), accuracy),
     "accuracy_gemma": Table("accuracy", ("accuracy_gemma",), accuracy),
-    "wrapped_tasks": Table("wrapped_tasks", ("wrapped_tasks",), constrained_over_free),
-    "wrapped_json": Table("wrapped_tasks", ("wrapped_json",), constrained_over_free),
     "gemma": Table("gemma", ("gemma", "gemma_32k"), gemma),
-    "gemma_bound": Table("gemma", ("gemma",), gemma_bound),
-    "llada2": Table("llada2", ("llada2",), llada2),
-    "growth": Table("growth", ("growth",), growth),
-    "head_memory": Table("head_memory", ("head_memory",), head_memory),
-    "constraints": Table("constraints", ("constraints",), constraints),
-    "constraint_batches": Table("constraint_batches", ("constraint_batches",), constraint_batches),
-    "schema_walks": Table("schema_walks", ("schema_walks",), schema_walks),
-    "large_schemas": Table("large_schemas", ("large_schemas",), large_schemas),
     "constrained_steps": Table("constrained_steps", ("constrained_steps",), constrained_steps),
-    "constrained_steps_wide": Table(
-        "constrained_steps", ("constrained_steps_wide",), constrained_steps
-    ),
-    "hostile_steps": Table("hostile_steps", ("hostile_steps",), hostile_steps),
-    "fdfo": Table("fdfo", ("fdfo",), fdfo),
-    "prefill": Table("prefill", ("prefill",), prefill),
-    "turns": Table("turns", ("turns",), turns),
     "start_up": Table("start_up", ("start_up",), start_up),
-    "traces": Table("traces", ("traces",), traces),
-    "levers": Table("levers", ("levers",), levers),
-    "floor": Table("floor", ("floor",), floor),
     "fidelity": Table("fidelity", ("fidelity",), fidelity),
     "sdar_tiny": Table("sdar", ("sdar",), sdar_tiny),
     "sdar_wide": Table("sdar", ("sdar",), sdar_wide),
     "real_size": Table("real_size", ("real_size",), real_size),
-    "router": Table("router", ("router",), router),
-    "data_parallel": Table("data_parallel", REPLICAS, data_parallel),
-    "router_steps": Table("router_check", ("router_check",), router_steps),
-    "router_check": Table("router_check", ("router_check",), router_check),
-    **{name: Table("scaling", ("scaling",), rows) for name, rows in SCALING.items()},
 }

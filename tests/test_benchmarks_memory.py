@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import memory, model_memory
+from benchmarks import model_memory
 from benchmarks.published import (
     DIFFUSION_GEMMA,
     LLADA2_FLASH,
@@ -32,7 +32,7 @@ from tests.support.checkpoints import ROOT
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.resolution import Served, parameter_names
 
-BF16 = memory.unquantized()
+BF16 = model_memory.unquantized()
 PUBLISHED = {
     "LLaDA2.x-mini": (lambda: llada2_config("llada2-mini"), lambda: llada2_tensors("llada2-mini")),
     "LLaDA2.x-flash": (
@@ -56,14 +56,14 @@ def test_a_geometry_is_that_of_its_configuration(name: str) -> None:
     counted = sum(math.prod(shape) for shape in tensors().values())
     # Encoder and decoder have a scalar each for every layer.
     scalars = 2 * model.layers if model.is_uniform else 0
-    assert memory.parameters(model)[0] == counted - scalars
+    assert model_memory.parameters(model)[0] == counted - scalars
 
 
 def test_the_bytes_of_published_indexes() -> None:
     """Total sizes that LLaDA2.0's indexes state, and the one file of SDAR-1.7B-Chat."""
     for model, size in ((LLADA2_MINI, 32_511_286_784), (LLADA2_FLASH, 205_779_410_432)):
-        assert 2 * memory.parameters(model)[0] == size
-    assert round(2 * memory.parameters(SHAPES["SDAR-1.7B"])[0] / 1e9, 2) == 4.06
+        assert 2 * model_memory.parameters(model)[0] == size
+    assert round(2 * model_memory.parameters(SHAPES["SDAR-1.7B"])[0] / 1e9, 2) == 4.06
 
 
 def test_what_authors_say_of_the_parameters() -> None:
@@ -72,7 +72,7 @@ def test_what_authors_say_of_the_parameters() -> None:
         ("LLaDA2.x-flash", 103, 6.1),
         ("DiffusionGemma-26B-A4B", 25.8, 3.8),
     ):
-        found = memory.parameters(SHAPES[name])
+        found = model_memory.parameters(SHAPES[name])
         assert found[0] / 1e9 == pytest.approx(total, abs=0.3)
         assert found[1] / 1e9 == pytest.approx(active, abs=0.06)
 
@@ -85,15 +85,15 @@ def test_a_layer_by_hand() -> None:
     mlp, expert = 3 * 6 * 8, 3 * 10 * 8
     replicated = 2 * 8 + 8 + 2 * 4 + 2 * 8  # norms of the layer, the last, of heads; the router
     whole = attention + mlp + 2 * expert + 2 * 64 * 8 + replicated
-    assert memory.parameter_bytes(model, BF16) == 2 * whole
+    assert model_memory.parameter_bytes(model, BF16) == 2 * whole
     # The head of keys and that of values are on both.
     half = (2 + 2) * 4 * 8 + 8 * 2 * 4 + (mlp + 2 * expert) // 2 + 64 * 8 + replicated
-    assert memory.parameter_bytes(model, BF16, 2) == 2 * half
-    assert memory.token_bytes(model, 1) == memory.token_bytes(model, 2) == 2 * 2 * 4
-    with pytest.raises(memory.UnevenError, match="6 channels of an MLP over 4 devices"):
-        memory.parameter_bytes(model, BF16, 4)
-    with pytest.raises(memory.UnevenError, match="8 inputs are not whole groups of 5"):
-        memory.parameter_bytes(model, memory.int4(5))
+    assert model_memory.parameter_bytes(model, BF16, 2) == 2 * half
+    assert model_memory.token_bytes(model, 1) == model_memory.token_bytes(model, 2) == 2 * 2 * 4
+    with pytest.raises(model_memory.UnevenError, match="6 channels of an MLP over 4 devices"):
+        model_memory.parameter_bytes(model, BF16, 4)
+    with pytest.raises(model_memory.UnevenError, match="8 inputs are not whole groups of 5"):
+        model_memory.parameter_bytes(model, model_memory.int4(5))
 
 
 def test_a_wide_router_and_scales_by_hand() -> None:
@@ -101,24 +101,29 @@ def test_a_wide_router_and_scales_by_hand() -> None:
     plain = Geometry(2, 8, 64, (one,), {}, experts=2, chosen=1, width=8, moe_layers=1)
     wide = replace(plain, float32_router=True, expert_numbers=1)
     assert (
-        memory.parameter_bytes(wide, BF16)
-        == memory.parameter_bytes(plain, BF16) + 2 * (2 * 8) + 4 * 2
+        model_memory.parameter_bytes(wide, BF16)
+        == model_memory.parameter_bytes(plain, BF16) + 2 * (2 * 8) + 4 * 2
     )
     numbers = 3 * 4 * 8 + 4 * 8 + 2 * 3 * 8 * 8
     outputs = 3 * 4 + 8 + 2 * (2 * 8 + 8)
-    rest = memory.parameter_bytes(plain, BF16) - 2 * numbers
-    assert memory.parameter_bytes(plain, memory.float8()) == rest + numbers + 4 * outputs
-    assert memory.parameter_bytes(plain, memory.int4(4)) == rest + numbers / 2 + 2 * numbers / 4
+    rest = model_memory.parameter_bytes(plain, BF16) - 2 * numbers
+    assert (
+        model_memory.parameter_bytes(plain, model_memory.float8()) == rest + numbers + 4 * outputs
+    )
+    assert (
+        model_memory.parameter_bytes(plain, model_memory.int4(4))
+        == rest + numbers / 2 + 2 * numbers / 4
+    )
 
 
 def test_pages_of_layers_that_differ() -> None:
     """DiffusionGemma: five groups of sliding layers and one of full ones share a pool."""
-    layout = memory.cache(DIFFUSION_GEMMA, 1, 16)
+    layout = model_memory.cache(DIFFUSION_GEMMA, 1, 16)
     assert layout.groups == ((16, 1024),) * 5 + ((32, None),)
     assert layout.page_bytes == 5 * 2 * 16 * 8 * 256 * 2
     assert layout.blocks(262144, 32768) == 5 * (math.ceil((1023 + 32768) / 16) + 1) + 262144 // 32
     # With eight devices a sliding layer has one head of 256, a full one still has one of 512.
-    assert memory.cache(DIFFUSION_GEMMA, 8, 16).groups == ((32, 1024),) * 5 + ((16, None),)
+    assert model_memory.cache(DIFFUSION_GEMMA, 8, 16).groups == ((32, 1024),) * 5 + ((16, None),)
 
 
 def test_a_smaller_device_holds_no_more() -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks of whole models: the plain loop that they compare with, and the floor of a step."""
+"""The benchmark of whole models at their published sizes, and the floor of a step."""
 
 from __future__ import annotations
 
@@ -7,51 +7,17 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
-from benchmarks import llada2, plain_llada2, real_size
-from benchmarks.floor import floor
+from benchmarks import real_size
 from benchmarks.published import Attention, Geometry
 from benchmarks.tables import TABLES
-from examples.tiny.llada2 import load
-from examples.tiny.tasks import held_out_set
-from examples.tiny.tokens import llada2_tokenizer
-from examples.tiny.training import Encoder
-from tests.support.checkpoints import ROOT, TINY_LLADA2
+from tests.support.checkpoints import ROOT
 from vllm_dllm.families.diffusion_gemma.model import tensor_shapes as gemma_shapes
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import tensor_shapes as llada2_shapes
-
-
-def test_the_loop_s_cache_changes_no_answer() -> None:
-    """Rows of a batch at different positions, of which some end before the others."""
-    checkpoint = TINY_LLADA2
-    config = json.loads((checkpoint / "config.json").read_text())
-    ends = frozenset({config["eos_token_id"]})
-    encoder = Encoder(llada2_tokenizer())
-    prompts = [encoder(problem).prompt for problem in held_out_set(1)]
-    prompts[0] = prompts[0] * 3
-    for end, tokens in ((ends, 64), (frozenset(), 40)):
-        rules = plain_llada2.Rules(config["mask_token_id"], end, 0.9, tokens)
-        alone = plain_llada2.Recomputing(load(checkpoint))
-        together = plain_llada2.Cached(load(checkpoint))
-        wanted = [plain_llada2.generate(alone, [prompt], rules)[0] for prompt in prompts]
-        assert plain_llada2.generate(together, prompts, rules) == wanted
-        assert plain_llada2.generate(alone, prompts, rules) == wanted
-        assert any(len(answer) < tokens for answer in wanted) == bool(end)
-
-
-def test_figures_of_wrong_answers_are_refused() -> None:
-    def found(answers: list[list[int]]) -> dict[str, Any]:
-        return {"answers": answers, "seconds": {"1": [2.0, 1.0]}}
-
-    right = dict.fromkeys(llada2.KINDS, found([[1, 2], [3]]))
-    assert llada2.figures(right)["1"]["cached"] == 3
-    with pytest.raises(RuntimeError, match="recomputing: other answers"):
-        llada2.figures(right | {"recomputing": found([[1, 2], [4]])})
 
 
 @pytest.mark.parametrize("name", ["LLaDA2.0-mini", "DiffusionGemma"])
@@ -72,7 +38,7 @@ def test_the_floor_counts_every_weight_of_a_checkpoint(name: str, tmp_path: Path
     }
     if "lm_head.weight" not in counted:  # read as the head, and by self-conditioning
         counted["lm_head.weight"] = counted["model.embed_tokens.weight"]
-    least = floor(system.geometry, requests=64, context=0)
+    least = real_size.floor(system.geometry, requests=64, context=0)
     assert least.weight_bytes == pytest.approx(2 * sum(counted.values()))
 
 
@@ -113,7 +79,7 @@ def test_the_floor_of_one_request_by_hand() -> None:
     one = Attention(layers=1, heads=1, kv_heads=1, dim=4)
     model = Geometry(2, 8, 16, (one,), {}, experts=2, chosen=2, width=3, moe_layers=1)
     weights = 4 * 8 * 4 + 8 * 2 + 8 * 16 + 2 * 3 * 8 * 3  # attention, router, head, experts
-    cost = floor(model, requests=1, context=6)
+    cost = real_size.floor(model, requests=1, context=6)
     assert cost.weight_bytes == 2 * weights
     assert cost.cache_bytes == 2 * 2 * 8 * 4  # keys and values of 6 + 2 positions
     assert cost.operations == 2 * 2 * weights + 2 * 2 * 2 * 8 * 4

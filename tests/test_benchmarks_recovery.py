@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.recovery import agreement, recovery
+from benchmarks.accuracy import agreement, recovery
 from examples.tiny.tasks import Problem
 
 

@@ -9,33 +9,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report
-from benchmarks.plots import PLOTS, draw_all
-from benchmarks.records import KINDS, Record, RefusedError
-from benchmarks.tables import TABLES, section
+from benchmarks.report import PLOTS, draw_all
+from benchmarks.tables import KINDS, TABLES, Record, RefusedError, section
 
 ROOT = Path(__file__).resolve().parent.parent
-MODES = {
-    "sync": {"tokens_per_second": 100.0, "request_steps": 50, "p50_s": 0.2, "p99_s": 0.4},
-    "fdfo": {"tokens_per_second": 150.0, "request_steps": 30, "p50_s": 0.1, "p99_s": 0.3},
-}
+FIGURES = {"output_throughput": 100.0, "median_e2el_ms": 52.0}
 RECORD = {
-    "benchmark": "fdfo",
-    "command": "benchmarks/fdfo.py --json out.json",
+    "benchmark": "serve",
+    "command": "benchmarks/serve.py --json out.json",
     "commit": "0123456789abcdef",
     "modified": False,
     "versions": {"vllm": "0.32.0+cpu", "torch": "2.13.0+cpu"},
     "machine": {"cpu": "A Processor", "cores": 2},
-    "results": {"4": MODES},
+    "results": {"llada2": {"4": FIGURES}},
 }
-ROW = "| 4 | 100 | 150 | 1.50x | 20 of 50 | 0.200 / 0.100 s | 0.400 / 0.300 s |"
-README = "Text.\n\n<!-- benchmark: fdfo -->\nold\n<!-- /benchmark -->\n\nMore text.\n"
+ROW = "| llada2 | 100, 52 ms |"
+README = "Text.\n\n<!-- benchmark: serve -->\nold\n<!-- /benchmark -->\n\nMore text.\n"
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
-    (folder / "fdfo.json").write_text(json.dumps(RECORD))
+    (folder / "serve.json").write_text(json.dumps(RECORD))
     return folder
 
 
@@ -55,20 +51,20 @@ def run(results: Path, tmp_path: Path) -> Callable[..., int]:
 
 
 def test_a_table_from_a_file(results: Path) -> None:
-    text = section("fdfo", {"fdfo": Record.read(results / "fdfo.json")})
+    text = section("serve", {"serve": Record.read(results / "serve.json")})
     header, rule, row, _, source = text.split("\n")
     assert row == ROW
     assert header.count("|") == rule.count("|") == row.count("|")
     assert source == (
-        "(`benchmarks/results/fdfo.json`: commit 0123456; A Processor, 2 cores; "
+        "(`benchmarks/results/serve.json`: commit 0123456; A Processor, 2 cores; "
         "vLLM 0.32.0+cpu, torch 2.13.0+cpu)"
     )
 
 
 def test_the_load_is_told_where_it_was_kept(results: Path) -> None:
     machine = RECORD["machine"] | {"load_average": [3.14, 2, 1]}
-    (results / "fdfo.json").write_text(json.dumps(RECORD | {"machine": machine, "modified": True}))
-    source = Record.read(results / "fdfo.json").source()
+    (results / "serve.json").write_text(json.dumps(RECORD | {"machine": machine, "modified": True}))
+    source = Record.read(results / "serve.json").source()
     assert "2 cores, load average 3.1;" in source
     assert "0123456 with uncommitted changes;" in source
 
@@ -77,24 +73,24 @@ def test_the_readme_is_refreshed_and_then_passes_the_check(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--check") == 1
-    assert "the table fdfo is not what the results say" in capsys.readouterr().err
+    assert "the table serve is not what the results say" in capsys.readouterr().err
     assert (tmp_path / "README.md").read_text() == README, "--check writes nothing"
     assert not (tmp_path / "i").exists()
     assert run() == 0
     text = (tmp_path / "README.md").read_text()
     assert ROW in text
-    assert text.startswith("Text.\n\n<!-- benchmark: fdfo -->\n| requests")
+    assert text.startswith("Text.\n\n<!-- benchmark: serve -->\n| system")
     assert text.endswith(")\n<!-- /benchmark -->\n\nMore text.\n")
     assert run("--check") == 0
     assert run() == 0
     assert (tmp_path / "README.md").read_text() == text
-    assert (tmp_path / "i" / "fdfo.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "i" / "serve.svg").read_text().startswith("<?xml")
 
 
 def test_a_figure_changed_by_hand_is_found(run: Callable[..., int], tmp_path: Path) -> None:
     run()
     readme = tmp_path / "README.md"
-    readme.write_text(readme.read_text().replace("1.50x", "1.60x"))
+    readme.write_text(readme.read_text().replace("100, 52", "100, 53"))
     assert run("--check") == 1
 
 
@@ -118,9 +114,8 @@ def test_a_document_of_this_repository_in_a_copy() -> None:
     [
         ("{", "other.json: not JSON"),
         ("[]", "other.json: not a JSON object"),
-        (json.dumps({"benchmark": "fdfo", "results": {}}), "other.json: has no command, commit"),
+        (json.dumps({"benchmark": "serve", "results": {}}), "other.json: has no command, commit"),
         (json.dumps(RECORD | {"benchmark": "poetry"}), "other.json: unknown benchmark 'poetry'"),
-        (json.dumps(RECORD | {"benchmark": "serving"}), "run benchmarks/serve.py in its place"),
     ],
 )
 def test_files_that_are_refused(
@@ -138,19 +133,21 @@ def test_files_that_are_refused(
 
 
 def test_another_layout_is_refused_with_the_files_name(results: Path) -> None:
-    old = RECORD | {"results": {"4": {"sync": MODES["sync"]}}}
-    (results / "fdfo.json").write_text(json.dumps(old))
+    old = RECORD | {"results": {"llada2": {"4": {"tokens": 1}}}}
+    (results / "serve.json").write_text(json.dumps(old))
     records, _ = report.read_all(results)
     sections, (refused,) = report.all_sections(records)
     assert not sections
-    assert refused.startswith("fdfo.json: not the layout of today's fdfo (KeyError: 'fdfo')")
+    assert refused.startswith(
+        "serve.json: not the layout of today's serve (KeyError: 'output_throughput')"
+    )
 
 
 def test_a_file_of_another_benchmark_is_refused(results: Path) -> None:
     (results / "gemma.json").write_text(json.dumps(RECORD))
     (results / "gemma_32k.json").write_text(json.dumps(RECORD))
     records, _ = report.read_all(results)
-    with pytest.raises(RefusedError, match=r"gemma\.json: is of fdfo, table gemma of gemma"):
+    with pytest.raises(RefusedError, match=r"gemma\.json: is of serve, table gemma of gemma"):
         section("gemma", records)
     del records["gemma_32k"]
     with pytest.raises(RefusedError, match=r"gemma_32k\.json is absent or refused"):
@@ -161,10 +158,10 @@ def test_a_file_of_another_benchmark_is_refused(results: Path) -> None:
     ("text", "complaint"),
     [
         ("<!-- benchmark: poetry -->\n<!-- /benchmark -->\n", "poetry --> has no results"),
-        ("<!-- benchmark: fdfo -->\ntext\n", "fdfo --> has no <!-- /benchmark -->"),
+        ("<!-- benchmark: serve -->\ntext\n", "serve --> has no <!-- /benchmark -->"),
         (
-            "<!-- benchmark: fdfo -->\n<!-- benchmark: fdfo -->\n<!-- /benchmark -->\n",
-            "fdfo --> has no <!-- /benchmark -->",
+            "<!-- benchmark: serve -->\n<!-- benchmark: serve -->\n<!-- /benchmark -->\n",
+            "serve --> has no <!-- /benchmark -->",
         ),
     ],
 )

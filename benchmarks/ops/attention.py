@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,278 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.ops.attention_batch import DTYPE, Batch, make_batch, shapes
-from benchmarks.ops.attention_others import OTHERS, others, ours
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
-from vllm_dllm.ops.attention.inputs import PagedKV
+from vllm_dllm.ops.attention import masks
+from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.launch_triton import paged_attention
+from vllm_dllm.ops.attention.masks import Mask, MaskRule, QuerySpan
 from vllm_dllm.ops.attention.reference import attention_reference
+
+PAGE = 128
+# Triton's interpreter multiplies no bfloat16.
+DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer and a batch of equal requests.
+
+    Attributes:
+        name: as printed.
+        heads, kv_heads, size: of the layer.
+        mask: of every request.
+        context: cached tokens of a request.
+        query: query tokens of a request.
+        requests: of the batch.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    size: int
+    mask: Mask
+    context: int
+    query: int
+    requests: int
+
+    @property
+    def span(self) -> QuerySpan:
+        return QuerySpan(self.context, self.context + self.query)
+
+    def keys_seen(self) -> tuple[int, int]:
+        """(query-key pairs, distinct keys) of one request."""
+        q = torch.arange(*self.span)
+        first, end = masks.interval(q, self.span, self.mask.rule, self.mask.window_width)
+        return int((end - first).sum()), int(end.max() - first.min())
+
+    def flops(self) -> int:
+        """Of a batch: two matrix products over the pairs that are seen."""
+        return 4 * self.requests * self.heads * self.size * self.keys_seen()[0]
+
+    def bytes(self) -> int:
+        """Of a batch: keys and values that are seen, read once; queries and results."""
+        rows = 2 * self.kv_heads * self.keys_seen()[1] + 2 * self.heads * self.query
+        return 2 * self.requests * self.size * rows
+
+
+@dataclass
+class Batch:
+    """A shape with numbers in it."""
+
+    shape: Shape
+    query: torch.Tensor
+    store: torch.Tensor
+    queries: QueryBatch
+    layer: AttentionLayer
+
+    @property
+    def kv(self) -> PagedKV:
+        size = self.shape.size
+        return PagedKV(self.store[..., :size], self.store[..., size:])
+
+    def contiguous(self) -> tuple[torch.Tensor, ...]:
+        """QueryBatch, keys and values as ``[requests, heads, tokens, head size]``, for others."""
+        shape = self.shape
+        pages = self.store[self.queries.page_table.long()].flatten(1, 2)[:, : shape.span.end]
+        keys, values = pages.transpose(1, 2).split(shape.size, -1)
+        query = self.query.view(shape.requests, shape.query, shape.heads, shape.size)
+        return query.transpose(1, 2).contiguous(), keys.contiguous(), values.contiguous()
+
+
+def make_batch(shape: Shape, device: torch.device) -> Batch:
+    generator = torch.Generator(device).manual_seed(0)
+    pages = -(-shape.span.end // PAGE)
+    size = (shape.requests * pages, PAGE, shape.kv_heads, 2 * shape.size)
+    store = torch.randn(size, generator=generator, device=device, dtype=DTYPE)
+    table = torch.randperm(shape.requests * pages, generator=generator, device=device)
+    whole = torch.full((shape.requests,), 0, dtype=torch.int32, device=device)
+    queries = QueryBatch(
+        query_start=torch.arange(shape.requests + 1, dtype=torch.int32, device=device)
+        * shape.query,
+        seq_lens=whole + shape.span.end,
+        page_table=table.view(shape.requests, pages).int(),
+        rule=MaskRule(whole + shape.mask.rule.block, whole + int(shape.mask.rule.window)),
+        max_query_len=shape.query,
+        max_seq_len=shape.span.end,
+    )
+    query = torch.randn(
+        (shape.requests * shape.query, shape.heads, shape.size),
+        generator=generator,
+        device=device,
+        dtype=DTYPE,
+    )
+    return Batch(
+        shape, query, store, queries, AttentionLayer(shape.size**-0.5, shape.mask.window_width)
+    )
+
+
+def shapes(quick: bool) -> list[Shape]:
+    if quick:
+        return [
+            Shape("canvas", 4, 2, 32, masks.block_causal(32), 96, 32, 2),
+            Shape("prefill", 4, 2, 32, masks.block_causal(32), 0, 160, 1),
+            Shape("window", 4, 2, 32, masks.window_symmetric(48), 96, 32, 2),
+            Shape("reference", 4, 2, 32, masks.window_reference(48), 96, 64, 2),
+        ]
+    chosen = []
+    for context in (1024, 8192, 32768):
+        for requests in (1, 16, 64):
+            size = f"{context // 1024}k x{requests}"
+            llada2 = masks.block_causal(32)
+            chosen.append(Shape(f"llada2 canvas {size}", 16, 4, 128, llada2, context, 32, requests))
+            for mask in (masks.window_symmetric(1024), masks.window_reference(1024)):
+                name = f"gemma {mask.name} {size}"
+                chosen.append(Shape(name, 8, 4, 256, mask, context, 256, requests))
+            name = f"gemma global {size}"
+            chosen.append(Shape(name, 8, 2, 512, masks.bidirectional(), context, 256, requests))
+    for prompt in (2048, 8192):
+        name = f"llada2 prefill {prompt // 1024}k"
+        chosen.append(Shape(name, 16, 4, 128, masks.block_causal(32), 0, prompt, 1))
+    return chosen
+
+
+def ours(batch: Batch, queries: QueryBatch | None = None) -> Callable[[], torch.Tensor]:
+    """Our kernel, on the batch's requests or on others over the same tokens."""
+    out = torch.empty_like(batch.query)
+
+    def run() -> torch.Tensor:
+        paged_attention(batch.query, batch.kv, queries or batch.queries, batch.layer, out)
+        return out
+
+    return run
+
+
+def virtual_sequences(batch: Batch) -> Callable[[], torch.Tensor] | None:
+    """The same prefill as one non-causal sequence for each block, on the same kernel."""
+    shape, queries = batch.shape, batch.queries
+    block = shape.mask.rule.block
+    if shape.context or shape.query <= block:
+        return None
+    count = shape.query // block
+    device = batch.query.device
+    end = torch.arange(1, count + 1, dtype=torch.int32, device=device) * block
+    cut = replace(
+        queries,
+        query_start=torch.arange(count + 1, dtype=torch.int32, device=device) * block,
+        seq_lens=end + shape.context,
+        page_table=queries.page_table.expand(count, -1).contiguous(),
+        rule=MaskRule(torch.full_like(end, masks.WHOLE), torch.zeros_like(end)),
+        max_query_len=block,
+    )
+    return ours(batch, cut)
+
+
+def sdpa(batch: Batch) -> Callable[[], Any]:
+    """PyTorch's attention, with a dense mask where not all keys are seen."""
+    shape = batch.shape
+    query, keys, values = batch.contiguous()
+    dense = shape.mask.dense(shape.span, query.device)
+    mask = None if bool(dense.all()) else dense
+    return lambda: torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, enable_gqa=True
+    )
+
+
+def flex(batch: Batch) -> Callable[[], Any]:
+    """FlexAttention, compiled, with the mask's own predicate."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    shape = batch.shape
+    query, keys, values = batch.contiguous()
+
+    def sees(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return shape.mask.sees(q + shape.context, k, shape.span)
+
+    blocks = create_block_mask(sees, None, None, shape.query, shape.span.end, device=query.device)
+    run = torch.compile(flex_attention, dynamic=False) if query.is_cuda else flex_attention
+    return lambda: run(query, keys, values, block_mask=blocks, enable_gqa=True)
+
+
+def unified(batch: Batch) -> Callable[[], Any] | None:
+    """Triton attention of vLLM with a causal flag per request, or None if it does not apply."""
+    rule = batch.shape.mask.rule
+    if rule.block not in (1, masks.WHOLE) and batch.shape.query > rule.block:
+        return None
+    if rule.window == masks.WindowRule.REFERENCE:
+        return None
+    try:
+        from vllm.triton_utils import HAS_TRITON
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+    except ImportError:
+        return None
+    if not HAS_TRITON:
+        return None
+    queries, shape = batch.queries, batch.shape
+    out, unit = torch.empty_like(batch.query), torch.ones(1, device=batch.query.device)
+    width = shape.mask.window_width - 1
+    descale = unit.expand(shape.requests, shape.kv_heads)
+    # Room for its own split of keys, as vLLM's metadata builder makes it.
+    rows, parts = 128 // shape.kv_heads, 16
+    room = (rows, shape.heads, parts)
+    scratch = [torch.empty(s, device=out.device) for s in ((*room, shape.size), room, room)]
+    keywords = {
+        "q": batch.query,
+        "k": batch.kv.keys,
+        "v": batch.kv.values,
+        "out": out,
+        "cu_seqlens_q": queries.query_start,
+        "max_seqlen_q": queries.max_query_len,
+        "seqused_k": queries.seq_lens,
+        "max_seqlen_k": queries.max_seq_len,
+        "softmax_scale": batch.layer.scale,
+        "causal": torch.zeros(shape.requests, dtype=torch.int32, device=out.device),
+        "window_size": (width, width),
+        "block_table": queries.page_table,
+        "softcap": 0,
+        "q_descale": None,
+        "k_descale": descale,
+        "v_descale": descale,
+        "seq_threshold_3D": rows,
+        "num_par_softmax_segments": parts,
+        "softmax_segm_output": scratch[0],
+        "softmax_segm_max": scratch[1],
+        "softmax_segm_expsum": scratch[2],
+    }
+
+    def run() -> torch.Tensor:
+        unified_attention(**keywords)
+        return out
+
+    return run
+
+
+# An alternative that may return None does not apply to every shape.
+OTHERS: dict[str, Callable[[Batch], Callable[[], torch.Tensor] | None]] = {
+    "flex": flex,
+    "sdpa": sdpa,
+    "vllm": unified,
+    "virtual": virtual_sequences,
+}
+
+
+def others(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
+    """The alternatives to our kernel for a shape; each must compute the same result.
+
+    Raises:
+        SystemExit: one computes something else.
+    """
+    alternatives, expected = {}, ours(batch)()
+    for name, prepare in OTHERS.items():
+        try:
+            run = prepare(batch)
+            result = None if run is None else run()
+        except torch.cuda.OutOfMemoryError:
+            print(f"{batch.shape.name}: {name} runs out of memory")
+            continue
+        if run is None or result is None:
+            continue
+        if result.dim() == 4:  # [requests, heads, tokens, head size]
+            result = result.transpose(1, 2).flatten(0, 1)
+        if not torch.allclose(result, expected, atol=0.05, rtol=0.05):
+            raise SystemExit(f"{batch.shape.name}: {name} computes something else")
+        alternatives[name] = run
+    return alternatives
+
 
 # Requests whose answers are checked, of those in a batch.
 CHECKED = 2

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,221 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
-from benchmarks.ops.row_stats_batch import Batch, Shape, shapes
-from benchmarks.ops.row_stats_check import WrongKernelError, check
-from benchmarks.ops.row_stats_others import others
-from vllm_dllm.ops.statistics.head_triton import HeadTile
+from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.head_triton import HeadTile, head_statistics
+from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics, measured
+from vllm_dllm.ops.statistics.rows import row_statistics
+from vllm_dllm.ops.statistics.rows_triton import measured_statistics
+from vllm_dllm.ops.statistics.sampled import draw
+from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.statistics.tiled import tiled_statistics
+
+# The engine's own value (`worker/readout/contract.py`).
+TILE_BYTES = 1 << 30  # as in the engine on a GPU
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's head and a batch of equal requests.
+
+    Attributes:
+        model: as printed.
+        hidden, vocabulary, canvas: of the model.
+        requests: of the batch.
+        soft: whether its rows are sampled and have a soft embedding; else they are greedy, and
+            id 0 is the mask, which is never chosen.
+        cap: the final soft cap, or None.
+    """
+
+    model: str
+    hidden: int
+    vocabulary: int
+    canvas: int
+    requests: int
+    soft: bool = False
+    cap: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.requests:2} requests"
+
+    @property
+    def rows(self) -> int:
+        return self.canvas * self.requests
+
+    @property
+    def flops(self) -> int:
+        """Of the matrix products: one with the head, and two more for the soft embedding."""
+        return 2 * self.rows * self.vocabulary * self.hidden * (3 if self.soft else 1)
+
+    def bytes(self, size: int) -> int:
+        """The least that must be read: each weight once for each product."""
+        return self.vocabulary * self.hidden * size * (3 if self.soft else 1)
+
+
+def shapes(quick: bool) -> Iterator[Shape]:
+    """Of LLaDA2.0-mini and DiffusionGemma, or tiny ones."""
+    if quick:
+        yield Shape("tiny masked", 48, 1000, 8, 3)
+        yield Shape("tiny uniform", 64, 777, 16, 2, soft=True, cap=30.0)
+        return
+    for requests in (1, 16, 64):
+        yield Shape("llada2-mini", 2048, 157_184, 32, requests)
+    for requests in (1, 4, 16):
+        yield Shape("gemma", 2816, 262_144, 256, requests, soft=True, cap=30.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Random hidden states of a shape, its head, temperatures and keys."""
+
+    shape: Shape
+    hidden: torch.Tensor
+    head: Head
+    temperature: torch.Tensor
+    keys: torch.Tensor
+
+    @classmethod
+    def make(cls, shape: Shape, device: torch.device) -> Batch:
+        # The interpreter multiplies bfloat16 as if it were integers.
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        torch.manual_seed(0)
+        random = partial(torch.randn, device=device, dtype=dtype)
+        hidden = random(shape.rows, shape.hidden)
+        # Logits that spread by 5: a few dozens of tokens have most of the mass.
+        weight = random(shape.vocabulary, shape.hidden) * (5 / shape.hidden**0.5)
+        embedding = random(shape.vocabulary, shape.hidden) if shape.soft else None
+        temperature = torch.full((shape.rows,), 0.6, device=device)
+        temperature[::7] = 0
+        keys = row_keys(torch.arange(shape.rows, device=device), 1)
+
+        def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+            return capped((hidden @ weight[first:end].T).float(), shape.cap)
+
+        head = Head(logits, shape.vocabulary, embedding, None, weight, shape.cap)
+        return cls(shape, hidden, head, temperature, keys)
+
+    def ours(self) -> tuple[MeasuredStatistics, torch.Tensor | None]:
+        """The statistics as the engine would compute them."""
+        if self.shape.soft:
+            return fused_statistics(self.hidden, self.head, self.temperature, self.keys, TILE_BYTES)
+        return self.first_pass(), None
+
+    def first_pass(self, tile: HeadTile | None = None) -> MeasuredStatistics:
+        """Statistics without the soft embedding."""
+        if self.shape.soft:
+            partials = head_statistics(
+                self.hidden, self.head, self.temperature, self.keys, tile=tile
+            )
+            return measured(partials, self.temperature == 0)
+        partials = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
+        return measured(partials, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
+
+
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return logits if cap is None else (logits / cap).tanh() * cap
+
+
+def whole_rows(
+    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The same results from whole rows of logits, in plain torch operators."""
+    logits = (hidden @ head.weight.T).float()
+    if head.embedding is None:
+        statistics = row_statistics(logits, 0, entropy=True)
+        return statistics.token, statistics.probability, statistics.entropy
+    greedy = (temperature == 0)[:, None]
+    scaled = capped(logits, head.soft_cap) / torch.where(greedy, 1.0, temperature[:, None])
+    token = scaled.argmax(-1)
+    p = scaled.softmax(-1)
+    entropy = -torch.xlogy(p, p).sum(-1)
+    sample = torch.where(greedy[:, 0], token, draw(scaled, keys))
+    picked = p.gather(1, torch.stack([token, sample], 1))
+    soft = p.to(head.embedding.dtype) @ head.embedding
+    return token, sample, picked, entropy, torch.where(greedy, head.embedding[token], soft)
+
+
+def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The alternatives by name; the last two are only parts of the work."""
+    arguments = batch.hidden, batch.head, batch.temperature, batch.keys
+    yield "eager", lambda: whole_rows(*arguments)
+    compiled = torch.compile(whole_rows, dynamic=False)
+    yield "compiled", lambda: compiled(*arguments)
+    yield "tiled", lambda: tiled_statistics(*arguments, TILE_BYTES)
+    weight = batch.head.weight
+    if not batch.shape.soft:
+        yield "product, rows", lambda: measured_statistics(batch.hidden @ weight.T, forbidden=0)
+    yield "product alone", lambda: batch.hidden @ weight.T
+
+
+# Rows of a shape that are checked.
+CHECKED = 24
+
+
+class WrongKernelError(Exception):
+    """A kernel's answer is too far from float64."""
+
+
+def check(batch: Batch) -> dict[str, float]:
+    """Errors on some rows, as multiples of their budgets.
+
+    A budget is three times the error of eager float32. For the soft embedding, eager has
+    probabilities in the embedding's dtype.
+
+    Raises:
+        WrongKernelError: an error is more than 1.
+    """
+    shape, device = batch.shape, batch.hidden.device
+    statistics, soft = batch.ours()
+    rows = torch.linspace(0, shape.rows - 1, min(CHECKED, shape.rows), device=device).long()
+    statistics = statistics.take(rows)
+    weight, hidden = batch.head.weight, batch.hidden[rows]
+    exact = capped(hidden.double() @ weight.double().T, shape.cap)
+    eager = capped(hidden.float() @ weight.float().T, shape.cap)
+    greedy = batch.temperature[rows] == 0 if shape.soft else torch.zeros_like(rows).bool()
+    errors: dict[str, float] = {}
+
+    def compare(name: str, value: torch.Tensor, true: torch.Tensor, rough: torch.Tensor) -> None:
+        budget = 3 * (rough.double() - true).abs().max() + 2e-5
+        errors[name] = float((value.double() - true).abs().max() / budget)
+
+    if shape.soft:
+        divisor = torch.where(greedy, 1.0, batch.temperature[rows])[:, None]
+        exact, eager = exact / divisor.double(), eager / divisor
+        drawn = draw(eager, batch.keys[rows])
+        different = (drawn != statistics.sample) & ~greedy
+        # Two scores within rounding are rare, two such rows of a few dozens all but impossible.
+        errors["sample"] = float(different.sum()) / 2
+    p, rough = exact.softmax(-1), eager.softmax(-1)
+    allowed = exact.clone()
+    if not shape.soft:
+        allowed[:, 0] = -torch.inf
+    best = allowed.max(-1).values
+    errors["token"] = float(
+        (best - allowed.gather(1, statistics.token[:, None])[:, 0]).max() / 1e-4
+    )
+    sure = ~greedy
+    top = [t.gather(1, statistics.token[:, None])[sure, 0] for t in (p, rough)]
+    compare("probability", statistics.probability[sure], *top)
+    compare(
+        "entropy", statistics.entropy[sure], *(-torch.xlogy(t, t).sum(-1)[sure] for t in (p, rough))
+    )
+    compare("log_sum_exp", statistics.log_sum_exp, exact.logsumexp(-1), eager.logsumexp(-1))
+    if soft is not None:
+        table = batch.head.embedding
+        rounded = rough.to(table.dtype).float() @ table.float()
+        certain = greedy[:, None]
+        compare(
+            "soft",
+            soft[rows],
+            torch.where(certain, table[statistics.token].double(), p @ table.double()),
+            torch.where(certain, table[statistics.token].float(), rounded),
+        )
+    wrong = {name: error for name, error in errors.items() if not error <= 1}
+    if wrong:
+        raise WrongKernelError(f"{shape.name}: {wrong}")
+    return errors
 
 
 def timed(batch: Batch, machine: Machine) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The geometry of a checkpoint for `benchmarks.memory`, read from its configuration.
+"""The geometry of a checkpoint for `benchmarks.model_memory`, read from its configuration.
 
 The vision tower is not counted: a test's server has no images to serve, and loads none.
 """

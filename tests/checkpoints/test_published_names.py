@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory import Weights, float8, int4, parameter_bytes, unquantized
+from benchmarks.model_memory import Weights, float8, int4, parameter_bytes, unquantized
 from benchmarks.published import DIFFUSION_GEMMA, SHAPES, Geometry
 from tests.checkpoints.published import (
     GEMMA,

@@ -1,6 +1,6 @@
 """JSON Schema's own test suite and real schemas: nothing that is offered or accepted is invalid.
 
-A part of what `benchmarks/schema_walks.py` checks; `VLLM_DLLM_SCHEMAS=1` checks every schema here.
+A part of them; `VLLM_DLLM_SCHEMAS=1` checks every schema.
 """
 
 from __future__ import annotations

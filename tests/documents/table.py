@@ -77,11 +77,6 @@ NOT_RUN = (
     Row("docs/attention.md", "python benchmarks/ops/", GPU),
     Row("docs/attention.md", "vllm serve MODEL --attention-backend CUSTOM", GPU),
     Row("docs/reliability.md", "make test-versions", NETWORK),
-    Row(
-        "docs/structured_output.md",
-        ".venv/bin/python benchmarks/large_schemas.py --before CHECKOUT",
-        "needs an older checkout",
-    ),
 )
 
 THIRD_PARTY = "tests/e2e/test_third_party.py::test_installed_algorithm_over_http"
@@ -101,7 +96,6 @@ RUN_BY = (
     Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
-    Row("docs/scaling.md", ".venv-ray/bin/python benchmarks/ray_data.py", RAY_DATA),
     Row("README.md", "pip install -r https://", RELEASE),
     Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
     Row(None, "vllm-dllm selftest --bench", SELFTEST),
@@ -120,7 +114,6 @@ QUICK = (
     Row(None, "vllm-dllm check", ""),
     Row(None, "vllm-dllm show-config", ""),
     Row("docs/attention.md", ".venv/bin/python -m vllm_dllm.ops.attention.masks", ""),
-    Row("docs/performance.md", "OMP_NUM_THREADS=1 .venv/bin/python -m timeit", ""),
 )
 
 # Script, module or target -> what makes it short. It stands behind what the documentation says,
@@ -128,30 +121,11 @@ QUICK = (
 SHORTER = {
     "benchmarks/accuracy.py": "--per-task 2",
     "benchmarks/constrained_steps.py": '--rounds 1 --steps 2 --vocabularies "272 tokens"',
-    "benchmarks/constraint_batches.py": "--repeats 1",
-    "benchmarks/constraints.py": "--repeats 1 --lengths 32 --only email",
-    "benchmarks/data_parallel.py": "--requests 20 --layouts headless",
-    "benchmarks/drain.py": "--tokens 100 --requests 10",
-    "benchmarks/fdfo.py": "--concurrency 4 --per-task 1",
     "benchmarks/fidelity.py": "--model llada2 --per-task 1",
-    "benchmarks/floor.py": "--requests 1 --context 64",
     "benchmarks/gemma.py": "--rounds 1",
-    "benchmarks/growth.py": "--requests 1 2 --finished 4 --steps 4",
-    "benchmarks/head_memory.py": "--requests 2",
-    "benchmarks/kv_transfer.py": "--models tiny-sdar --schedules sync --prompts 4",
-    "benchmarks/levers.py": "--per-task 1 --at-once 4",
-    "benchmarks/llada2.py": "--at-once 1 --per-task 1 --repeats 1",
-    "benchmarks/prefill.py": "--lengths 512 --repeats 1",
-    "benchmarks/router_simulation.py": (
-        "--replicas 1 2 --requests 20 --seeds 0 --rounds 1 --limit 100000"
-    ),
-    "benchmarks/schema_walks.py": "--corpus suite --vocabulary tiny --walks 1 --part 400",
     "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1",
     "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1",
     "benchmarks/step_time.py": "--requests 1 --steps 4",
-    "benchmarks/traces.py": "--requests 2 --steps 4 --rounds 1",
-    "benchmarks/turns.py": "--at-once 1 --per-task 1 --turns 1",
-    "benchmarks/wrapped_tasks.py": "--per-task 1",
     "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
     "examples.tiny.learn_json": "--steps 2",
     "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",

@@ -2,7 +2,6 @@
 
 LLaDA2 and DiffusionGemma have experts, whose replicas meet in every expert layer: one without
 requests takes part in the steps of the other. SDAR's dense replicas know nothing of each other.
-`benchmarks/data_parallel.py` asks the same with more requests.
 """
 
 from __future__ import annotations

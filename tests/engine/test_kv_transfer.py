@@ -1,7 +1,4 @@
-"""Prefill on one engine, decode on another: tokens are those of a plain engine.
-
-`benchmarks/kv_transfer.py` asks the same of two hundred prompts of each family.
-"""
+"""Prefill on one engine, decode on another: tokens are those of a plain engine."""
 
 from __future__ import annotations
 

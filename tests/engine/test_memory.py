@@ -1,4 +1,4 @@
-"""The memory that `benchmarks/memory.py` computes is what a real engine holds and reports.
+"""The memory that `benchmarks/model_memory.py` computes is what a real engine holds and reports.
 
 Parameters, pages of the KV cache and the state of requests are compared byte by byte. Of the
 buffers only the rotary tables are computed: beside them vLLM has a few numbers for each layer.
@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import memory
-from benchmarks.model_memory import slot_bytes
+from benchmarks import model_memory
 from benchmarks.published import Geometry
 from benchmarks.real_size import SYSTEMS, write_checkpoint
 from tests.checkpoints.geometries import geometry
@@ -40,21 +39,24 @@ def options_for(model: Geometry) -> dict[str, Any]:
 
 
 def check(
-    model: Geometry, weights: memory.Weights, held: list[dict[str, int]], report: dict[str, int]
+    model: Geometry,
+    weights: model_memory.Weights,
+    held: list[dict[str, int]],
+    report: dict[str, int],
 ) -> None:
     """Compare what each rank holds, and what the engine reports, with what is computed."""
     devices = len(held)
     for rank in held:
-        assert rank["parameters"] == memory.parameter_bytes(model, weights, devices)
-        beside = rank["buffers"] - memory.table_bytes(model, weights.width)
+        assert rank["parameters"] == model_memory.parameter_bytes(model, weights, devices)
+        beside = rank["buffers"] - model_memory.table_bytes(model, weights.width)
         assert 0 <= beside <= BESIDE * (model.layers + 1)
         # Beside the slots: the positions of a canvas, and a canvas of masks.
-        state = rank["state"] - rank["slots"] * slot_bytes(model, weights.width)
+        state = rank["state"] - rank["slots"] * model_memory.slot_bytes(model, weights.width)
         fixed = 8 * model.canvas * (1 if model.is_uniform else 2)
         # Without windows of two blocks a slot has no block and no flag before its canvas.
         window = 0 if model.is_uniform else rank["slots"] * (8 * model.canvas + 1)
         assert state in (fixed, 8 * model.canvas - window)
-    layout = memory.cache(model, devices, report["page"], weights.width)
+    layout = model_memory.cache(model, devices, report["page"], weights.width)
     assert report["blocks"] == (1 << 26) // layout.page_bytes
     assert report["tokens"] == layout.tokens(1 << 26, report["context"], report["in_flight"])
 
@@ -72,7 +74,7 @@ def in_process(path: Path, model: Geometry, **options: Any) -> tuple[list, dict[
 )
 def test_tiny(name: str) -> None:
     model = geometry(json.loads((TINY[name] / "config.json").read_text()))
-    check(model, memory.unquantized(), *in_process(TINY[name], model))
+    check(model, model_memory.unquantized(), *in_process(TINY[name], model))
 
 
 @pytest.mark.long
@@ -83,7 +85,7 @@ def test_two_ranks(name: str) -> None:
     options = options_for(model) | {"tensor_parallel_size": 2}
     ((held, report),) = answers_of_child("memory_child", TINY[name], model.canvas, options)
     assert len(held) == 2
-    check(model, memory.unquantized(), held, report)
+    check(model, model_memory.unquantized(), held, report)
 
 
 @pytest.mark.long
@@ -92,7 +94,7 @@ def test_two_ranks(name: str) -> None:
 def test_quantized(name: str, scheme: str, tmp_path: Path) -> None:
     path = quantized(tmp_path, name, {scheme: "Linear"})
     model = geometry(json.loads((TINY[name] / "config.json").read_text()))
-    weights = memory.float8() if scheme == "fp8-dynamic" else memory.int4(GROUP)
+    weights = model_memory.float8() if scheme == "fp8-dynamic" else model_memory.int4(GROUP)
     held, report = in_process(path, model)
     check(model, weights, held, report)
 
@@ -118,19 +120,19 @@ def test_slices(name: str, tmp_path: Path) -> None:
     model = slice_of(name, tmp_path / "model")
     assert model.layers == 2
     held, report = in_process(tmp_path / "model", model, load_format="dummy")
-    check(model, memory.unquantized(), held, report)
+    check(model, model_memory.unquantized(), held, report)
 
 
 @pytest.mark.parametrize("wrong", ["parameters", "buffers", "state", "blocks", "tokens", None])
 def test_a_figure_that_is_wrong_is_found(wrong: str | None) -> None:
     """`check` takes what is computed, and nothing that is off by one."""
     model = geometry(json.loads((TINY_LLADA2 / "config.json").read_text()))
-    weights = memory.unquantized()
-    layout = memory.cache(model, 1, 32)
+    weights = model_memory.unquantized()
+    layout = model_memory.cache(model, 1, 32)
     held = {
-        "parameters": int(memory.parameter_bytes(model, weights)),
-        "buffers": memory.table_bytes(model),
-        "state": 4 * slot_bytes(model) + 2 * 8 * model.canvas,
+        "parameters": int(model_memory.parameter_bytes(model, weights)),
+        "buffers": model_memory.table_bytes(model),
+        "state": 4 * model_memory.slot_bytes(model) + 2 * 8 * model.canvas,
         "slots": 4,
     }
     report = {

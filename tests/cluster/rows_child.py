@@ -1,11 +1,10 @@
 """Rows through two engines of Ray Data, of which one is killed: is a row lost, doubled or changed?
 
-    scripts/ray.sh
-    .venv-ray/bin/python benchmarks/ray_data.py --json benchmarks/results/ray_data.json
+    .venv-ray/bin/python tests/cluster/rows_child.py --log FILE
 
 Problems of all tasks go from Parquet to Parquet by `examples/cluster/ray_data.py`, on a Ray cluster
 of two nodes on this machine. When a few rows are written, the actor of an engine gets SIGKILL. Then
-one plain engine answers the same prompts, and both are compared, row by row.
+one plain engine answers the same prompts, and both are compared, row by row. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import quiet_engines, write  # noqa: E402
+from benchmarks.common import quiet_engines  # noqa: E402
 
 quiet_engines()  # before vLLM is imported
 if "RAY_AUTH_MODE" not in os.environ:  # Ray runs what anybody sends to its ports
@@ -129,7 +127,6 @@ def compare(rows: list[dict[str, Any]], out: list[dict[str, Any]]) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--log", type=Path, help="of the example; default: it is not kept")
     args = parser.parse_args()
     rows = problems(args.rows)
@@ -139,9 +136,7 @@ def main() -> None:
         results = through_ray(source, target, args.log or Path(folder) / "log")
         out = pq.ParquetDataset(target).read().to_pylist()
     results |= compare(rows, out)
-    results |= {"ray": metadata.version("ray")}
     print(json.dumps(results))
-    write(args.json, "ray_data", results)
     whole = results["rows_out"] == len(rows) and not results["lost"] + results["doubled"]
     sys.exit(0 if whole and results["replaced_s"] else 1)
 
