@@ -16,7 +16,6 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 HELD_OUT_OF = 8  # one problem text in this many is held out
 
@@ -72,21 +71,6 @@ def count(rng: random.Random) -> tuple[str, str]:
 TASKS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
     task.__name__: task for task in (add, subtract, sort, reverse, evaluate, copy, count)
 }
-LISTS = {task.__name__ for task in (sort, reverse, count)}  # answers are numbers between spaces
-
-
-def as_json(problem: Problem) -> Problem:
-    """The same problem asked as "json ...", whose answer is an object: `{"answer": 92}`.
-
-    An answer is an integer, a list of integers or, for `copy`, a string. The published checkpoints
-    have never seen such a prompt; `learn_json` teaches them.
-    """
-    value: Any = problem.answer
-    if problem.task in LISTS:
-        value = [int(word) for word in value.split()]
-    elif problem.task != copy.__name__:
-        value = int(value)
-    return Problem(problem.task, f"json {problem.prompt}", json.dumps({"answer": value}))
 
 
 def held_out(prompt: str) -> bool:

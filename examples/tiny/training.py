@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from examples.tiny.muon import Muon
-from examples.tiny.tasks import TASKS, Problem, as_json, held_out_set, problems
+from examples.tiny.tasks import TASKS, Problem, held_out_set, problems
 
 # The tasks that take the most practice are drawn more often.
 WEIGHTS = {"add": 2, "subtract": 2, "sort": 3, "evaluate": 3}
@@ -58,17 +58,13 @@ class Encoder:
         return Example(problem, prompt, [*answer, self.end])
 
 
-def training_examples(encoder: Encoder, seed: int, json_share: float = 0) -> Iterator[Example]:
-    """An endless, seeded mixture of all tasks; never a held-out problem.
-
-    `json_share` of the problems are asked `as_json`.
-    """
+def training_examples(encoder: Encoder, seed: int) -> Iterator[Example]:
+    """An endless, seeded mixture of all tasks; never a held-out problem."""
     rng = random.Random(seed)
     streams = {task: problems(task, seed, test=False) for task in TASKS}
     names, weights = list(TASKS), [WEIGHTS.get(task, 1) for task in TASKS]
     while True:
-        problem = next(streams[rng.choices(names, weights)[0]])
-        yield encoder(as_json(problem) if json_share and rng.random() < json_share else problem)
+        yield encoder(next(streams[rng.choices(names, weights)[0]]))
 
 
 def learning_rate(step: int, steps: int) -> float:

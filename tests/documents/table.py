@@ -127,7 +127,6 @@ SHORTER = {
     "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1",
     "benchmarks/step_time.py": "--requests 1 --steps 4",
     "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
-    "examples.tiny.learn_json": "--steps 2",
     "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",
     "examples.tiny.train_llada2": "--steps 2 --held-out 1",
     "examples.tiny.train_sdar": "--steps 2 --held-out 1",

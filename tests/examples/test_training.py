@@ -136,20 +136,6 @@ def test_twenty_steps_make_a_checkpoint_that_serves(family: str, tmp_path: Path)
     served_in_small(tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    "family", ["llada2", pytest.param("diffusion_gemma", marks=pytest.mark.long)]
-)
-def test_two_steps_of_json_make_a_checkpoint_that_serves(family: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.tiny.learn_json", family, str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--steps", "2"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    served_in_small(tmp_path)
-
-
 def served_in_small(checkpoint: Path) -> None:
     """A checkpoint answers through the engine."""
     from tests.support.engine import engine
