@@ -48,7 +48,7 @@ fuzz: setup ## hostile bodies to every endpoint of a real server, each failure c
 
 REQUESTS ?= 20000
 soak: setup ## mixed requests under faults: every answer as alone, nothing held, memory flat
-	@$(bin)/python benchmarks/soak.py --model llada2 gemma --requests $(REQUESTS) --json benchmarks/results/soak.json
+	@$(bin)/python benchmarks/soak.py --requests $(REQUESTS) --json benchmarks/results/soak.json
 
 # Not in .venv, which has the CPU build: on a GPU machine with torch and triton of its own.
 PYTHON ?= python3

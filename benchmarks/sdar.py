@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import child, engines_in_this_process, in_flight, mixed_problems, write  # noqa: E402
+from benchmarks.tables import markdown, sdar_tiny, sdar_wide  # noqa: E402
 
 engines_in_this_process()  # before torch and vLLM are imported
 
@@ -273,7 +274,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="of the wide model's engines")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     if args.child:
         part, kind = args.child
@@ -293,6 +294,8 @@ def main() -> None:
                 place = ["--checkpoint", str(path)]
                 turns.append(child(__file__, "--child", "wide", kind, *shared, *place))
     results["wide"] = wide_figures(rounds)
+    for rows in (sdar_tiny(results), sdar_wide(results)):
+        print("\n".join(markdown(rows)), end="\n\n")
     write(args.json, "sdar", results)
 
 

@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/soak.py --model gemma --requests 20000 --json out.json
     .venv/bin/python benchmarks/soak.py --model llada2 -- --async-scheduling
 
-The requests use every decoding algorithm, greedy and sampled, streamed and whole. 64 run at a time
+The requests use every decoding algorithm, greedy and sampled, streamed and whole; some have tools,
+stop strings, priorities, several choices or an adapter. 64 run at a time
 for 40 seats and too few KV pages. One request in ten is left by its client, one in twenty is
 malformed, and one in thirty is read slowly. Other faults are requests that are sent in part,
 garbage, and an engine that stands still for seconds. The code is in `tests/support/soak`.
@@ -123,7 +124,7 @@ class Report:
 
 def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Report:
     """Start a server, soak it, and say what was found; `flags` go to ``vllm serve``, too."""
-    with Server(model.path, *model.command(), *flags, log=log, env=ENVIRONMENT) as server:
+    with Server(model.path, *model.command(log.parent), *flags, log=log, env=ENVIRONMENT) as server:
         report = asyncio.run(soak(server, model, size))
         # Before the end: vLLM, when it is stopped, may log the death of its own engine core.
         refused = report.counts.get(REFUSED, 0) + report.faults.get(GARBAGE, 0)
@@ -133,7 +134,9 @@ def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Repor
 
 async def soak(server: Server, model: Model, size: Size) -> Report:
     """Run the load, then every check but that of the log."""
-    pool = draw_pool(size.distinct, model.corruption, size.seed)
+    pool = draw_pool(
+        size.distinct, model.corruption, size.seed, frontend=True, adapters=model.adapters
+    )
     sendings = draw_plan(size.requests, pool, size.seed)
     alone: dict[str, Answer] = {}
     memory, preemptions = None, 0
@@ -239,7 +242,10 @@ def emptied(server: Server) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--model", nargs="+", default=list(MODELS), help="llada2, gemma, or a checkpoint's path"
+        "--model",
+        nargs="+",
+        default=list(MODELS),
+        help=f"{', '.join(MODELS)}, or a path",
     )
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--distinct", type=int, help="default: 3 in 10, at most 300")

@@ -5,6 +5,7 @@ To extend it:
 - a command that cannot be run here: a row in `NOT_RUN` with the reason;
 - one that a test of its own runs: a row in `RUN_BY` with the test;
 - one that takes too long: its script in `SHORTER`, with options that make it short;
+- a benchmark: its script in `BENCHMARKS`, with all options of a short run;
 - a block of output: a row in `OUTPUT` with the beginning of its first line;
 - a published model: an expression in `TWINS`; another word to be filled in: `PLACEHOLDERS`;
 - a program that asks a server: `CLIENTS`, unless the address is in the command.
@@ -90,7 +91,10 @@ RAY_DATA = "tests/cluster/test_ray.py::test_rows_survive_a_killed_engine"
 RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
 TRACES = "tests/e2e/test_traces.py::test_watch_and_its_page"
 LIVE_PAGE = "tests/e2e/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
+BENCHMARKS_RUN = "tests/documents/test_benchmarks_run.py::test_a_benchmark_runs"
 RUN_BY = (
+    Row("docs/reliability.md", "make fuzz", BENCHMARKS_RUN),
+    Row("docs/reliability.md", "make soak", BENCHMARKS_RUN),
     Row("docs/traces.md", "vllm-dllm watch", TRACES),
     Row("docs/traces.md", "vllm-dllm trace", TRACES),
     Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
@@ -108,6 +112,27 @@ RUN_BY = (
     Row("docs/adding_a_family.md", "vllm serve MODEL", FAMILY),
 )
 
+BENCHMARK = re.compile(r"benchmarks/[\w/]+\.py")
+# Script that the documentation names -> options with which it takes a minute or two.
+BENCHMARKS = {
+    "benchmarks/accuracy.py": f"{TINY}/tiny-llada2 --per-task 2 --json OUT",
+    "benchmarks/constrained_steps.py": (
+        '--eager --rounds 1 --steps 2 --vocabularies "272 tokens" --json OUT'
+    ),
+    "benchmarks/fidelity.py": "--model tiny-llada2 --per-task 1 --json OUT",
+    "benchmarks/fuzz.py": "--model sdar --bodies 250 --json OUT",
+    "benchmarks/gemma.py": "--rounds 1 --json OUT",
+    "benchmarks/model_memory.py": "--check",
+    "benchmarks/ops/attention.py": "--quick",
+    "benchmarks/ops/row_stats.py": "--quick",
+    "benchmarks/report.py": "--check",
+    "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1 --json OUT",
+    "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1 --json OUT",
+    "benchmarks/soak.py": "--model sdar --requests 250 --json OUT",
+    "benchmarks/start_up.py": "--models tiny-sdar --eager --later 1 --json OUT",
+    "benchmarks/step_time.py": "--requests 1 --steps 4 --json OUT",
+}
+
 # Commands that take seconds, and so are run by `make test`; the others by `make test-long`.
 QUICK = (
     Row(None, ".venv/bin/vllm-dllm check", ""),
@@ -119,20 +144,11 @@ QUICK = (
 # Script, module or target -> what makes it short. It stands behind what the documentation says,
 # and the last of two options counts. What this does not name is run as it stands.
 SHORTER = {
-    "benchmarks/accuracy.py": "--per-task 2",
-    "benchmarks/constrained_steps.py": '--rounds 1 --steps 2 --vocabularies "272 tokens"',
-    "benchmarks/fidelity.py": "--model llada2 --per-task 1",
-    "benchmarks/gemma.py": "--rounds 1",
-    "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1",
-    "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1",
-    "benchmarks/step_time.py": "--requests 1 --steps 4",
     "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
     "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",
     "examples.tiny.train_llada2": "--steps 2 --held-out 1",
     "examples.tiny.train_sdar": "--steps 2 --held-out 1",
-    "fuzz": "BODIES=20",
     "pytest": "--collect-only",  # the tests themselves run in this suite
-    "soak": "REQUESTS=20",
 }
 
 # Expression for the name of a model -> the tiny checkpoint that stands for it.

@@ -5,9 +5,7 @@ The commands of a block run one behind the other, because one may use what anoth
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,7 @@ from tests.documents.running import (
     shortened,
     to_run,
 )
-from tests.documents.table import NOT_RUN, QUICK, RUN_BY
+from tests.documents.table import BENCHMARK, NOT_RUN, QUICK, RUN_BY
 from tests.examples.outcomes import OUTCOMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -35,7 +33,10 @@ def plain(block: Block) -> list[Command]:
     return [
         command
         for command in commands(block)
-        if command in to_run() and command.program != "vllm serve" and not asks_a_server(command)
+        if command in to_run()
+        and command.program != "vllm serve"
+        and not asks_a_server(command)
+        and not BENCHMARK.search(command.text)  # test_benchmarks_run.py
     ]
 
 
@@ -66,20 +67,9 @@ SCRIPTS = [
 def test_commands_of_a_block(block: Block, tmp_path: Path) -> None:
     root = copied(tmp_path)
     for command in plain(block):
-        written = results(command, root)
-        if written:
-            written.unlink(missing_ok=True)
         done = shell(with_make(shortened(command)), root)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        if written:
-            assert json.loads(written.read_text())["results"], command
         check_outcome(command, done.stdout + done.stderr)
-
-
-def results(command: Command, root: Path) -> Path | None:
-    """The file of results that a benchmark is to write."""
-    words = shlex.split(filled_in(command.text), comments=True)
-    return root / words[words.index("--json") + 1] if "--json" in words else None
 
 
 def with_make(text: str) -> str:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from tests.families.sdar_requests import MARGIN, prompt
 from tests.families.test_sdar_config import started
+from tests.support.adapters import ALPHA, RANK, adapter
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_sdar import Reference, Rule, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BLOCK = 4
-RANK, ALPHA = 4, 8
 PAGE = 32
-PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Tokens of the prompt and to generate; most prompts fill pages of 32 tokens, which are cached.
 SHAPES = ((3, 12), (34, 9), (64, 16), (71, 8), (100, 14))
 RULES = (Rule(), Rule(threshold=0.3), Rule("LowConfidenceStatic", steps=2))
@@ -38,30 +35,6 @@ ENGINES: dict[str, dict[str, Any]] = {
         "max_num_seqs": 4,
     },
 }
-
-
-def adapter(model: Path, path: Path, seed: int, extra: str = "") -> Path:
-    """Write an adapter of random matrices for every projection, and maybe for one module more."""
-    path.mkdir()
-    generator, tensors = torch.Generator().manual_seed(seed), {}
-    for name, weight in load_file(model / "model.safetensors").items():
-        module = name.removesuffix(".weight")
-        last = module.rpartition(".")[2]
-        if last not in (*PARTS, extra):
-            continue
-        # The matrix of an embedding is the other way round.
-        rows, columns = weight.T.shape if last == "embed_tokens" else weight.shape
-        down = torch.randn(RANK, columns, generator=generator) * columns**-0.5
-        up = torch.randn(rows, RANK, generator=generator) * 0.3
-        kind = "lora_embedding_" if last == "embed_tokens" else "lora_"
-        end = "" if last == "embed_tokens" else ".weight"
-        prefix = f"base_model.model.{module}.{kind}"
-        tensors |= {f"{prefix}A{end}": down, f"{prefix}B{end}": up}
-    save_file(tensors, path / "adapter_model.safetensors")
-    stated = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
-    stated |= {"target_modules": [*PARTS, extra][: 7 + bool(extra)], "task_type": "CAUSAL_LM"}
-    (path / "adapter_config.json").write_text(json.dumps(stated))
-    return path
 
 
 def merged(model: Path, adapted: Path, path: Path) -> Path:

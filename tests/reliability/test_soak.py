@@ -7,12 +7,22 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.soak import Size, run
 from tests.support.soak import client as soak_client
-from tests.support.soak.client import ABORTED, COMPLETED, FAILED, REFUSED, Answer, Client, Outcome
+from tests.support.soak.client import (
+    ABORTED,
+    COMPLETED,
+    FAILED,
+    REFUSED,
+    Answer,
+    Client,
+    Outcome,
+    joined,
+)
 from tests.support.soak.faults import FROZEN, GARBAGE, HALF_SENT, SLOW_READERS
 from tests.support.soak.models import MODELS
 from tests.support.soak.requests import MASKED, UNIFORM, Ask, Sending, draw_plan, draw_pool
@@ -28,13 +38,17 @@ from tests.support.soak.rules import (
 )
 from vllm_dllm.decoding import algorithm_names
 
-SIZES = {"llada2": Size(requests=350, distinct=80), "gemma": Size(requests=250, distinct=50)}
+SIZES = {
+    "llada2": Size(requests=350, distinct=80),
+    "sdar": Size(requests=350, distinct=80),
+    "gemma": Size(requests=250, distinct=50),
+}
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["llada2", "gemma"])
+@pytest.mark.parametrize("name", MODELS)
 def test_soak(name: str, tmp_path: Path) -> None:
     report = run(MODELS[name], SIZES[name], tmp_path / "log")
     print("\n".join(report.lines()))
@@ -60,6 +74,13 @@ def test_every_algorithm_is_asked_for() -> None:
     assert asked == {None, *MASKED}
 
 
+def test_the_front_end_is_asked_for() -> None:
+    asked = [ask.body for ask in draw_pool(150, "mask", 0, frontend=True, adapters=("a", "b"))]
+    assert {body.get("model") for body in asked} == {None, "a", "b"}
+    for name in ("tools", "stop", "priority", "n"):
+        assert sum(name in body for body in asked) >= 5, name
+
+
 def test_the_mix_comes_from_its_seed() -> None:
     pool = draw_pool(150, "mask", seed=3)
     assert pool == draw_pool(150, "mask", seed=3) != draw_pool(150, "mask", seed=4)
@@ -74,6 +95,30 @@ def test_the_mix_comes_from_its_seed() -> None:
 
 ASK = Ask("ask-7", "/v1/completions", {"prompt": "x"})
 ANSWER = Answer((5, 6, 7), "abc", "length")
+
+
+def test_with_tools_only_tokens_count() -> None:
+    asked = replace(ASK, body={"tools": []})
+    done = Outcome(Sending(31, asked, stream=True), COMPLETED, 1.0, replace(ANSWER, reason="stop"))
+    assert different([done], {"ask-7": ANSWER}) == []
+    other = replace(done, answer=replace(ANSWER, tokens=(5, 6)))
+    assert len(different([done, other], {"ask-7": ANSWER})) == 1
+
+
+def test_several_choices_are_told_apart() -> None:
+    def event(index: int, token: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "token_ids": [token], "text": text, "finish_reason": reason}
+        return {"choices": [choice]}
+
+    events = [
+        event(1, 8, "x"),
+        event(0, 5, "a"),
+        event(0, 6, "b", "stop"),
+        event(1, 9, "", "length"),
+    ]
+    found = joined(events)
+    assert (found.tokens, found.reason) == ((5, 6, 8, 9), "stop,length")
+    assert found != joined([event(0, 5, "a"), event(0, 6, "bx", "stop"), *events[:1], events[-1]])
 
 
 def outcome(answer: Answer | None = ANSWER, status: str = COMPLETED, detail: str = "") -> Outcome:

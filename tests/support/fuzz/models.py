@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.server import Server
+from tests.support.soak.models import adapter_flags, frontend_flags
 from tests.support.tiny_llama import write_tiny_llama
 
 ENVIRONMENT = {
@@ -19,7 +20,7 @@ ENVIRONMENT = {
 # Everything that opens an endpoint, or more of one.
 OPEN = (
     *("--enable-scale-out", "--enable-tokenizer-info-endpoint", "--enable-prompt-tokens-details"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--trust-request-chat-template"),
+    *("--trust-request-chat-template",),
     *("--enable-server-load-tracking", "--enable-force-include-usage"),
     "--log-error-stack",
 )
@@ -45,23 +46,30 @@ class Model:
     Attributes:
         path: the checkpoint.
         corruption: what its canvases are full of, ``mask`` or ``uniform``.
+        reasoning: the reasoning parser.
+        adapters: names of LoRA adapters that are served beside the model.
         flags: more flags of ``vllm serve``.
         known: requests whose answers must not change.
     """
 
     path: Path
     corruption: str
+    reasoning: str = "granite"
+    adapters: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     known: Sequence[Mapping[str, Any]] = KNOWN
 
     def server(self, log: Path) -> Server:
         """Not started yet."""
-        return Server(self.path, *OPEN, *self.flags, log=log, env=ENVIRONMENT)
+        own = (*frontend_flags(self.reasoning), *self.flags)
+        adapters = adapter_flags(self.path, self.adapters, log.parent)
+        return Server(self.path, *OPEN, *own, *adapters, log=log, env=ENVIRONMENT)
 
 
 MODELS = {
     "llada2": Model(TINY_LLADA2, "mask"),
-    "gemma": Model(TINY_GEMMA, "uniform", TEXT_ONLY_FLAGS),
+    "sdar": Model(TINY_SDAR, "mask", reasoning="qwen3", adapters=("a",)),
+    "gemma": Model(TINY_GEMMA, "uniform", flags=TEXT_ONLY_FLAGS),
 }
 
 
@@ -71,7 +79,8 @@ def plain_server(scratch: Path) -> Server:
     if not (model / "model.safetensors").exists():
         _write_plain(model)
     environment = ENVIRONMENT | {"VLLM_PLUGINS": ""}
-    return Server(model, *OPEN, log=scratch / "plain.log", env=environment)
+    flags = (*OPEN, *frontend_flags("granite"))
+    return Server(model, *flags, log=scratch / "plain.log", env=environment)
 
 
 def _write_plain(folder: Path) -> None:

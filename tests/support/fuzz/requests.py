@@ -11,7 +11,8 @@ from tests.support.fuzz.values import kinds_of, values_for
 from tests.support.soak.requests import MASKED
 from tests.support.strategies import JSON, NUMBERS, TEXTS
 
-CANVAS, VOCABULARY = 32, 272  # of the tiny checkpoints
+CANVAS, VOCABULARY = 32, 272  # of the tiny checkpoints, but for SDAR's canvas
+SDAR_CANVAS = 4
 
 IDS = st.integers(0, VOCABULARY - 1)
 MANY = st.lists(IDS | NUMBERS, max_size=3) | st.lists(IDS, max_size=VOCABULARY)
@@ -28,8 +29,13 @@ CONSTRAINTS: tuple[Any, ...] = (
     *({"json": schema} for schema in SCHEMAS),
 )
 TOOL = {"name": "f", "description": "x", "parameters": SCHEMAS[0]}
+TOOL_CHOICES = st.sampled_from(
+    ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}]
+)
 # Values of their kind, for names that mean the same on every endpoint.
 ORDINARY: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.sampled_from(["m", "a", "nobody"]),  # "a": SDAR's adapter
+    "priority": st.integers(-3, 3),
     "temperature": st.floats(0, 2),
     "top_p": st.floats(0, 1),
     "top_k": st.integers(-1, 300) | st.just(2**31),
@@ -63,7 +69,9 @@ ORDINARY: dict[str, st.SearchStrategy[Any]] = {
     "diffusion_max_post_edit_steps": st.integers(0, 40),
     "diffusion_steps": st.integers(1, 40),
     "diffusion_canvas_length": st.integers(0, CANVAS + 1),
-    "diffusion_seed_canvas": st.lists(IDS, min_size=CANVAS, max_size=CANVAS) | MANY,
+    "diffusion_seed_canvas": st.lists(IDS, min_size=CANVAS, max_size=CANVAS)
+    | st.lists(IDS, min_size=SDAR_CANVAS, max_size=SDAR_CANVAS)
+    | MANY,
     "diffusion_pinned": st.lists(st.integers(0, CANVAS), max_size=4) | MANY,
     "diffusion_read_only": st.integers(0, 2),
     "diffusion_constrained": st.integers(0, 2),
@@ -74,9 +82,13 @@ ENDPOINTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "/v1/chat/completions": {
         "logprobs": st.booleans(),
         "tools": st.just([{"type": "function", "function": TOOL}]),
+        "tool_choice": TOOL_CHOICES,
     },
     "/v1/messages": {"tools": st.just([{"name": "f", "input_schema": SCHEMAS[0]}])},
-    "/v1/responses": {"tools": st.just([{"type": "function", **TOOL}])},
+    "/v1/responses": {
+        "tools": st.just([{"type": "function", **TOOL}]),
+        "tool_choice": st.sampled_from(["auto", "none", "required"]),
+    },
 }
 TEXT = st.just("copy ab") | st.just("copy ab " * 70) | TEXTS.filter(bool)
 PROMPTS: dict[str, st.SearchStrategy[Any]] = {

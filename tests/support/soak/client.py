@@ -26,7 +26,7 @@ COMPLETED, ABORTED, REFUSED, FAILED = "completed", "aborted", "refused", "failed
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: token ids, text, and why it ended."""
+    """What came back, of all choices: token ids, text and reasoning, and why they ended."""
 
     tokens: tuple[int, ...]
     text: str
@@ -177,15 +177,23 @@ async def _events(content: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]
 
 
 def joined(parts: Iterable[dict[str, Any]]) -> Answer:
-    """The answer of a whole response, or of a stream's events."""
-    tokens: list[int] = []
-    text, reason = "", None
+    """The answer of a whole response, or of a stream's events; several choices in their order."""
+    tokens: dict[int, list[int]] = {}
+    texts: dict[tuple[int, str], str] = {}
+    reasons: dict[int, str] = {}
     for choice in (choice for part in parts for choice in part["choices"]):
-        tokens += choice.get("token_ids") or []
+        index = choice["index"]
+        tokens.setdefault(index, []).extend(choice.get("token_ids") or [])
         said = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
-        text += said.get("content") or ""
-        reason = choice["finish_reason"] or reason
-    return Answer(tuple(tokens), text, reason)
+        for kind in ("reasoning", "content"):
+            texts[index, kind] = texts.get((index, kind), "") + (said.get(kind) or "")
+        if choice["finish_reason"]:
+            reasons[index] = choice["finish_reason"]
+    return Answer(
+        tuple(token for index in sorted(tokens) for token in tokens[index]),
+        "|".join(texts[key] for key in sorted(texts)),
+        ",".join(reasons[index] for index in sorted(reasons)) or None,
+    )
 
 
 def session() -> aiohttp.ClientSession:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2
+from tests.support.adapters import adapter
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.soak.rules import MEGABYTE
 
 SEATS = 40
@@ -32,19 +33,29 @@ class Model:
         path: the checkpoint.
         corruption: what its canvases are full of, ``mask`` or ``uniform``.
         kv_bytes: memory for KV pages: enough for `SEATS` short requests, too little for long ones.
+        reasoning: the reasoning parser.
+        adapters: names of LoRA adapters that are served beside the model.
         flags: more flags of ``vllm serve``.
     """
 
     path: Path
     corruption: str
     kv_bytes: int
+    reasoning: str = "granite"
+    adapters: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
-    def command(self) -> list[str]:
-        """Flags of ``vllm serve``; small pages, so that requests come to need more of them."""
+    def command(self, scratch: Path) -> list[str]:
+        """Flags of ``vllm serve``; small pages, so that requests come to need more of them.
+
+        Args:
+            scratch: takes the adapters.
+        """
         return [
             *("--max-num-seqs", str(SEATS), "--block-size", "32"),
             *("--kv-cache-memory-bytes", str(self.kv_bytes)),
+            *frontend_flags(self.reasoning),
+            *adapter_flags(self.path, self.adapters, scratch),
             *self.flags,
         ]
 
@@ -53,9 +64,37 @@ class Model:
         return SLOW[self.corruption]
 
 
+def frontend_flags(reasoning: str) -> tuple[str, ...]:
+    """Flags that let requests have tools and priorities, and answers have reasoning."""
+    return (
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *(
+            "--reasoning-parser",
+            reasoning,
+            "--structured-outputs-config.enable_in_reasoning",
+            "true",
+        ),
+        *("--scheduling-policy", "priority"),
+    )
+
+
+def adapter_flags(model: Path, names: tuple[str, ...], scratch: Path) -> tuple[str, ...]:
+    """Write adapters of these names into a folder; the flags that serve them."""
+    if not names:
+        return ()
+    served = []
+    for seed, name in enumerate(names):
+        path = scratch / f"adapter-{name}"
+        if not path.exists():
+            adapter(model, path, seed)
+        served.append(f"{name}={path}")
+    return ("--enable-lora", "--max-loras", str(len(names)), "--lora-modules", *served)
+
+
 MODELS = {
     "llada2": Model(TINY_LLADA2, "mask", 12 * MEGABYTE),
-    "gemma": Model(TINY_GEMMA, "uniform", 9 * MEGABYTE, TEXT_ONLY_FLAGS),
+    "sdar": Model(TINY_SDAR, "mask", 12 * MEGABYTE, reasoning="qwen3", adapters=("a", "b")),
+    "gemma": Model(TINY_GEMMA, "uniform", 9 * MEGABYTE, flags=TEXT_ONLY_FLAGS),
 }
 SLOW = {
     "mask": {"diffusion_algorithm": "LowConfidence", "diffusion_threshold": 2.0},
@@ -68,6 +107,6 @@ def chosen(name: str) -> Model:
     if name in MODELS:
         return MODELS[name]
     config = json.loads((Path(name) / "config.json").read_text())
-    gemma = "DiffusionGemmaForBlockDiffusion" in config["architectures"]
-    like = MODELS["gemma" if gemma else "llada2"]
-    return Model(Path(name), like.corruption, like.kv_bytes, like.flags)
+    (architecture,) = config["architectures"]
+    family = {"DiffusionGemmaForBlockDiffusion": "gemma", "SDARForCausalLM": "sdar"}
+    return replace(MODELS[family.get(architecture, "llada2")], path=Path(name))

@@ -48,6 +48,25 @@ UNIFORM: Mapping[str, Ranges] = {
     },
 }
 GREEDY_ONLY = {"Credit"}
+# A server that takes them has a parser for tool calls, and schedules by priority.
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+        },
+    },
+}
+TOOL_CHOICES: Sequence[Any] = (
+    "auto",
+    "required",
+    {"type": "function", "function": {"name": "f"}},
+)
+TOOL_TOKENS = 100  # a call fits into them
+STOPS = (" ", "7", ["e", "14"], ["ab", "zz"])
 EDITING = {"JointThreshold", "JointThreshold-S", "JointThreshold-Q"}
 
 # What is changed in a good request, and the word that the refusal has to contain.
@@ -105,8 +124,24 @@ class Sending:
         return f"request {self.number} ({self.ask.name}, {how}): {dict(self.ask.body)}"
 
 
-def draw_pool(size: int, corruption: str, seed: int) -> list[Ask]:
-    """`size` distinct good requests for a kind of model (`mask` or `uniform`)."""
+def draw_pool(
+    size: int,
+    corruption: str,
+    seed: int,
+    *,
+    frontend: bool = False,
+    adapters: Sequence[str] = (),
+) -> list[Ask]:
+    """`size` distinct good requests.
+
+    Args:
+        size: how many.
+        corruption: of the model, `mask` or `uniform`.
+        seed: of everything that is drawn.
+        frontend: some have tools, stop strings, priorities or several choices, for a server with
+            the flags of `tests.support.soak.models.frontend_flags`.
+        adapters: some requests ask one of these in place of the model.
+    """
     draw = random.Random(f"pool {seed}")
     stems = [_text(draw, LONGEST_PROMPT) for _ in range(4)]
     problems = [problem.prompt for problem in held_out_set(20, seed)]
@@ -123,6 +158,10 @@ def draw_pool(size: int, corruption: str, seed: int) -> list[Ask]:
             own = LONGEST_PROMPT - len(shared)
             body["prompt"] = shared + _text(draw, draw.randint(1, own))
         body |= _decoding(draw, corruption)
+        if frontend:
+            _add_frontend(draw, body)
+        if adapters and draw.random() < 0.4:
+            body["model"] = draw.choice(adapters)
         asks.append(Ask(f"ask-{number}", path, body))
     return asks
 
@@ -146,7 +185,9 @@ def draw_plan(requests: int, pool: Sequence[Ask], seed: int) -> list[Sending]:
 def malformed(ask: Ask, change: Mapping[str, Any], word: str) -> Ask:
     """The same request with something wrong in it."""
     ours = {name: value for name, value in change.items() if name.startswith("diffusion_")}
-    body = {**ask.body, **{n: v for n, v in change.items() if n not in ours}}
+    # With tools vLLM reads no other constraint, so that a wrong one would not be found.
+    good = {name: value for name, value in ask.body.items() if name not in ("tools", "tool_choice")}
+    body = {**good, **{n: v for n, v in change.items() if n not in ours}}
     if ours:
         # An algorithm's setting is an error of its own range only where the algorithm has it.
         own = {"diffusion_algorithm": "EntropyBound"}
@@ -178,6 +219,21 @@ def _decoding(draw: random.Random, corruption: str) -> dict[str, Any]:
     if draw.random() < 0.4:
         body["ignore_eos"] = True
     return body
+
+
+def _add_frontend(draw: random.Random, body: dict[str, Any]) -> None:
+    """Add options for vLLM's front end and scheduler to a request."""
+    if "messages" in body and draw.random() < 0.4:
+        body |= {"tools": [TOOL], "tool_choice": draw.choice(TOOL_CHOICES)}
+        body["max_tokens"] = draw.randint(TOOL_TOKENS, LONGEST_ANSWER)
+        body.pop("ignore_eos", None)  # is refused beside a constraint
+    elif draw.random() < 0.25:
+        body["stop"] = draw.choice(STOPS)
+        body["include_stop_str_in_output"] = draw.random() < 0.5
+    if draw.random() < 0.3:
+        body["priority"] = draw.randint(-3, 3)
+    if body["temperature"] and draw.random() < 0.2:
+        body["n"] = 2
 
 
 def _number(draw: random.Random, low: float, high: float) -> float:
