@@ -6,10 +6,13 @@ the mistakes at start-up.
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.support.mistakes import EVERY, MOST_CHARACTERS, Mistake, model_of, xargs
 from tests.support.server import Server
@@ -22,6 +25,13 @@ COMPLETION: dict[str, Any] = {"prompt": "sort 61 35", "max_tokens": 8}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "sort 61 35"}], "max_tokens": 8}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def picture(width: int, height: int) -> str:
+    """A data URL."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def image(url: str) -> dict[str, Any]:
@@ -234,6 +244,13 @@ def test_chats(served: tuple[str, Server]) -> None:
     for mistake in CHATS:
         if family in mistake.families:
             assert_readable(server, "/v1/chat/completions", CHAT, mistake)
+
+
+def test_a_long_picture_is_read(served: tuple[str, Server]) -> None:
+    family, server = served
+    if family in GEMMA:
+        response = server.post("/v1/chat/completions", **(CHAT | image(picture(8000, 20))))
+        assert response.status_code == 200, response.text
 
 
 def test_the_server_lives_on(served: tuple[str, Server]) -> None:

@@ -25,7 +25,6 @@ def apply_all() -> None:
         engine_death,
         failed_starts,
         forked_processes,
-        kv_transfer,
         model_inspection,
         nodes,
         registration,
@@ -46,4 +45,3 @@ def apply_all() -> None:
     forked_processes.apply()
     model_inspection.apply()
     nodes.apply()
-    kv_transfer.apply()

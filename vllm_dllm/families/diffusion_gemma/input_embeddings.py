@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
+
+logger = init_logger("vllm.dllm")
 
 
 class InputEmbeddings:
@@ -21,6 +25,8 @@ class InputEmbeddings:
         size = (state.max_num_tokens, conditioning.soft.shape[-1])
         self.buffer = torch.zeros(size, dtype=conditioning.soft.dtype, device=state.device)
         self.images: tuple[list[torch.Tensor], torch.Tensor] | None = None
+        # Identifiers of images that the vision encoder has failed on.
+        self.failed: set[str] = set()
 
     def encode(self, scheduled: dict[str, list[int]], input_batch: Any) -> None:
         """Encode the images of this step's chunks and keep their embeddings for `fill`."""
@@ -28,13 +34,60 @@ class InputEmbeddings:
         state = self.state
         if not state.supports_mm_inputs:
             return
-        hashes, inputs = state.encoder_runner.prepare_mm_inputs(scheduled)
-        if inputs:
-            outputs = state.encoder_runner.execute_mm_encoder(inputs)
-            state.encoder_cache.encoder_outputs.update(zip(hashes, outputs, strict=True))
+        scheduled = self._with_failed(scheduled, input_batch)
+        features = state.encoder_cache.mm_features
+        images = {
+            features[request][n].identifier: (features[request][n].mm_position, request)
+            for request, numbers in scheduled.items()
+            for n in numbers
+        }
+        names, inputs = state.encoder_runner.prepare_mm_inputs(scheduled)
+        for name, one in zip(names, self._encoded(inputs), strict=True):
+            position, request = images[name]
+            tokens = position.get_num_embeds()
+            if one is None or len(one) != tokens:
+                logger.error("dllm: requests with image %s end with an error", name)
+                self.failed.add(name)
+                # The sampler ends each request whose hidden states are NaN, and no other: those
+                # that share the image or its keys and values are never answered without it.
+                one = self.buffer.new_full((tokens, self.buffer.shape[-1]), math.nan)
+                state.slots.spoiled[state.slot_of[request]] = True
+            else:
+                self.failed.discard(name)
+            state.encoder_cache.encoder_outputs[name] = one
         embeddings, where = state.gather_mm_embeddings(input_batch)
         if embeddings:
             self.images = (embeddings, where)
+
+    def _encoded(self, inputs: list[Any]) -> list[torch.Tensor | None]:
+        """The embeddings of each image ``[tokens, hidden]``; None where the encoder fails."""
+        if not inputs:
+            return []
+        try:
+            return list(self.state.encoder_runner.execute_mm_encoder(inputs))
+        except Exception:
+            if len(inputs) > 1:
+                return [one for alone in inputs for one in self._encoded([alone])]
+            logger.exception("dllm: the vision encoder failed")
+            return [None]
+
+    def _with_failed(
+        self, scheduled: dict[str, list[int]], input_batch: Any
+    ) -> dict[str, list[int]]:
+        """Try images again that failed before, where a prompt of this step has them.
+
+        The scheduler takes them for encoded. The error may have been for want of memory.
+        """
+        if not self.failed:
+            return scheduled
+        cache, again = self.state.encoder_cache, dict(scheduled)
+        prompts = input_batch.num_computed_tokens_np < input_batch.prefill_len_np
+        for request, is_prompt in zip(input_batch.req_ids, prompts, strict=True):
+            for n, feature in enumerate(cache.mm_features[request] if is_prompt else ()):
+                if feature.identifier in self.failed and feature.data is not None:
+                    cache.encoder_outputs.pop(feature.identifier, None)
+                    again[request] = sorted({*again.get(request, ()), n})
+        return again
 
     def fill(self, input_batch: Any) -> dict[str, Any]:
         """The model's input for this step, ``inputs_embeds`` ``[tokens, hidden]``."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
+from vllm.model_executor.models.gemma4_mm import Gemma4DummyInputsBuilder
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from vllm_dllm.checkpoints.quantized import (
     COMPRESSED,
@@ -23,6 +25,7 @@ from vllm_dllm.checkpoints.quantized import (
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.updates import UpdatableWeights, Weights
 from vllm_dllm.checkpoints.verify import HEAD, Shapes, verified
+from vllm_dllm.families.diffusion_gemma.pictures import PicturesNotEmbeddings, ReadablePictures
 from vllm_dllm.ops.statistics.head import Head
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ _HALVES = ("model.decoder.", "model.encoder.language_model.")
 _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 
 
+@MULTIMODAL_REGISTRY.register_processor(
+    ReadablePictures, info=PicturesNotEmbeddings, dummy_inputs=Gemma4DummyInputsBuilder
+)
 class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditionalGeneration):
     """google/diffusiongemma-*: text and images in, text out."""
 

@@ -25,14 +25,20 @@ if TYPE_CHECKING:
 
     from vllm_dllm.families.base import Family
 
+# What the image processor of Gemma 4 can be asked for, and what vLLM asks it for each video frame.
+SOFT_TOKENS = (70, 140, 280, 560, 1120)
+VIDEO_SOFT_TOKENS = 70
+
 
 def check_checkpoint(vllm_config: VllmConfig) -> None:
     """Refuse an incomplete checkpoint by the missing field's name, then run vLLM's own start-up.
 
     Raises:
-        SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range.
+        SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range, or
+            the vision encoder cannot read what the options promise.
     """
     check_canvas_length(vllm_config)
+    check_pictures(vllm_config)
     stated = parse_sampler(generation_config(vllm_config))
     Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
     DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
@@ -94,6 +100,42 @@ def check_canvas_length(vllm_config: VllmConfig) -> None:
             "--diffusion-config '{\"canvas_length\": L}' with the length it was trained with"
         )
     STEPS.check("config.json: canvas_length", length)
+
+
+def check_pictures(vllm_config: VllmConfig) -> None:
+    """Check that the vision encoder can read pictures of any shape with the given options.
+
+    Raises:
+        SettingsError: an option allows what it cannot read.
+    """
+    options = vllm_config.model_config.multimodal_config
+    if options is None:
+        return
+    if options.enable_mm_embeds:
+        raise SettingsError(
+            "--enable-mm-embeds: DiffusionGemma reads pictures, not their embeddings; remove it"
+        )
+    vision = vllm_config.model_config.hf_config.vision_config
+    given = options.mm_processor_kwargs or {}
+    given = (given.get("images_kwargs") or {}) | given
+    tokens = {
+        "image": given.get("max_soft_tokens", vision.default_output_length),
+        "video": VIDEO_SOFT_TOKENS,
+    }
+    for modality, most in tokens.items():
+        # The longest picture is one embedding high.
+        widest = most * vision.pooling_kernel_size
+        if options.get_limit_per_prompt(modality) and widest > vision.position_embedding_size:
+            fits = vision.position_embedding_size // vision.pooling_kernel_size
+            fitting = max((size for size in SOFT_TOKENS if size <= fits), default=None)
+            remedy = f"--limit-mm-per-prompt '{{\"{modality}\": 0}}'"
+            if modality == "image" and fitting is not None:
+                remedy = f"--mm-processor-kwargs '{{\"max_soft_tokens\": {fitting}}}' or {remedy}"
+            raise SettingsError(
+                f"max_soft_tokens={most}: of such {modality}s one may be {widest} patches wide, "
+                f"and the checkpoint has {vision.position_embedding_size} positions "
+                f"(vision_config.position_embedding_size); pass {remedy}"
+            )
 
 
 def layer_shapes(vllm_config: VllmConfig) -> tuple[LayerShape, ...]:

@@ -1,0 +1,97 @@
+"""Which pictures and videos are accepted: those that the vision encoder can read.
+
+What it cannot read is refused before it reaches a worker, where one request's error would be
+that of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaProcessingInfo
+from vllm.model_executor.models.gemma4_mm import Gemma4MultiModalProcessor
+from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems, MultiModalDataItems
+
+if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalInput
+
+FIELDS = {
+    "image": ("pixel_values", "pixel_position_ids"),
+    "video": ("pixel_values_videos", "pixel_position_ids_videos"),
+}
+
+
+class PicturesNotEmbeddings(DiffusionGemmaProcessingInfo):
+    """Refuses embeddings, on which vLLM's vision encoder of Gemma 4 raises an AssertionError.
+
+    An engine that loads keys and values (``kv_consumer``) would accept them without being told to.
+    """
+
+    def parse_mm_data(
+        self, mm_data: Mapping[str, Any], *, validate: bool = True
+    ) -> MultiModalDataItems:
+        """VLLM's items of a request.
+
+        Raises:
+            ValueError: there are embeddings among them, or more items than are allowed.
+        """
+        found = super().parse_mm_data(mm_data, validate=False)
+        for modality, items in found.items():
+            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
+                raise ValueError(
+                    f"{modality}_embeds: not read by DiffusionGemma; send the {modality} itself"
+                )
+            if validate:
+                self.validate_num_items(modality, len(items))
+        return found
+
+
+class ReadablePictures(Gemma4MultiModalProcessor):
+    """VLLM's processor of Gemma 4, with a check of what it has made of each picture."""
+
+    def apply(self, inputs: Any, timing_ctx: Any) -> MultiModalInput:
+        """The prompt with places for the embeddings of pictures, and what they are computed from.
+
+        Raises:
+            ValueError: the vision encoder could not read a picture.
+        """
+        made = super().apply(inputs, timing_ctx)
+        vision = self.info.get_hf_config().vision_config
+        for modality, items in made["mm_kwargs"].items():
+            places = made["mm_placeholders"][modality]
+            for item, place in zip(items, places, strict=True):
+                # An item that was sent before is in the worker's cache, and was checked then.
+                if item is not None and modality in FIELDS:
+                    patches, positions = (item[field].data for field in FIELDS[modality])
+                    check_patches(vision, patches, positions, place.get_num_embeds())
+        return made
+
+
+def check_patches(vision: Any, patches: torch.Tensor, positions: torch.Tensor, places: int) -> None:
+    """Check that the vision encoder can read the patches of a picture, or of a video's frames.
+
+    Args:
+        vision: the checkpoint's ``vision_config``.
+        patches: ``[..., patches, values]``, the values of each patch.
+        positions: integers ``[..., patches, 2]``, the column and row of each patch; -1 for padding.
+        places: the number of embeddings for which the prompt has places.
+
+    Raises:
+        ValueError: it could not; the message says why.
+    """
+    rows, widest = vision.position_embedding_size, int(positions.max()) + 1
+    if widest > rows:
+        raise ValueError(
+            f"a picture is {widest} patches wide or high, and the model knows {rows} positions; "
+            "lower max_soft_tokens of mm_processor_kwargs, or send a picture that is less elongated"
+        )
+    pooled = vision.pooling_kernel_size**2
+    read = int((positions >= 0).all(-1).sum())
+    if patches.shape[-1] != 3 * vision.patch_size**2 or read != places * pooled:
+        raise ValueError(
+            f"mm_processor_kwargs: they make {read} patches of {patches.shape[-1]} values from a "
+            f"picture, and the model reads {places * pooled} of {3 * vision.patch_size**2}; "
+            "remove all of them but max_soft_tokens"
+        )
