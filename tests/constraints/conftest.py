@@ -8,13 +8,12 @@ import pytest
 
 from tests.constraints.helpers import pieces
 from vllm_dllm.constraints.limits import CompileLimits
-from vllm_dllm.constraints.service.pool import CompilerPool
+from vllm_dllm.constraints.pool import CompilerPool
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[CompilerPool]:
-    found = CompilerPool(pieces())
-    found.warm()
+    found = CompilerPool(pieces)
     yield found
     found.close()
 
@@ -22,6 +21,6 @@ def compiler() -> Iterator[CompilerPool]:
 @pytest.fixture
 def one() -> Iterator[CompilerPool]:
     """A process that needs a kill to get anywhere: nothing is too slow for it."""
-    found = CompilerPool(pieces(), CompileLimits(cpu_seconds=300, wall_seconds=300), processes=1)
+    found = CompilerPool(pieces, CompileLimits(cpu_seconds=300, wait_seconds=0.5), processes=1)
     yield found
     found.close()

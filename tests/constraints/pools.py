@@ -10,19 +10,28 @@ from tests.constraints.helpers import record
 from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.limits import CompileLimits
-from vllm_dllm.constraints.service.pool import CompilerPool
-from vllm_dllm.constraints.service.process import WorkerProcess
+from vllm_dllm.constraints.pool import CompilerPool
 
 LIMITS = CompileLimits()
 NAME = Constraint.of("json_schema", record(name={"type": "string"}))
 
 
-def cpu_seconds(compiler: CompilerPool) -> float:
-    """CPU time of the worker processes and of those of their forks that have ended."""
+def process_of(pool: CompilerPool, number: int = 0) -> int:
+    """The id of one of a pool's processes, once it has started."""
+    for _ in range(2000):
+        if (process := pool._processes[number]._process) is not None:
+            return process.pid
+        time.sleep(0.01)
+    raise AssertionError("nothing has been compiled")
+
+
+def cpu_seconds(pool: CompilerPool) -> float:
+    """CPU time of the processes and of those of their forks that have ended."""
     total = 0.0
-    for process in compiler._processes:
-        stat = Path(f"/proc/{process.process.pid}/stat").read_text().rpartition(")")[2].split()
-        total += sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+    for process in pool._processes:
+        if process._process is not None:
+            stat = Path(f"/proc/{process._process.pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
@@ -31,9 +40,8 @@ def slow(n: int = 0) -> Constraint:
     return Constraint.of("regex", f"(a|b)*a(a|b){{26}}c{{{n + 1}}}")
 
 
-def fork_of(process: WorkerProcess) -> int:
-    """The fork of a worker process that is compiling, once there is one."""
-    pid = process.process.pid
+def fork_of(pid: int) -> int:
+    """The fork of a pool's process that is compiling, once there is one."""
     for _ in range(2000):
         if found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             return int(found[0])

@@ -167,7 +167,7 @@ def slow(n: int) -> dict[str, str]:
 
 
 def flood(server: Server, n: int) -> httpx.Response:
-    """One of many requests of one client, by all ways in turn, whose constraint takes too long."""
+    """One of many requests, by all ways in turn, whose constraint takes too long."""
     wanted = {"max_tokens": 30, "structured_outputs": slow(n)}
     schema = {"type": "string", "pattern": f"^{slow(n)['regex']}$"}
     text = {"format": {"type": "json_schema", "name": "r", "schema": schema}}
@@ -177,12 +177,11 @@ def flood(server: Server, n: int) -> httpx.Response:
         ("responses", {"input": "Who?", "text": text}),
     ][n % 3]
     body = {"model": "m", "stream": n % 2 == 1} | ask
-    headers = {"Authorization": "Bearer flood"}
-    return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
 
 
-def test_one_client_s_slow_constraints_hold_up_no_other(server: Server) -> None:
-    """What is compiled does not wait, what is new waits in turn, and who must wait hears of it."""
+def test_slow_constraints_hold_up_nothing_that_is_compiled(server: Server) -> None:
+    """What is new waits, and who must wait for too long hears of it."""
 
     def timed(seconds: float, **constraint: Any) -> None:
         begin = time.perf_counter()
@@ -198,13 +197,11 @@ def test_one_client_s_slow_constraints_hold_up_no_other(server: Server) -> None:
         time.sleep(0.5)
         timed(4)
         timed(4, **known)
-        timed(10, structured_outputs={"regex": "new [0-9]"})
-        timed(4, **known)
         answers = [one.result() for one in sent]
     codes = [answer.status_code for answer in answers]
     assert set(codes) == {400, 503}
-    # Each is compiled on its own, with 1.5 s of CPU time, and nobody waits for longer than 5 s.
-    assert codes.count(400) <= 10
+    # Each is compiled on its own, with 1.5 s of CPU time, by one of two processes.
+    assert codes.count(400) <= 20
     for answer in answers:
         error = answer.json()["error"]
         assert error["code"] == answer.status_code
@@ -213,7 +210,6 @@ def test_one_client_s_slow_constraints_hold_up_no_other(server: Server) -> None:
         else:
             assert error["type"] == "Service Unavailable"
             assert re.search("structured_outputs: .* busy, try again", error["message"])
-            assert int(answer.headers["retry-after"]) > 0
     first = codes.index(400)
     begin = time.perf_counter()
     assert flood(server, first).status_code == 400
@@ -242,7 +238,7 @@ def test_a_killed_process_is_not_a_slow_constraint(server: Server) -> None:
 def workers(server: Server) -> set[int]:
     """The processes in which constraints are being compiled."""
     return {worker for child in children(server.process.pid) for worker in children(child)
-            if b"constraints.service.worker" in command(child)}  # fmt: skip
+            if b"constraints.compiler" in command(child)}  # fmt: skip
 
 
 def children(pid: int) -> list[int]:

@@ -27,9 +27,8 @@ class CompileLimits:
     Attributes:
         cpu_seconds: CPU time of a compilation. A cap on wall time would refuse on a busy machine
             what it serves on an idle one.
-        wall_seconds: wall time after which a compilation is given up without a verdict.
-        turn_seconds: wall time that a client waits for its turn to be compiled.
-        most_waiting: constraints that may wait for their turn, of all clients together.
+        wait_seconds: wall time that a constraint may wait for others to be compiled, if whoever
+            sent it is not patient.
         memory_bytes: memory that the compiling process may use on top of what it has when idle.
         characters: length of the constraint as it was sent.
         depth: nesting depth of a schema.
@@ -44,9 +43,7 @@ class CompileLimits:
     """
 
     cpu_seconds: float = 1.5
-    wall_seconds: float = 20.0
-    turn_seconds: float = 5.0
-    most_waiting: int = 256
+    wait_seconds: float = 10.0
     memory_bytes: int = 1 << 30
     characters: int = 256 << 10
     depth: int = 64

@@ -23,14 +23,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.diffusion import validate_diffusion_sampling_params
 
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
-from vllm_dllm.constraints.service.turns import NOBODY, Client
 from vllm_dllm.frontend.admission import (
     refuse_misplaced_fields,
     resolve_options,
     sets_its_maximum,
     validate_sampling_params,
 )
-from vllm_dllm.frontend.client_identity import client_of
 from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.frontend.live_traces import asked_live
 from vllm_dllm.frontend.shutdown import GracefulShutdown
@@ -64,8 +62,6 @@ class AwaitedConstraint(NamedTuple):
 
 # The constraints of the HTTP request that is being answered; None outside of one.
 _pending: ContextVar[list[PendingConstraint] | None] = ContextVar("pending", default=None)
-# Who sent the HTTP request that is being answered. Offline all requests are of the same client.
-_client: ContextVar[Client] = ContextVar("client", default=NOBODY)
 # What the HTTP request that is being answered is constrained by, if nothing but optional calls.
 _optional: ContextVar[OptionalCalls | None] = ContextVar("optional", default=None)
 # The constraint that was waited for last in this context, see `FrontEnd.admit`.
@@ -91,6 +87,7 @@ class FrontEnd:
         vllm_config: VllmConfig,
         tokenizer: Callable[[], Any],
         complete: Callable[[SamplingParams], SamplingParams],
+        at_end: Callable[[Callable[[], None]], Any],
     ) -> None:
         """Collect what requests need to know of the model.
 
@@ -99,6 +96,7 @@ class FrontEnd:
             tokenizer: returns vLLM's tokenizer.
             complete: returns a copy of a request's parameters with what vLLM adds to them: the ids
                 that end a text, and the ids of bad words.
+            at_end: registers what is called when the engine ends.
         """
         self._complete = complete
         model, outputs = vllm_config.model_config, vllm_config.structured_outputs_config
@@ -113,6 +111,7 @@ class FrontEnd:
             ConstraintSettings(
                 tokenizer,
                 vocabulary_size=self.vocabulary_size,
+                at_end=at_end,
                 end_tokens=frozenset([ends] if isinstance(ends, int) else ends),
                 forbids_whitespace=outputs.disable_any_whitespace,
                 begins_with_reasoning=(
@@ -141,13 +140,12 @@ class FrontEnd:
         # Now, because vLLM's handler puts a constraint into the request.
         known = (it for it in arguments if isinstance(it, tuple(self.request_classes)))
         calls = next(map(optional_calls, known), None)
-        tokens = _pending.set(pending), _client.set(client_of(arguments)), _optional.set(calls)
+        tokens = _pending.set(pending), _optional.set(calls)
         try:
             answer = await handle()
         finally:
             _pending.reset(tokens[0])
-            _client.reset(tokens[1])
-            _optional.reset(tokens[2])
+            _optional.reset(tokens[1])
         if hasattr(answer, "__aiter__"):
             for constraint in pending:
                 await self._settle(*constraint)
@@ -278,14 +276,18 @@ class FrontEnd:
         return self._submit(params)
 
     def _submit(self, params: SamplingParams) -> Future[CompiledConstraint] | None:
-        """As `StructuredOutput.submit`, with the options of a request, whose `params` stay."""
+        """As `StructuredOutput.submit`, with the options of a request, whose `params` stay.
+
+        While an HTTP request is answered its constraint is not patient.
+        """
         if params.structured_outputs is None:
             return None
         resolved = ResolvedRequest.given(params.extra_args)
         if resolved is None:  # a request that `convert` has not seen
             resolved = resolve_options(params.clone(), self.served)
             self.structured.reconcile(params)
-        return self.structured.submit(params, _client.get(), resolved.constraint_depth)
+        patient = _pending.get() is None
+        return self.structured.submit(params, patient, resolved.constraint_depth)
 
     async def _settle(self, automaton: Future[CompiledConstraint], max_tokens: int | None) -> None:
         """As `StructuredOutput.settle`, but other requests are served meanwhile."""

@@ -7,7 +7,7 @@ compiled into an automaton, which travels to the worker among the request's extr
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -22,8 +22,7 @@ from vllm_dllm.constraints.automaton.compilation import Constraint
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
-from vllm_dllm.constraints.service.pool import CompilerPool
-from vllm_dllm.constraints.service.turns import NOBODY, Client
+from vllm_dllm.constraints.pool import CompilerPool
 from vllm_dllm.frontend.tool_calls import OptionalCalls
 from vllm_dllm.settings.ranges import shown
 
@@ -42,8 +41,6 @@ KIND_OF_FIELD = {
 NO_WHITESPACE = ""
 # The parameter of texts that end an output: the front end of vLLM looks for them.
 STOP = "stop"
-# Seconds after which a client may retry if its constraint was not compiled because of others.
-RETRY_SECONDS = 2
 
 
 class ConstraintsBusyError(GracefulHTTPError):
@@ -107,6 +104,7 @@ class ConstraintSettings:
         tokenizer: returns vLLM's tokenizer.
         vocabulary_size: number of ids that the model's head gives logits for.
         end_tokens: ids that end a text, beside the tokenizer's own.
+        at_end: registers what is called when the engine ends.
         forbids_whitespace: the server wants JSON without white space.
         begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
     """
@@ -114,6 +112,7 @@ class ConstraintSettings:
     tokenizer: Callable[[], Any]
     vocabulary_size: int
     end_tokens: frozenset[int]
+    at_end: Callable[[Callable[[], None]], Any]
     forbids_whitespace: bool = False
     begins_with_reasoning: bool = False
 
@@ -125,48 +124,21 @@ class StructuredOutput:
         self.settings = settings
         self._lock = threading.Lock()
         self._compiler: CompilerPool | None = None
-        self._problem: str | None = None
 
-    def warm(self) -> None:
-        """Start the compiler in the background, so that the first request need not wait for it."""
-        # The tokenizer is read in this thread: two threads must not use it at a time.
-        tokenizer_json = self._tokenizer_json()
-        threading.Thread(target=self._warm, args=(tokenizer_json,), daemon=True).start()
-
-    def _warm(self, tokenizer_json: str | None) -> None:
-        with contextlib.suppress(ConstraintError):  # each request with a constraint gets it
-            self._ready_compiler(tokenizer_json).warm()
-
-    def _tokenizer_json(self) -> str | None:
-        """The text of the tokenizer's ``tokenizer.json``, or None if it has none."""
-        backend = getattr(self.settings.tokenizer(), "backend_tokenizer", None)
-        return None if backend is None else backend.to_str()
-
-    def _ready_compiler(self, tokenizer_json: str | None = None) -> CompilerPool:
-        """The compiler, made by the first call.
-
-        Args:
-            tokenizer_json: as of `_tokenizer_json`, if it is known already.
-
-        Raises:
-            ConstraintError: the tokenizer is of an unknown kind.
-        """
+    def _pool(self) -> CompilerPool:
+        """The pool that compiles, made by the first call."""
         with self._lock:
-            if self._problem is not None:
-                raise ConstraintError(self._problem)
             if self._compiler is None:
-                try:
-                    vocabulary = self._vocabulary(tokenizer_json or self._tokenizer_json())
-                    self._compiler = CompilerPool(vocabulary)
-                except ConstraintError as error:
-                    self._problem = str(error)
-                    raise
+                # The pool must not refer to the renderer, which calls `close` when it goes.
+                read = functools.partial(
+                    _vocabulary,
+                    self.settings.tokenizer(),
+                    self.settings.vocabulary_size,
+                    self._ends(),
+                )
+                self._compiler = CompilerPool(read)
+                self.settings.at_end(self._compiler.close)
             return self._compiler
-
-    def _vocabulary(self, tokenizer_json: str | None) -> Vocabulary:
-        if tokenizer_json is None:
-            raise ConstraintError("they need a tokenizer with a tokenizer.json")
-        return Vocabulary.read(tokenizer_json, self.settings.vocabulary_size, self._ends())
 
     def _ends(self) -> frozenset[int]:
         """Ids that end a text."""
@@ -208,7 +180,7 @@ class StructuredOutput:
             )
 
     def submit(
-        self, params: Any, client: Client = NOBODY, depth: int | None = None
+        self, params: Any, patient: bool, depth: int | None = None
     ) -> Future[CompiledConstraint] | None:
         """Begin to compile the constraint of a request.
 
@@ -216,7 +188,7 @@ class StructuredOutput:
 
         Args:
             params: of the request, which `reconcile` has passed.
-            client: who sent the request; clients take turns.
+            patient: wait for other constraints for as long as it takes.
             depth: calls of the constraint's rules that may be open inside each other; None for
                 the usual number.
 
@@ -239,8 +211,7 @@ class StructuredOutput:
                 )
             constraint = constraint_of(params.structured_outputs, self.settings.forbids_whitespace)
             constraint = replace(constraint, depth=depth)
-            compiler = self._ready_compiler()
-            return compiler.submit(constraint, client)
+            return self._pool().submit(constraint, patient)
         except ConstraintError as error:
             raise _refusal(error) from error
         except BusyError as error:
@@ -272,6 +243,13 @@ class StructuredOutput:
         except ConstraintError as error:
             raise _refusal(error) from error
         return automaton
+
+
+def _vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Vocabulary:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ConstraintError("they need a tokenizer with a tokenizer.json")
+    return Vocabulary.read(backend.to_str(), size, ends)
 
 
 def _refusal(error: ConstraintError) -> VLLMValidationError:

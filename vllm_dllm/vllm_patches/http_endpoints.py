@@ -72,7 +72,6 @@ def apply(front_end: FrontEnd) -> None:
         # A constraint behind reasoning is refused, and none must be added to such requests.
         if not front_end.structured.settings.begins_with_reasoning:
             tool_calls.follow_parameters()
-        front_end.structured.warm()
 
 
 def _wrap_endpoint(endpoint: Endpoint, request_class: type[Any], front_end: FrontEnd) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from vllm_dllm.vllm_patches.wrapping import wrap
@@ -14,12 +13,10 @@ _CONNECTOR = "vllm.multimodal.media.connector"
 
 
 def apply() -> None:
-    """Complete the answers of a server of ours, and call an unreachable image the client's fault.
+    """Call an unreachable image the client's fault.
 
     Called once the process has imported vLLM's server.
     """
-    errors = import_module("vllm.entrypoints.serve.exception_handling.register")
-    wrap(errors, "vllm_error_handler", _say_when_to_retry)
     connector = sys.modules.get(_CONNECTOR)
     if connector is not None:
         wrap(connector.MediaConnector, "load_from_url_async", _blame_the_url)
@@ -39,20 +36,6 @@ def with_flags(answer: Any, tool_parser: str | None) -> Any:
         error.message = f"{message}; serve this model with {flags}"
         error.param = error.param or "tools"
     return answer
-
-
-def _say_when_to_retry(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a header for clients whose constraint was not compiled because of others."""
-    from vllm_dllm.frontend.structured_output import RETRY_SECONDS, ConstraintsBusyError
-
-    # vLLM's server calls a coroutine function on the event loop, and any other in a thread.
-    async def vllm_error_handler(request: Any, error: Exception) -> Any:
-        response = await original(request, error)
-        if isinstance(error, ConstraintsBusyError):
-            response.headers["Retry-After"] = str(RETRY_SECONDS)
-        return response
-
-    return vllm_error_handler
 
 
 def _blame_the_url(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,7 +41,13 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
 
         sampling_parameters.note_that_our_model_is_served()
         family = families()[vllm_config.model_config.architecture]
-        front_end = FrontEnd(vllm_config, self.get_tokenizer, functools.partial(_complete, self))
+        front_end = FrontEnd(
+            vllm_config,
+            self.get_tokenizer,
+            functools.partial(_complete, self),
+            # vLLM closes these when the engine is shut down or deleted.
+            self.renderer._resources.callback,
+        )
         front_end.tool_parser = family.tool_parser
         setattr(self, FRONT_END, front_end)
         _wrap_client()

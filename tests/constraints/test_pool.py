@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +21,13 @@ from tests.constraints.pools import (
     compile_in,
     cpu_seconds,
     fork_of,
+    process_of,
     slow,
     wait_until_gone,
 )
 from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
 from vllm_dllm.constraints.limits import BusyError, CompileLimits, ConstraintError
-from vllm_dllm.constraints.service.pool import CompilerPool
+from vllm_dllm.constraints.pool import CompilerPool
 
 
 def test_the_same_automaton_as_in_this_process(compiler: CompilerPool) -> None:
@@ -117,25 +123,25 @@ def test_ten_megabytes_are_refused_at_once(compiler: CompilerPool) -> None:
 
 def test_a_slow_constraint_holds_no_other_up(compiler: CompilerPool) -> None:
     """With two processes. And it is compiled once, however often it is sent."""
-    slow = Constraint.of("regex", "(a|b)*a(a|b){24}c")
-    future = compiler.submit(slow)
+    constraint = slow()
+    future = compiler.submit(constraint)
+    assert compiler.submit(constraint) is future
     compile_in(compiler, Constraint.of("regex", "abc+"))
     assert not future.done()
     used = cpu_seconds(compiler)
     message = r"more than 1\.5 seconds of CPU time to compile; make it smaller"
     with pytest.raises(ConstraintError, match=message):
         future.result()
-    assert 1.4 < cpu_seconds(compiler) - used < 1.9
-    again = compiler.submit(slow)
+    assert 1.0 < cpu_seconds(compiler) - used < 1.9
+    again = compiler.submit(constraint)
     assert again.done()
     with pytest.raises(ConstraintError, match=message):
         again.result()
 
 
 def test_memory_is_bounded() -> None:
-    compiler = CompilerPool(
-        pieces(), CompileLimits(memory_bytes=64 << 20, cpu_seconds=30), processes=1
-    )
+    limits = CompileLimits(memory_bytes=64 << 20, cpu_seconds=30)
+    compiler = CompilerPool(pieces, limits, processes=1)
     try:
         with pytest.raises(ConstraintError, match="more than 64 MiB"):
             compile_in(compiler, Constraint.of("regex", "(a|b)*a(a|b){22}"))
@@ -144,18 +150,123 @@ def test_memory_is_bounded() -> None:
         compiler.close()
 
 
-def test_closing_leaves_nothing_behind() -> None:
-    compiler = CompilerPool(pieces(), CompileLimits(cpu_seconds=60), processes=1)
+def test_the_cache_has_a_size(monkeypatch: pytest.MonkeyPatch, compiler: CompilerPool) -> None:
+    """What was not sent for longest is compiled anew."""
     compile_in(compiler, NAME)
-    (process,) = compiler._processes
-    pending = [compiler.submit(slow(n)) for n in range(2)]
-    worker = fork_of(process)
+    monkeypatch.setattr("vllm_dllm.constraints.pool.CACHE_BYTES", 0)
+    other = Constraint.of("regex", "xy+")
+    compile_in(compiler, other)
+    assert compiler.submit(other).done()
+    assert not compiler.submit(NAME).done()
+    assert compile_in(compiler, NAME)
+
+
+def test_only_the_patient_wait_for_long(one: CompilerPool) -> None:
+    """What is compiled never waits; what is not compiled in time gets no verdict."""
+    compile_in(one, NAME)
+    held = one.submit(slow())
+    hurried = one.submit(Constraint.of("regex", "x"), patient=False)
+    patient = one.submit(Constraint.of("regex", "y"))
+    joined = one.submit(Constraint.of("regex", "z"), patient=False)
+    assert one.submit(Constraint.of("regex", "z")) is joined, "whoever joins may be patient"
+    assert one.submit(NAME, patient=False).done()
+    time.sleep(one.limits.wait_seconds)
+    for _ in range(2):
+        os.kill(fork_of(process_of(one)), signal.SIGKILL)
+        time.sleep(0.1)
+    with pytest.raises(BusyError, match="was killed"):
+        held.result(timeout=20)
+    with pytest.raises(BusyError, match=r"waited for 0\.5 seconds .*: busy, try again"):
+        hurried.result(timeout=20)
+    assert patient.result(timeout=20)
+    assert joined.result(timeout=20)
+    assert one.submit(Constraint.of("regex", "x"), patient=False).result(timeout=20)
+
+
+@pytest.mark.parametrize("victim", ["fork", "process"])
+def test_a_constraint_whose_process_is_killed_is_not_too_slow(
+    compiler: CompilerPool, victim: str
+) -> None:
+    """It is compiled once more; a pool without processes recovers."""
+    compile_in(compiler, NAME)
+    future = compiler.submit(slow(1 if victim == "fork" else 2))
+    for process in compiler._processes:
+        if process._process is not None:
+            children = Path(f"/proc/{process._process.pid}/task/{process._process.pid}/children")
+            forks = [int(pid) for pid in children.read_text().split()]
+            for pid in forks if victim == "fork" else [process._process.pid]:
+                os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ConstraintError, match="CPU time"):
+        future.result(timeout=60)
+    assert compile_in(compiler, Constraint.of("regex", f"abc {victim}"))
+
+
+def test_a_process_that_does_not_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = CompilerPool(pieces, processes=1)
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr("sys.executable", "/bin/false")
+            with pytest.raises(BusyError, match="try again"):
+                compile_in(compiler, NAME)
+        assert compile_in(compiler, NAME)
+    finally:
+        compiler.close()
+
+
+def test_a_vocabulary_that_cannot_be_read_refuses_every_constraint() -> None:
+    def read() -> Any:
+        raise ConstraintError("an unknown decoder")
+
+    compiler = CompilerPool(read, processes=1)
+    for pattern in ("a", "b"):
+        with pytest.raises(ConstraintError, match="an unknown decoder"):
+            compile_in(compiler, Constraint.of("regex", pattern))
     compiler.close()
-    assert process.process.poll() is not None
-    assert wait_until_gone(worker)
+
+
+def test_closing_leaves_nothing_behind() -> None:
+    threads = set(threading.enumerate())
+    compiler = CompilerPool(pieces, CompileLimits(cpu_seconds=60), processes=1)
+    compile_in(compiler, NAME)
+    pending = [compiler.submit(slow(n)) for n in range(2)]
+    process = process_of(compiler)
+    fork = fork_of(process)
+    compiler.close()
+    assert not Path(f"/proc/{process}").exists()
+    assert wait_until_gone(fork)
     for future in pending:
-        with pytest.raises(BusyError, match="closing"):
+        with pytest.raises(BusyError, match="the engine has ended"):
             future.result(timeout=1)
-    with pytest.raises(BusyError, match="closing"):
-        compile_in(compiler, Constraint.of("regex", "x"))
-    assert not [t for t in threading.enumerate() if t in compiler._threads]
+    with pytest.raises(BusyError, match="the engine has ended"):
+        compiler.submit(NAME)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+RECORD = record(
+    name={"type": "string", "maxLength": 12},
+    age={"type": "integer", "minimum": 0, "maximum": 130},
+    tags={"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+)
+# Of 10 to 400 ms of CPU time.
+ORDINARY = [
+    Constraint.of("json_schema", {"type": "array", "items": RECORD, "maxItems": most})
+    for most in (1, 4, 8, 16, 24, 32)
+]
+
+
+def test_six_busy_processes_change_no_verdict() -> None:
+    """In the session of whoever asks, as a server's engine is: Linux divides time by session."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    compiler = CompilerPool(pieces)
+    try:
+        for constraint in ORDINARY:
+            assert compile_in(compiler, constraint).minimum > 1
+        with pytest.raises(ConstraintError, match="CPU time"):
+            compile_in(compiler, slow())
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        compiler.close()

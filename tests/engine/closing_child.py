@@ -1,0 +1,83 @@
+"""Test helper: closes engines that have compiled constraints, and prints what is left of them.
+
+As one object of JSON on the last line: for each engine the answers to more constraints than are
+compiled at a time, and the commands of the children of this process before and after it has closed
+the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from tests.support.checkpoints import TINY_LLADA2
+from vllm_dllm.constraints.limits import CompileLimits
+from vllm_dllm.constraints.pool import CompilerPool
+from vllm_dllm.frontend import structured_output
+
+OPTIONS: dict[str, Any] = {
+    "model": str(TINY_LLADA2),
+    "enforce_eager": True,
+    "max_model_len": 256,
+    "kv_cache_memory_bytes": 1 << 26,
+}
+PATTERNS = [f"{letter}{{3}}" for letter in "abcdefgh"]
+
+
+def children() -> list[str]:
+    """The command lines of the processes that this process has started and that still run."""
+    found: list[str] = []
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "))
+    # Those that have ended and are not waited for yet have none.
+    return list(filter(None, found))
+
+
+def params(pattern: str) -> SamplingParams:
+    structured = StructuredOutputsParams(regex=pattern)
+    return SamplingParams(temperature=0, max_tokens=30, structured_outputs=structured)
+
+
+async def serve_and_shut_down() -> dict[str, Any]:
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**OPTIONS))
+
+    async def ask(pattern: str) -> str:
+        outputs = [it async for it in llm.generate("copy ab", params(pattern), pattern)]
+        return outputs[-1].outputs[0].text
+
+    answers = await asyncio.gather(*map(ask, PATTERNS))
+    before = children()
+    llm.shutdown()
+    return {"answers": answers, "before": before, "after": children()}
+
+
+def generate_and_delete() -> dict[str, Any]:
+    llm = LLM(**OPTIONS)
+    outputs = llm.generate(["copy ab"] * len(PATTERNS), list(map(params, PATTERNS)))
+    answers = [output.outputs[0].text for output in outputs]
+    before = children()
+    del llm
+    gc.collect()
+    return {"answers": answers, "before": before, "after": children()}
+
+
+if __name__ == "__main__":
+    # Whoever is not patient would give up before anything is compiled.
+    structured_output.CompilerPool = functools.partial(  # type: ignore[assignment,misc]
+        CompilerPool, limits=CompileLimits(wait_seconds=0.0)
+    )
+    found = {"AsyncLLM": asyncio.run(serve_and_shut_down()), "LLM": generate_and_delete()}
+    print(json.dumps(found), flush=True)

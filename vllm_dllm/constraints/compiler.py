@@ -1,0 +1,115 @@
+"""The process that compiles constraints: ``python -m vllm_dllm.constraints.compiler DESCRIPTOR``.
+
+It reads the vocabulary and then one constraint after the other from the connection whose file
+descriptor it is given, and answers each (see `pool`). Each constraint is compiled in a fork of this
+process, whose memory and CPU time the kernel limits: no library that a hostile constraint keeps
+busy can be interrupted, but any process can be killed. A verdict does not depend on how busy the
+machine is, because CPU time counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.grammar.ebnf import load_notation
+from vllm_dllm.constraints.grammar.regex import load_unicode_tables
+from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
+from vllm_dllm.constraints.pool import COMPILED, REFUSED
+
+# Signals by which somebody else ends a fork; any other one is caused by the constraint itself.
+SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Compilations yield to the engine where the CPU is busy.
+NICENESS = 5
+
+
+def main() -> None:
+    """Answer constraints until the connection is closed."""
+    connection = Connection(int(sys.argv[1]))
+    # If the machine runs out of memory, this is the first process that the kernel should kill.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    os.nice(NICENESS)
+    vocabulary, limits = connection.recv()
+    load_unicode_tables()
+    load_notation()
+    # What libraries print about a client's constraint is not for the server's log.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            constraint = connection.recv()
+            fork = os.fork()
+            if fork == 0:
+                _run_in_fork(connection, constraint, vocabulary, limits)
+            _, status = os.waitpid(fork, 0)
+            if status != 0:
+                connection.send_bytes(REFUSED + _cause_of_death(status, limits).encode())
+
+
+def _run_in_fork(
+    connection: Connection, constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
+) -> NoReturn:
+    """Compile, send the answer and exit; control never returns to the caller's code."""
+    status = 1
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[0])
+        most = pages * resource.getpagesize() + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        # The kernel kills this fork when it has used that much CPU time in all its threads.
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+        answer = compile_packed(constraint, vocabulary, limits)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send_bytes(answer)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def compile_packed(constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+    """The answer to a constraint, compiled in this process."""
+    try:
+        return COMPILED + compile_constraint(constraint, vocabulary, limits).packed
+    except ConstraintError as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "the constraint nests too deeply"
+    except MemoryError:
+        reason = _too_costly(_memory(limits))
+    except BaseException as error:
+        # A schema that breaks a library in an unforeseen way is refused and does nothing worse.
+        # (A panic of a library written in Rust is not an `Exception`.)
+        reason = f"the constraint cannot be read ({type(error).__name__})"
+    return REFUSED + reason.encode(errors="replace")
+
+
+def _cause_of_death(status: int, limits: CompileLimits) -> str:
+    """Why a fork ended without an answer, if its constraint is the cause.
+
+    Ends this process where it is not: then there is no verdict on the constraint.
+    """
+    if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in SIGNALS_FROM_OUTSIDE:
+        raise SystemExit(1)
+    if os.WTERMSIG(status) == signal.SIGPROF:
+        return _too_costly(f"{limits.cpu_seconds:g} seconds of CPU time")
+    # Libraries written in C abort where Python would raise `MemoryError`.
+    return _too_costly(_memory(limits))
+
+
+def _memory(limits: CompileLimits) -> str:
+    return f"{limits.memory_bytes >> 20} MiB"
+
+
+def _too_costly(limit: str) -> str:
+    return f"the constraint takes more than {limit} to compile; make it smaller"
+
+
+if __name__ == "__main__":
+    main()

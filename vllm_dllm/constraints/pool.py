@@ -1,0 +1,241 @@
+"""A pool of processes that compile constraints, each constraint only once.
+
+Constraints wait in one queue for one of a few processes (`compiler`). The verdict on a constraint,
+an automaton or a refusal, is cached, and whoever sends the same constraint again gets it at once. A
+`BusyError` is not a verdict and is not cached: the constraint has waited too long, or somebody
+killed the process. Nothing here runs on an engine's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from queue import SimpleQueue
+
+from vllm_dllm.constraints.automaton.compilation import Constraint
+from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
+from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
+from vllm_dllm.constraints.limits import BusyError, CompileLimits, ConstraintError
+
+logger = logging.getLogger("vllm.dllm")
+
+COMPILER = "vllm_dllm.constraints.compiler"
+# An automaton takes from a hundred kilobytes to some megabytes, a refusal at most a kilobyte.
+CACHE_BYTES, REFUSAL_BYTES = 256 << 20, 1 << 10
+# A process that dies is replaced, and its constraint is compiled once more.
+ATTEMPTS = 2
+# How an answer of a process begins.
+COMPILED = b"+"  # the packed automaton follows
+REFUSED = b"-"  # the reason follows
+CLOSED = "constraints are not compiled any more: the engine has ended"
+
+Outcome = CompiledConstraint | ConstraintError | BusyError
+
+
+@dataclass(eq=False)
+class _Job:
+    """A constraint that waits or is being compiled.
+
+    Attributes:
+        key: what its verdict is cached under.
+        constraint: what to compile.
+        until: when whoever waits for it stops waiting, on the clock of `time.monotonic`.
+        future: receives the automaton, or the error.
+    """
+
+    key: bytes
+    constraint: Constraint
+    until: float
+    future: Future[CompiledConstraint] = field(default_factory=Future)
+
+
+class CompilerPool:
+    """Compiles constraints for one vocabulary. Thread-safe.
+
+    Its processes start with the first constraint. They end with `close`, or when this process does.
+    """
+
+    def __init__(
+        self,
+        read_vocabulary: Callable[[], Vocabulary],
+        limits: CompileLimits | None = None,
+        processes: int = 2,
+    ) -> None:
+        """Prepare a pool; nothing is started yet.
+
+        Args:
+            read_vocabulary: called before a process starts, in a thread of the pool. If it raises
+                a `ConstraintError`, no constraint is served.
+            limits: of each constraint.
+            processes: number of constraints that are compiled at a time.
+        """
+        self.limits = limits or CompileLimits()
+        self._processes = [_Process(read_vocabulary, self.limits) for _ in range(processes)]
+        # Guards everything below. Reentrant, because the garbage collector may call `close`.
+        self._lock = threading.RLock()
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: dict[bytes, _Job] = {}
+        self._verdicts: OrderedDict[bytes, Future[CompiledConstraint]] = OrderedDict()
+        self._verdict_bytes = 0
+        self._started = self._closed = False
+
+    def submit(self, constraint: Constraint, patient: bool = True) -> Future[CompiledConstraint]:
+        """A future of the automaton; it is done at once where the verdict is cached.
+
+        The future raises `ConstraintError` if the constraint cannot be served, and `BusyError` if
+        there is no verdict for a reason that may pass.
+
+        Args:
+            constraint: what to compile.
+            patient: wait for as long as it takes, not only for ``limits.wait_seconds``.
+
+        Raises:
+            BusyError: the pool is closed.
+        """
+        key = hashlib.sha256(json.dumps(asdict(constraint)).encode()).digest()
+        until = math.inf if patient else time.monotonic() + self.limits.wait_seconds
+        with self._lock:
+            if self._closed:
+                raise BusyError(CLOSED)
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+                return self._verdicts[key]
+            job = self._jobs.get(key)
+            if job is None:
+                job = self._jobs[key] = _Job(key, constraint, until)
+                self._queue.put(job)
+                self._start_threads()
+            job.until = max(job.until, until)
+            return job.future
+
+    def close(self) -> None:
+        """Kill the processes. Constraints that are not compiled yet get a `BusyError`."""
+        with self._lock:
+            self._closed = True
+        for process in self._processes:
+            process.close()
+            self._queue.put(None)
+
+    def _start_threads(self) -> None:
+        if not self._started:
+            self._started = True
+            for process in self._processes:
+                threading.Thread(target=self._serve, args=(process,), daemon=True).start()
+
+    def _serve(self, process: _Process) -> None:
+        """Compile one constraint after the other, until the pool is closed."""
+        while (job := self._queue.get()) is not None:
+            outcome: Outcome
+            try:
+                if time.monotonic() > job.until:
+                    waited = f"it has waited for {self.limits.wait_seconds:g} seconds"
+                    raise BusyError(f"{waited} while others were compiled: busy, try again")
+                outcome = process.compile(job.constraint)
+            except (ConstraintError, BusyError) as error:
+                outcome = error
+            except Exception as error:  # whatever the error is, nobody may wait for ever
+                logger.exception("A constraint was not compiled.")
+                outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
+            self._settle(job, outcome)
+
+    def _settle(self, job: _Job, outcome: Outcome) -> None:
+        """Cache a verdict, and resolve everybody who waits for it."""
+        if isinstance(outcome, CompiledConstraint) and outcome.facts.ignored:
+            logger.info("%s", outcome.facts.remark())
+        with self._lock:
+            if isinstance(outcome, CompiledConstraint):
+                job.future.set_result(outcome)
+            else:
+                job.future.set_exception(outcome)
+            del self._jobs[job.key]
+            if not isinstance(outcome, BusyError):
+                self._verdicts[job.key] = job.future
+                self._verdict_bytes += _size(job.future)
+            while self._verdict_bytes > CACHE_BYTES and len(self._verdicts) > 1:
+                self._verdict_bytes -= _size(self._verdicts.popitem(last=False)[1])
+
+
+def _size(verdict: Future[CompiledConstraint]) -> int:
+    return REFUSAL_BYTES if verdict.exception() else len(verdict.result().packed)
+
+
+class _Process:
+    """A process that compiles one constraint at a time. It is started when there is one.
+
+    It has a session of its own: Linux divides CPU time between sessions first, so it gets its share
+    beside a busy engine, and signals that a terminal sends to the engine do not reach it.
+    """
+
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: CompileLimits) -> None:
+        self._read_vocabulary, self._limits = read_vocabulary, limits
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """The automaton of a constraint.
+
+        Raises:
+            ConstraintError: the constraint cannot be served.
+            BusyError: somebody killed the process, and the next one, too; or it is closed.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                connection = self._connection or self._start()
+                connection.send(constraint)
+                answer = connection.recv_bytes()
+            except (EOFError, OSError) as error:
+                self._kill()
+                if not self._closed:
+                    logger.warning("A process that compiles constraints has ended: %r", error)
+                continue
+            if answer[:1] == REFUSED:
+                raise ConstraintError(answer[1:].decode())
+            return CompiledConstraint(answer[1:])
+        raise BusyError("the process that compiled it was killed: busy, try again")
+
+    def close(self) -> None:
+        """Kill it; it is not started again. A call of `compile` that waits raises `BusyError`."""
+        self._closed = True
+        self._kill()
+
+    def _start(self) -> Connection:
+        vocabulary = self._read_vocabulary()
+        ours, theirs = Pipe()
+        with self._lock, theirs:
+            if self._closed:
+                raise BusyError(CLOSED)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", COMPILER, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+            self._connection = ours
+        ours.send((vocabulary, self._limits))
+        return ours
+
+    def _kill(self) -> None:
+        with self._lock:
+            process, self._process, self._connection = self._process, None, None
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

@@ -1,1 +1,0 @@
-"""Constraints are compiled in separate processes, and clients take turns."""
