@@ -55,9 +55,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },
     "vllm_dllm.startup.readable": {"pydantic", "vllm_dllm.settings"},
-    "vllm_dllm.startup.diagnosis": {
-        "vllm", "vllm_dllm.families.served", "vllm_dllm.vllm_patches.registration",
-    },
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
         "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",
@@ -90,11 +87,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "starlette", "vllm", "vllm_dllm.frontend.live_traces", "vllm_dllm.startup.live_page",
         "vllm_dllm.tracing.trace", "vllm_dllm.viewer",
     },
-    # Nothing that takes seconds to import, but for the process that imports vLLM on their behalf.
-    "vllm_dllm.commands": {"vllm_dllm", "vllm_dllm.vllm_patches.versions"},
-    "vllm_dllm.commands.child": {
-        "vllm", "vllm_dllm.cpu", "vllm_dllm.families.registry", "vllm_dllm.plugin",
-        "vllm_dllm.startup.diagnosis", "vllm_dllm.startup.readable",
+    # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
+    "vllm_dllm.commands": {
+        "vllm", "vllm_dllm", "vllm_dllm.cpu.bridge", "vllm_dllm.families.registry",
+        "vllm_dllm.families.served", "vllm_dllm.plugin", "vllm_dllm.startup.readable",
+        "vllm_dllm.vllm_patches.registration", "vllm_dllm.vllm_patches.versions",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
+import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config
@@ -25,7 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_options(
         commands.add_parser("demo", help="serve a tiny model, ask it four questions, and stop")
     )
-    _add_show_config(commands)
+    commands.add_parser(
+        "show-config",
+        help="print how a model would be decoded, and where each value comes from",
+        usage="vllm-dllm show-config MODEL [all flags of vllm serve]",
+    )
     watch.add_options(
         commands.add_parser("watch", help="show in the terminal how an answer is denoised")
     )
@@ -36,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
     asked = sys.argv[1:] if argv is None else argv
+    if "show-config" in asked[:1]:
+        return show_config.run(asked[1:])  # vLLM's own parser reads them
     if "selftest" in asked[:1]:
         # Not imported for the other commands, which need not wait for torch.
         from vllm_dllm.selftest import command
@@ -52,32 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return trace.run(args)
     if args.command == "demo":
         return demo.run(args)
-    if args.command == "selftest":
-        return check.run() or command.run(args)
-    options = ("additional_config", "diffusion_config")
-    return show_config.run(args.model, {name: getattr(args, name) for name in options})
-
-
-def _add_show_config(commands: Any) -> None:
-    show = commands.add_parser(
-        "show-config", help="print how a model would be decoded, and where each value comes from"
-    )
-    show.add_argument("model")
-    for option, default in (("--additional-config", {}), ("--diffusion-config", None)):
-        show.add_argument(
-            option, type=_json_object, default=default, metavar="JSON", help="as for `vllm serve`"
-        )
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """The object that a JSON text describes; `argparse` reports what is none."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"a JSON object is needed, got {text}")
-    return found
+    # In a process of its own, because it changes the environment that servers would inherit.
+    checked = subprocess.run([sys.executable, "-m", "vllm_dllm.cli", "check"], check=False)
+    return checked.returncode or command.run(args)
 
 
 if __name__ == "__main__":

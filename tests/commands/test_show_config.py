@@ -1,30 +1,36 @@
-"""``vllm-dllm show-config``: each value with its source, refusals, answers that are kept."""
+"""``vllm-dllm show-config``: each value with its source, all flags of ``vllm serve``, refusals."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.plugins import load_general_plugins
 
 from examples.tiny.make_twin import make_twin
-from tests.commands.running import command, seconds_of_children
+from tests.commands.running import command
 from tests.support.checkpoints import TINY
+from vllm_dllm.commands import show_config
 
-SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.engine
 
 
-def show_config(
-    model: str | Path, settings: dict[str, Any], *more: str, **env: str
-) -> subprocess.CompletedProcess[str]:
+def shown(model: str | Path, *flags: str, **settings: Any) -> dict[str, tuple[str, str]]:
+    """The value and the source of each setting, by name; `settings` are the server's."""
+    load_general_plugins()
     section = json.dumps({"dllm": settings})
+    arguments = [str(TINY / model), "--enforce-eager", "--additional-config", section, *flags]
+    return {name: (value, source) for name, value, source in show_config.explain(arguments)}
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("show-config", str(TINY / model), "--additional-config", section, *more),
+        command("show-config", *arguments),
         env=os.environ | env,
         capture_output=True,
         text=True,
@@ -32,92 +38,79 @@ def show_config(
     )
 
 
-@pytest.mark.engine
-@pytest.mark.slow
 def test_show_config() -> None:
-    done = show_config("tiny-llada2", {"algorithm": "JointThreshold-Q", "threshold": 0.6})
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["algorithm", "JointThreshold", "server"] in lines
-    assert ["threshold", "0.6", "server"] in lines
-    assert ["edit_threshold", "0.5", "server"] in lines
-    assert ["penalty_lambda", "0", "default"] in lines
-    assert ["execution", "fdfo", "default"] in lines
-    assert ["canvas_length", "32", "checkpoint"] in lines
-    done = show_config("tiny-diffusiongemma", {"execution": "sync"})
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["entropy_bound", "0.1", "checkpoint"] in lines
-    assert ["max_steps", "32", "checkpoint"] in lines
-    assert ["execution", "sync", "server"] in lines
-    assert ["canvas_length", "32", "checkpoint"] in lines
+    lines = shown("tiny-llada2", algorithm="JointThreshold-Q", threshold=0.6)
+    assert lines["algorithm"] == ("JointThreshold", "server")
+    assert lines["threshold"] == ("0.6", "server")
+    assert lines["edit_threshold"] == ("0.5", "server")
+    assert lines["penalty_lambda"] == ("0", "default")
+    assert lines["execution"] == ("fdfo", "default")
+    assert lines["canvas_length"] == ("32", "checkpoint")
+    lines = shown("tiny-diffusiongemma", execution="sync")
+    assert lines["entropy_bound"] == ("0.1", "checkpoint")
+    assert lines["max_steps"] == ("32", "checkpoint")
+    assert lines["execution"] == ("sync", "server")
+    assert lines["canvas_length"] == ("32", "checkpoint")
 
 
-@pytest.mark.engine
 def test_a_diffusion_config_may_leave_the_canvas_length_to_the_checkpoint() -> None:
-    own = ("--diffusion-config", '{"max_denoising_steps": 5}')
-    lines = [
-        line.split() for line in show_config("tiny-diffusiongemma", {}, *own).stdout.splitlines()
-    ]
-    assert ["max_steps", "5", "server"] in lines
-    assert ["canvas_length", "32", "checkpoint"] in lines
+    lines = shown("tiny-diffusiongemma", "--diffusion-config", '{"max_denoising_steps": 5}')
+    assert lines["max_steps"] == ("5", "server")
+    assert lines["canvas_length"] == ("32", "checkpoint")
 
 
-@pytest.mark.engine
-def test_show_config_of_a_checkpoint_that_leaves_things_open(tmp_path: Path) -> None:
+def test_a_checkpoint_that_leaves_things_open(tmp_path: Path) -> None:
     """The canvas length is the model's default, until ``--diffusion-config`` names one."""
     model = make_twin(tmp_path / "twin")
-    lines = [line.split() for line in show_config(model, {}).stdout.splitlines()]
-    assert ["canvas_length", "32", "default"] in lines
+    assert shown(model)["canvas_length"] == ("32", "default")
     own = ("--diffusion-config", '{"canvas_length": 16, "max_denoising_steps": 9}')
-    done = show_config(model, {"execution": "fdfo"}, *own)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert ["canvas_length", "16", "server"] in lines
-    assert ["max_steps", "9", "server"] in lines
-    assert ["execution", "fdfo", "server"] in lines
+    lines = shown(model, *own, execution="fdfo")
+    assert lines["canvas_length"] == ("16", "server")
+    assert lines["max_steps"] == ("9", "server")
+    assert lines["execution"] == ("fdfo", "server")
 
 
-@pytest.mark.engine
-def test_an_algorithm_by_its_path_has_settings() -> None:
-    """They are unknown until the path is imported, which must come first."""
+def test_a_whole_command_line_can_be_pasted(tmp_path: Path) -> None:
+    """Flags of the server, nested keys, underscores, and ``--config``, whose flags count less."""
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "port: 9000\nmax-model-len: 512\ndiffusion-config:\n  max_denoising_steps: 7\n"
+        "additional-config:\n  dllm:\n    execution: sync\n"
+    )
+    lines = show_config.explain(
+        [
+            *(str(TINY / "tiny-sdar"), "--config", str(file), "--host", "127.0.0.1"),
+            *("--diffusion_config.canvas_length", "8", "--served-model-name", "m", "other"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "-tp", "1"),
+            *("--async-scheduling", "--api-key", "secret", "--port", "9001"),
+        ]
+    )
+    lines = {name: (value, source) for name, value, source in lines}
+    assert lines["canvas_length"] == ("8", "server")
+    assert lines["execution"] == ("sync", "server")
+
+
+def test_the_command() -> None:
+    """An algorithm that is named by its path; its settings are unknown until it is imported."""
     package = ROOT / "tests" / "packages" / "half_at_a_time"
-    settings = {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
-    done = show_config("tiny-llada2", settings, PYTHONPATH=path)
+    settings = '{"dllm": {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}}'
+    done = run(str(TINY / "tiny-llada2"), "--additional-config", settings, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["algorithm", "HalfAtATime", "server"] in lines
     assert ["share", "0.25", "server"] in lines
 
 
-@pytest.mark.engine
-def test_show_config_refuses() -> None:
+def test_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """In one line, without what pydantic writes around it."""
-    done = show_config("tiny-llada2", {"treshold": 0.6})
-    assert done.returncode == 1
-    assert done.stderr.startswith("refused: unknown dllm setting 'treshold'; did you mean")
-    assert len(done.stderr.splitlines()) == 1
-    done = show_config("no-such-model", {})
-    assert done.returncode == 1
-    assert "no-such-model" in done.stderr
-    done = show_config("tiny-llada2", {}, "--additional-config", "[1]")
-    assert done.returncode == 2
-    assert "a JSON object is needed, got [1]" in done.stderr
-
-
-@pytest.mark.engine
-def test_show_config_reads_a_checkpoint_that_changed(tmp_path: Path) -> None:
-    """Its answer is kept, until a file of the checkpoint changes."""
-    model = make_twin(tmp_path / "twin")
-    assert ["canvas_length", "32", "default"] in lines_of(show_config(model, {}))
-    begin = seconds_of_children()
-    assert ["canvas_length", "32", "default"] in lines_of(show_config(model, {}))
-    assert seconds_of_children() - begin < 2
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"block_length": 16}))
-    assert ["canvas_length", "16", "checkpoint"] in lines_of(show_config(model, {}))
-
-
-def lines_of(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
-    assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines()]
+    monkeypatch.setattr(show_config.installation, "load", lambda level: load_general_plugins())
+    llada2 = str(TINY / "tiny-llada2")
+    assert show_config.run([llada2, "--additional-config", '{"dllm": {"treshold": 0.6}}']) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("refused: unknown dllm setting 'treshold'; did you mean")
+    assert show_config.run([str(TINY / "no-such-model")]) == 1
+    assert "no-such-model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        show_config.run([llada2, "--additional-konfig", "{}"])
+    assert "unrecognized arguments: --additional-konfig" in capsys.readouterr().err

@@ -42,6 +42,8 @@ def fault(words: list[str]) -> str | None:
     program, *rest = words
     if program == "python":
         return script_fault(rest)
+    if rest[:1] == ["show-config"]:
+        return vllm_fault(["serve", *rest[1:]])
     if program == "vllm-dllm":
         return help_fault(rest, lambda: importlib.import_module("vllm_dllm.cli").main())
     if program == "vllm":

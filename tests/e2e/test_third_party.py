@@ -1,4 +1,4 @@
-"""Somebody else's algorithm, installed with pip, over HTTP."""
+"""Packages of others beside this one, over HTTP: an algorithm, and a plugin for LLaDA2."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.support.packages import pip_install
+from tests.support.plugins import OTHER_DLLM, distribution
 from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
@@ -49,6 +50,14 @@ def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
         response = server.post("/v1/chat/completions", **QUESTION, vllm_xargs=wrong)
         assert response.status_code == 400
         assert "diffusion_share must be above 0 and at most 1" in response.text
+
+
+def test_a_plugin_with_the_name_dllm(tmp_path: Path) -> None:
+    """Both are loaded, and our class serves the model."""
+    path = distribution(tmp_path / "installed", "dllm-plugin", "dllm", OTHER_DLLM)
+    with Server(TINY, log=tmp_path / "log", env={"PYTHONPATH": path}) as server:
+        response = server.post("/v1/chat/completions", **QUESTION)
+        assert response.json()["choices"][0]["message"]["content"] == "14 35 61 88"
 
 
 def test_the_docs_show_this_package() -> None:

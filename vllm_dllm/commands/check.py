@@ -6,14 +6,16 @@ import json
 import os
 import platform
 import sys
+import traceback
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from vllm_dllm import __version__
-from vllm_dllm.commands import environment
-from vllm_dllm.commands.asking import Answer, ask
+from vllm_dllm.commands import installation, show_config
 from vllm_dllm.vllm_patches import versions
+
+TINY = Path(__file__).resolve().parents[1] / "selftest" / "checkpoints"
 
 
 def run() -> int:
@@ -25,44 +27,63 @@ def run() -> int:
     print(f"vllm-dllm      {__version__}")
     version = versions.vllm_version() or "not installed"
     print(f"vllm           {version} (supported: {versions.supported_versions()})")
-    problem = environment.known_problem()
-    if problem is None:
-        answer = ask("check", {})
-        for name, value in (answer.content or {"lines": {}})["lines"].items():
+    try:
+        for name, value in found_by_trying().items():
             print(f"{name:13}  {value}")
-        problem = problem_of(answer)
-    if problem is not None:
-        print(f"cannot serve: {problem}", file=sys.stderr)
+    except Exception as error:
+        print(f"cannot serve: {show_config.reason(error)}", file=sys.stderr)
         return 1
     print("ready: vllm serve MODEL")
     return 0
 
 
-def problem_of(answer: Answer) -> str | None:
-    """Why nothing can be served, in a sentence; None if something can be."""
-    if answer.problem:
-        return f"{answer.problem}{_remedy(answer.problem)}"
-    problem: str | None = answer.content["problem"]
-    return problem
+def found_by_trying() -> dict[str, str]:
+    """Go as far as ``vllm serve`` goes before it loads weights, with a tiny model.
 
+    Returns:
+        Names and values for a person to read.
 
-def _remedy(problem: str) -> str:
-    """What to do about a problem that is known by its words; empty for others."""
-    torch = environment.distributions().get("torch", "")
-    foreign = ("torchvision::nms", "torchaudio", "torchcodec")
-    if "+cpu" in torch and any(word in problem for word in foreign):
-        return (
-            f". torch {torch} stands beside torchvision, torchaudio or torchcodec for another "
-            f"build of torch; {environment.CPU_INSTALL}"
+    Raises:
+        Exception: why nothing can be served.
+    """
+    left_out = installation.load("ERROR")
+
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    from vllm_dllm.cpu import bridge
+    from vllm_dllm.families import registry
+
+    if current_platform.is_unspecified():
+        raise installation.NotUsableError("vLLM found no platform (no GPU, and not a CPU build)")
+    if not HAS_TRITON and not current_platform.is_cpu():
+        raise installation.NotUsableError(
+            "Model Runner V2 needs Triton, which vLLM could not use here"
         )
-    return ""
+    import vllm._custom_ops  # noqa: F401
+
+    show_config.explain([str(TINY / "tiny-llada2"), "--enforce-eager"])
+    lines = {
+        "platform": f"{current_platform.device_type} ({current_platform.get_device_name()})",
+        "bridged": ", ".join(bridge.bridged_parts()) or "nothing",
+        "kernels": "torch, triton; attention CUSTOM"
+        if HAS_TRITON
+        else "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)",
+        "architectures": ", ".join(registry.served_architectures()),
+    }
+    if left_out:
+        lines["left out"] = "; ".join(left_out)
+    return lines
 
 
 def facts() -> dict[str, Any]:
     """Everything that a report of a fault needs."""
-    problem = environment.known_problem()
-    answer = None if problem else ask("check", {})
-    lines = answer.content["lines"] if answer is not None and answer.content else {}
+    answers: dict[str, str] = {}
+    problem = log = None
+    try:
+        answers = found_by_trying()
+    except Exception as error:
+        problem, log = show_config.reason(error), traceback.format_exc()
     return {
         "vllm-dllm": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -71,16 +92,16 @@ def facts() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(_memory() / 2**30, 1),
         "gpus": _gpus(),
-        "distributions": environment.distributions(),
-        "variables": environment.variables(),
+        "distributions": installation.distributions(),
+        "variables": installation.variables(),
         "plugins": sorted(
-            f"{point.name} = {point.value}"
-            for group in ("vllm.general_plugins", "vllm_dllm.families", "vllm_dllm.algorithms")
+            f"{point.name} = {point.value} ({installation.distribution_of(point)})"
+            for group in (installation.GROUP, "vllm_dllm.families", "vllm_dllm.algorithms")
             for point in metadata.entry_points(group=group)
         ),
-        "answers": lines,
-        "problem": problem or (problem_of(answer) if answer is not None else None),
-        "log": answer.log if answer is not None and answer.problem else "",
+        "answers": answers,
+        "problem": problem,
+        "log": log or "",
     }
 
 

@@ -3,46 +3,89 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from vllm_dllm.commands.asking import ask
-from vllm_dllm.commands.environment import known_problem
+from vllm_dllm.commands import installation
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
-def run(model: str, options: dict[str, Any]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Print the settings that a server would have.
 
     Args:
-        model: name or path of a model.
-        options: options of vLLM's engine, by name.
+        arguments: the model and all flags, as they follow ``vllm serve``.
 
     Returns:
         The exit status: 1, with the reason on stderr, if the server would refuse them.
+
+    Raises:
+        SystemExit: ``vllm serve`` has no such flag (status 2), or ``--help`` is among them.
     """
-    problem = known_problem()
-    if problem is None:
-        answer = ask("explain", {"model": model, "options": options}, _files(model, options))
-        problem = answer.problem or None
-    if problem is not None:
-        print(f"refused: {problem}", file=sys.stderr)
+    try:
+        installation.load("WARNING")
+        lines = explain(arguments)
+    except Exception as error:
+        print(f"refused: {reason(error)}", file=sys.stderr)
         return 1
-    width = max(len(name) for name, _, _ in answer.content)
-    for name, value, source in answer.content:
+    width = max(len(name) for name, _, _ in lines)
+    for name, value, source in lines:
         print(f"{name:{width}}  {value:<16}  {source}")
     return 0
 
 
-def _files(model: str, options: dict[str, Any]) -> list[str] | None:
-    """The files that the answer depends on, with their times.
+def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The decoding settings that a server would have; plugins have been loaded.
 
-    None for the name of a model on a hub, which may have changed there.
+    Args:
+        arguments: as for `run`.
+
+    Returns:
+        For each setting its name, its value and where the value comes from.
+
+    Raises:
+        ValueError: the model is not ours, or the server would refuse a setting.
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        return None
-    places = sorted(folder.iterdir())
-    section = (options.get("additional_config") or {}).get("dllm")
-    if isinstance(section, dict) and isinstance(section.get("config"), str):
-        places.append(Path(section["config"]))
-    return [f"{place}:{place.stat().st_mtime_ns}" for place in places if place.exists()]
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    from vllm_dllm.families.served import length_source
+    from vllm_dllm.vllm_patches.registration import is_ours
+
+    parsed = parse(arguments)
+    args = AsyncEngineArgs.from_cli_args(parsed)
+    if args.max_num_seqs is None:
+        # Whether this machine's memory suffices for the default number does not matter here.
+        args.max_num_seqs = 1
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if not is_ours(config.model_config):
+        raise ValueError(f"{parsed.model} is not a model of this package")
+    return config.model_config.dllm.explained(length_source(config, args.diffusion_config))
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    """What vLLM's own parser of ``vllm serve`` makes of its arguments, ``--config`` included."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    serve = ServeSubcommand()
+    parser = FlexibleArgumentParser(prog="vllm")
+    serve.subparser_init(parser.add_subparsers(dest="subparser"))
+    parsed = parser.parse_args([serve.name, *arguments])
+    serve.validate(parsed)
+    if parsed.model_tag is not None:
+        parsed.model = parsed.model_tag
+    return parsed
+
+
+def reason(error: Exception) -> str:
+    """A failure in one line; pydantic may be what cannot be imported."""
+    if isinstance(error, installation.NotUsableError):
+        return str(error)
+    try:
+        from vllm_dllm.startup.readable import readable
+    except ImportError:
+        return f"{type(error).__name__}: {error}"
+    return readable(error)

