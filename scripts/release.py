@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/release.py [--dist DIR] [--no-install]
 
-1. Builds the sdist, the wheel from the sdist, and the wheel of ``packaging/vllm-cpu-metadata``.
+1. Builds the sdist, the wheel from the sdist, and the wheels of the distributions beside it.
 2. Checks their metadata and contents.
 3. Makes a fresh environment, installs with the README's own command for a CPU, runs its next
    commands (``check`` and ``demo``), and reads the first answer.
@@ -25,7 +25,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-METADATA = ROOT / "packaging" / "vllm-cpu-metadata"
+# What is built beside this package.
+BESIDE = (ROOT / "packaging" / "vllm-cpu-metadata", ROOT / "packages" / "vllm-cpu-v2")
 WHEEL_LIMIT = 10 << 20  # bytes; more is inconvenient for those who install it on many machines
 IN_THE_WHEEL = (
     *("vllm_dllm/py.typed", "vllm_dllm/selftest/golden/tiny-llada2.json"),
@@ -48,7 +49,7 @@ def build(dist: Path) -> tuple[Path, Path]:
     for old in [*dist.glob("vllm*.whl"), *dist.glob("vllm*.tar.gz")]:
         old.unlink()
     call("-m", "build", "--outdir", dist, ROOT)
-    call("-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", dist, METADATA)
+    call("-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", dist, *BESIDE)
     call("-m", "twine", "check", "--strict", *dist.glob("vllm*.whl"), *dist.glob("vllm*.tar.gz"))
     return one(dist, "vllm_dllm-*.tar.gz"), one(dist, "vllm_dllm-*.whl")
 

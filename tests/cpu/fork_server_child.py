@@ -32,17 +32,16 @@ class Watched:
             "openmp": {k: v for k, v in os.environ.items() if "OMP_" in k},
             "preloaded": os.environ.get("LD_PRELOAD"),
             "SIGTERM": signal.getsignal(signal.SIGTERM) is signal.SIG_IGN,
-            "forked": "vllm_dllm.cpu.imported_before_forking" in sys.modules,
+            "forked": "vllm_cpu_v2.imported_before_forking" in sys.modules,
         }
 
 
 def main(way: str) -> None:
     from vllm import LLM, SamplingParams
-
-    from vllm_dllm.vllm_patches import forked_processes
+    from vllm_cpu_v2 import fork_server
 
     if way == "fresh":
-        forked_processes._can_be_forked = lambda vllm_config: False
+        fork_server.can_be_forked = lambda vllm_config: False
     llm = LLM(
         str(TINY / "tiny-llada2"),
         max_model_len=256,

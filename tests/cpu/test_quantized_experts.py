@@ -12,10 +12,10 @@ from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm_cpu_v2 import quantized_experts
+from vllm_cpu_v2.plain_experts import PlainExperts, fp8_by_token, int8_by_token, nvfp4, unrounded
 
 from examples.quantize.files import compressed, generate_gparam, scheme_named
-from vllm_dllm.cpu import quantized_experts
-from vllm_dllm.cpu.plain_experts import PlainExperts, fp8_by_token, int8_by_token, nvfp4, unrounded
 
 
 def rows(count: int = 7, width: int = 64) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """A steady denoise step neither waits for the device nor loops over requests.
 
 Seen on the real engine: what this package's code calls in one step in which every request denoises.
-The CPU's stand-ins for Triton kernels (`vllm_dllm/cpu`) are left out; a GPU does not run them.
+The CPU's stand-ins for Triton kernels (vllm-cpu-v2) are left out; a GPU does not run them.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm_cpu_v2.plain_experts import PlainExperts, unrounded
 
-from vllm_dllm.cpu.plain_experts import PlainExperts, unrounded
 from vllm_dllm.startup import expert_parallel
 
 # Rows of each call of a layer's experts, by how many there were of them.

@@ -12,12 +12,6 @@ ROOM = PACKAGE / "vllm_patches"
 
 # Where something of vLLM is changed outside of the room, and why there.
 ALLOWED = {
-    "cpu/bridge.py": "gives the Triton placeholder a helper; part of the stand-ins for the CPU",
-    "cpu/collectives.py": "adds two collectives to the CPU communicator, which has none to wrap",
-    "cpu/launch.py": "swaps kernels for stand-ins wherever a module holds them, by identity",
-    "cpu/norms.py": "sets a preference in a configuration, which is an option of vLLM",
-    "cpu/quantized_experts.py": "puts subclasses in the place of vLLM's classes of experts",
-    "cpu/unusable_modules.py": "hides modules of others whose libraries do not load",
 }
 
 

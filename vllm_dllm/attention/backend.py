@@ -21,8 +21,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
+from vllm_dllm.attention.kv_cache_store import store_keys_and_values
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.cpu.kv_cache_store import store_keys_and_values
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.masks import MaskRule
 

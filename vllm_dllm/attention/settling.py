@@ -125,7 +125,7 @@ def confirm_route(vllm_config: VllmConfig, block_causal: bool, length: int, wind
         from vllm.config import get_layers_from_vllm_config
         from vllm.model_executor.layers.attention import Attention
 
-        from vllm_dllm.cpu.reference_window import use_reference_window
+        from vllm_dllm.attention.reference_window import use_reference_window
 
         use_reference_window(get_layers_from_vllm_config(vllm_config, Attention))
     return method == "rules"

@@ -51,7 +51,6 @@ def found_by_trying() -> dict[str, str]:
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 
-    from vllm_dllm.cpu import bridge
     from vllm_dllm.families import registry
 
     if current_platform.is_unspecified():
@@ -65,7 +64,7 @@ def found_by_trying() -> dict[str, str]:
     show_config.explain([str(TINY / "tiny-llada2"), "--enforce-eager"])
     lines = {
         "platform": f"{current_platform.device_type} ({current_platform.get_device_name()})",
-        "bridged": ", ".join(bridge.bridged_parts()) or "nothing",
+        "bridged": _bridged(),
         "kernels": "torch, triton; attention CUSTOM"
         if HAS_TRITON
         else "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)",
@@ -74,6 +73,15 @@ def found_by_trying() -> dict[str, str]:
     if left_out:
         lines["left out"] = "; ".join(left_out)
     return lines
+
+
+def _bridged() -> str:
+    """What vLLM's CPU build lacks here and is given by ``vllm-cpu-v2``, as text."""
+    try:
+        from vllm_cpu_v2.plugin import parts
+    except ImportError:
+        return "nothing (vllm-cpu-v2 is not installed; machines without a GPU need it)"
+    return ", ".join(parts()) or "nothing"
 
 
 def facts() -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
-from vllm_dllm.cpu.norms import prefer_compiled_norms
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.families.served import served_of
@@ -25,12 +25,16 @@ logger = init_logger("vllm.dllm")
 def settle(vllm_config: VllmConfig, family: Family) -> Served:
     """Settle how a model is served, once its canvas length is known, and tell vLLM.
 
-    Sets the scheduler, the norms, the sizes of CUDA graphs, how many draft tokens a step has, and
+    Sets the scheduler, the sizes of CUDA graphs, how many draft tokens a step has, and
     ``model_config.dllm``.
 
     Raises:
         SettingsError: a setting is unknown or out of range, or cannot work here.
     """
+    scheduler = vllm_config.scheduler_config
+    if scheduler.async_scheduling is None and current_platform.is_cpu():
+        # A step in flight hides the host's work, and on the CPU the host does all of it.
+        scheduler.async_scheduling = False
     served = served_of(vllm_config, family)
     check_kernels(served)
     in_place = family.commits_in_place
@@ -38,8 +42,7 @@ def settle(vllm_config: VllmConfig, family: Family) -> Served:
     logger.info("dllm: %s", commits)
     served = replace(served, two_blocks=commits.way == TWO_BLOCKS)
     vllm_config.diffusion_config.canvas_length = served.window_length
-    prefer_compiled_norms(vllm_config)
     set_capture_sizes(vllm_config, served.window_length)
-    vllm_config.scheduler_config.scheduler_cls = SCHEDULER
+    scheduler.scheduler_cls = SCHEDULER
     vllm_config.model_config.dllm = served
     return served

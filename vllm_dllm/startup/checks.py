@@ -67,6 +67,11 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "VLLM_USE_V2_MODEL_RUNNER=0: diffusion models need Model Runner V2; unset it",
     )
     yield (
+        not vllm_config.use_v2_model_runner and current_platform.is_cpu(),
+        "vLLM's CPU build lacks what Model Runner V2 needs: pip install vllm-cpu-v2 (and name "
+        "vllm_cpu_v2 in VLLM_PLUGINS if that is set)",
+    )
+    yield (
         vllm_config.speculative_config is not None,
         "--speculative-config: a diffusion model already proposes whole blocks; remove it",
     )

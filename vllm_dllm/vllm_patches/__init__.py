@@ -18,13 +18,10 @@ def apply_all() -> None:
         Exception: whatever keeps the package from working with this vLLM.
     """
     from vllm_dllm.vllm_patches import (
-        async_scheduling,
-        cpu_platform,
         damaged_files,
         default_limits,
         engine_death,
         failed_starts,
-        forked_processes,
         model_inspection,
         nodes,
         registration,
@@ -32,16 +29,12 @@ def apply_all() -> None:
         sampling_parameters,
     )
 
-    # First, because the others import vLLM's configuration.
-    cpu_platform.apply(registration.is_diffusion)
     registration.register_models()
     sampling_parameters.apply()
     request_entry.apply()
     default_limits.apply()
-    async_scheduling.apply()
     damaged_files.apply()
     engine_death.apply()
     failed_starts.apply()
-    forked_processes.apply()
     model_inspection.apply()
     nodes.apply()

@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any
 
 from vllm_dllm.settings.ranges import SettingsError
-from vllm_dllm.vllm_patches.forked_processes import launched_from_fork_server
 from vllm_dllm.vllm_patches.last_words import fail_with_last_line
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap
@@ -61,16 +60,12 @@ def apply() -> None:
 
 
 def apply_to_launcher(module: ModuleType) -> None:
-    """Let the processes of engines tell why they cannot start, and start sooner on the CPU.
+    """Let the processes of engines tell why they cannot start.
 
     Args:
         module: of vLLM, with the name ``launch_core_engines``.
     """
-
-    def both(original: Callable[..., Any]) -> Callable[..., Any]:
-        return _hear_why_engines_fail(launched_from_fork_server(original))
-
-    wrap(module, "launch_core_engines", both)
+    wrap(module, "launch_core_engines", _hear_why_engines_fail)
 
 
 def _note_our_model(original: Callable[..., Any]) -> Callable[..., Any]:

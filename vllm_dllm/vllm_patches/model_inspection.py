@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dllm.cpu import bridge
 from vllm_dllm.families.registry import families
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -25,9 +24,10 @@ def apply() -> None:
 def _in_this_process(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def inspect_model_cls(self: Any) -> Any:
         from vllm.model_executor.models.registry import _ModelInfo
+        from vllm.platforms import current_platform
 
         ours = {family.model_class for family in families().values()}
-        if f"{self.module_name}:{self.class_name}" in ours and bridge.on_cpu():
+        if f"{self.module_name}:{self.class_name}" in ours and current_platform.is_cpu():
             return _ModelInfo.from_model_cls(self.load_model_cls())
         return original(self)
 

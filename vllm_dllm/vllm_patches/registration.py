@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING
 from vllm_dllm.families.registry import families, served_architectures
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig
 
 
 def is_ours(model_config: ModelConfig | None) -> bool:
     """Whether this package serves the model."""
     return model_config is not None and model_config.architecture in served_architectures()
-
-
-def is_diffusion(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM takes the model for a diffusion model, be it ours or one of vLLM's own."""
-    return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
 
 
 def register_models() -> None:

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from kernel_cases import CASES, Outputs
-
-from vllm_dllm.cpu import launch
+from vllm_cpu_v2 import launch
 
 SEEDS = range(25)
 FLOAT_SEEDS = range(4)  # interpreting a loop over the vocabulary is slow

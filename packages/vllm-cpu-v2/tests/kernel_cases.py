@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from vllm_dllm.cpu import launch, torchvision_schemas
+from vllm_cpu_v2 import launch, torchvision_schemas
 
 torchvision_schemas.declare()
 importlib.import_module("vllm.v1.worker.cpu.shm")  # before any GPU module, as the worker does

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from vllm_dllm.cpu.table_kernels import Grid
+from vllm_cpu_v2.table_kernels import Grid
 
 # Elements of logits handled at once: 4 MiB in float32, which stays in a CPU's cache.
 _CHUNK = 1 << 20

@@ -9,26 +9,20 @@ import logging
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from vllm_dllm.cpu import bridge, torchvision_schemas, unusable_modules
-from vllm_dllm.vllm_patches import cpu_platform
-from vllm_dllm.vllm_patches.wrapping import is_wrapped
+from vllm_cpu_v2 import plugin, torchvision_schemas, unusable_modules
 
-# Stands in for a diffusion model; LlamaForCausalLM for every other one.
+# Stands in for a diffusion model, by a field of its config.json; LlamaForCausalLM for every other.
 BRIDGED = "Qwen2ForCausalLM"
 FORCE = "VLLM_USE_V2_MODEL_RUNNER"
 
 
-def is_bridged_model(config: Any) -> bool:
-    """Answer for the plugin."""
-    return BRIDGED in config.model_config.architectures
-
-
-def make_config(directory: Path, architecture: str, **parallel: Any) -> Any:
+def make_config(
+    directory: Path, architecture: str, asynchronous: bool | None = None, **parallel: Any
+) -> Any:
     """A complete VllmConfig for a tiny model without weights."""
-    from vllm.config import ModelConfig, ParallelConfig, VllmConfig
+    from vllm.config import ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 
     kind = architecture.removesuffix("ForCausalLM").lower()
     path = directory / kind
@@ -44,9 +38,18 @@ def make_config(directory: Path, architecture: str, **parallel: Any) -> Any:
         "max_position_embeddings": 128,
         "vocab_size": 64,
     }
+    if architecture == BRIDGED:
+        config["canvas_length"] = 16
     (path / "config.json").write_text(json.dumps(config))
-    model = ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32")
-    return VllmConfig(model_config=model, parallel_config=ParallelConfig(**parallel))
+    model = ModelConfig(
+        model=str(path), skip_tokenizer_init=True, dtype="float32", enforce_eager=True
+    )
+    scheduler = SchedulerConfig(
+        max_model_len=128, is_encoder_decoder=False, async_scheduling=asynchronous
+    )
+    return VllmConfig(
+        model_config=model, scheduler_config=scheduler, parallel_config=ParallelConfig(**parallel)
+    )
 
 
 def attempt(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,15 +68,16 @@ def choice(directory: Path, architecture: str, **parallel: Any) -> Any:
 
 def runner(directory: Path) -> dict[str, Any]:
     """Install twice and read the runner choice of bridged and ordinary models."""
-    expected = bridge.bridged_parts()
+    expected = plugin.parts()
     untouched = not torchvision_schemas.declared() and "vllm.config" not in sys.modules
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    cpu_platform.logger.setLevel(logging.INFO)
-    cpu_platform.logger.addHandler(handler)
-    parts = cpu_platform.apply(is_bridged_model)
-    again = cpu_platform.apply(lambda config: True)
+    plugin.logger.setLevel(logging.INFO)
+    plugin.logger.addHandler(handler)
+    plugin.register()
+    plugin.register()
+    parts = plugin.parts()
 
     import torchvision
     from vllm.config import VllmConfig
@@ -83,7 +87,6 @@ def runner(directory: Path) -> dict[str, Any]:
         "expected": expected,
         "untouched": untouched,
         "parts": parts,
-        "again": again,
         "log": lines,
         "torchvision": bool(torchvision.__version__),
         "schemas": torchvision_schemas.declared(),
@@ -112,14 +115,10 @@ def unsupported(directory: Path) -> None:
 
 def worker(directory: Path) -> dict[str, Any]:
     """Follow vLLM's worker start up to the swap of the kernels."""
-    cpu_platform.apply(is_bridged_model)
-    from vllm.platforms import current_platform
-
-    current_platform.register_triton_kernel_overrides()  # as WorkerWrapperBase.init_worker does
-    current_platform.register_triton_kernel_overrides()
-    from vllm.v1.worker.cpu_worker import CPUWorker
-
-    from vllm_dllm.cpu.launch import STAND_INS, KernelStandIn, swap_kernels
+    plugin.register()
+    # As `WorkerWrapperBase.init_worker` does, after it has loaded plugins.
+    from vllm_cpu_v2.launch import STAND_INS, KernelStandIn, swap_kernels
+    from vllm_cpu_v2.worker import CpuV2Worker
 
     def swapped() -> int:
         holders = [
@@ -135,18 +134,35 @@ def worker(directory: Path) -> dict[str, Any]:
     copy = sys.modules["copied_kernel"] = type(sys)("copied_kernel")
     copy.kernel = input_batch._post_update_kernel
     out: dict[str, Any] = {"before": swapped()}
-    # Without a distributed address the stock method stops early, after the swap.
-    out["stock_v1"] = attempt(CPUWorker.init_device, SimpleNamespace(use_v2_model_runner=False))
-    out["after_v1"] = swapped()
-    out["stock_v2"] = attempt(CPUWorker.init_device, SimpleNamespace(use_v2_model_runner=True))
-    out["after_v2"] = swapped()
+    # Without a distributed address vLLM's method stops early, after the swap.
+    started = object.__new__(CpuV2Worker)
+    started.vllm_config = make_config(directory, BRIDGED)
+    out["stopped"] = attempt(started.init_device)
+    out["after"] = swapped()
     out["copy"] = copy.kernel is input_batch._post_update_kernel
     first = input_batch._post_update_kernel
     out["count"], out["same"] = swap_kernels(), first is input_batch._post_update_kernel
-    out["wrapped_once"] = not hasattr(CPUWorker.init_device.__wrapped__, "__wrapped__")
     import vllm.v1.worker.cpu.model_runner  # noqa: F401
 
     out["runner_imports"] = True
+    return out
+
+
+def choices(directory: Path) -> dict[str, Any]:
+    """What the platform settles for a bridged and for an ordinary model."""
+    plugin.register()
+    from vllm import LLM
+    from vllm.platforms import current_platform
+    from vllm.v1.engine import utils
+
+    out: dict[str, Any] = {"platform": type(current_platform).__name__, "llm": LLM.__name__}
+    for name, architecture in (("ordinary", "LlamaForCausalLM"), ("bridged", BRIDGED)):
+        for asked in (None, False, True):
+            config = make_config(directory, architecture, asynchronous=asked)
+            out[f"{name}_{asked}"] = config.scheduler_config.async_scheduling
+        out[f"{name}_worker"] = config.parallel_config.worker_cls
+        out[f"{name}_norms"] = config.kernel_config.ir_op_priority.rms_norm
+        out[f"{name}_forked"] = utils.get_mp_context.__module__ == "vllm_cpu_v2.fork_server"
     return out
 
 
@@ -155,36 +171,38 @@ def elsewhere(directory: Path) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
     type(current_platform).is_cpu = lambda self: False
-    parts, words = cpu_platform.apply(is_bridged_model), bridge.bridged_parts()
-    out = {"parts": parts, "words": words, "schemas": torchvision_schemas.declared()}
+    plugin.register()
+    parts = plugin.parts()
+    out = {"parts": parts, "schemas": torchvision_schemas.declared()}
     # Only so that the configuration can be imported here at all.
     torchvision_schemas.declare()
     unusable_modules.hide()
     from vllm.config import VllmConfig
     from vllm.triton_utils import triton
 
-    out["choice"] = is_wrapped(VllmConfig, "use_v2_model_runner")
-    out["check"] = is_wrapped(VllmConfig, "_validate_v2_model_runner")
-    out["hook"] = is_wrapped(type(current_platform), "register_triton_kernel_overrides")
+    out["choice"] = ours(VllmConfig.use_v2_model_runner.fget)
+    out["check"] = ours(VllmConfig._validate_v2_model_runner)
     out["triton"] = hasattr(triton, "next_power_of_2")
     return out
 
 
 def real_triton(directory: Path) -> dict[str, Any]:
     """Install where vLLM has a Triton that works."""
-    parts = cpu_platform.apply(is_bridged_model)
+    plugin.register()
     from vllm.config import VllmConfig
 
-    return {
-        "parts": parts,
-        "choice": is_wrapped(VllmConfig, "use_v2_model_runner"),
-    }
+    return {"parts": plugin.parts(), "choice": ours(VllmConfig.use_v2_model_runner.fget)}
+
+
+def ours(function: Any) -> bool:
+    """Whether a function has taken the place of vLLM's."""
+    return str(function.__module__).startswith("vllm_cpu_v2")
 
 
 def early(directory: Path) -> dict[str, Any]:
     """Begin as a user's script does, with the hook that Python runs when it starts."""
-    sys.modules.pop("vllm_dllm.cpu.import_hook", None)
-    importlib.import_module("vllm_dllm.cpu.import_hook")
+    sys.modules.pop("vllm_cpu_v2.import_hook", None)
+    importlib.import_module("vllm_cpu_v2.import_hook")
     from vllm import LLM
 
     return {"llm": LLM.__name__, "schemas": torchvision_schemas.declared()}
@@ -194,5 +212,5 @@ if __name__ == "__main__":
     # A CPU installation may declare the schemas when Python starts. Here the package has to manage
     # without, and would else be tested against that.
     sys.meta_path[:] = [f for f in sys.meta_path if "import_hook" not in type(f).__module__]
-    scenario = {f.__name__: f for f in (runner, worker, elsewhere, real_triton, early)}
+    scenario = {f.__name__: f for f in (runner, worker, choices, elsewhere, real_triton, early)}
     print(json.dumps(scenario[sys.argv[1]](Path(sys.argv[2]))))

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from vllm_dllm.cpu import batch_kernels, logprob_kernels, table_kernels
-from vllm_dllm.cpu.launch import STAND_INS, KernelMismatchError, KernelStandIn
+from vllm_cpu_v2 import batch_kernels, logprob_kernels, table_kernels
+from vllm_cpu_v2.launch import STAND_INS, KernelMismatchError, KernelStandIn
 
 HERE = Path(__file__).parent
 INTERPRETER = runpy.run_path(str(HERE / "triton_interpreter.py"))

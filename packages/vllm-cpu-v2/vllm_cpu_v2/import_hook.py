@@ -2,8 +2,8 @@
 
 ``import vllm`` imports transformers, and transformers imports torchvision, torchaudio and
 torchcodec, all before any plugin is loaded. A package index may hold these three for a CUDA build
-of torch only. On a CPU installation the distribution in ``packaging/vllm-cpu-metadata`` therefore
-has a ``.pth`` file that imports this module whenever Python starts. Until transformers or
+of torch only. This distribution therefore has a ``.pth`` file that
+imports this module whenever Python starts. Until transformers or
 torchvision is imported, this costs no more than a class definition.
 """
 
@@ -24,7 +24,7 @@ class PrepareImports(importlib.abc.MetaPathFinder):
         if fullname in ("transformers", "torchvision"):
             # Before the modules below are imported, because they look for torchvision themselves.
             sys.meta_path.remove(self)
-            from vllm_dllm.cpu import torchvision_schemas, unusable_modules
+            from vllm_cpu_v2 import torchvision_schemas, unusable_modules
 
             torchvision_schemas.declare()
             unusable_modules.hide()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from vllm_dllm.cpu import batch_kernels, logprob_kernels, table_kernels
+from vllm_cpu_v2 import batch_kernels, logprob_kernels, table_kernels
 
 _GPU = "vllm.v1.worker.gpu"
 

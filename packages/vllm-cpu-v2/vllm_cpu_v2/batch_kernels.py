@@ -18,7 +18,7 @@ T = tokens in the batch, G = KV cache groups, L = longest run of draft tokens.
 import numpy as np
 from torch import Tensor
 
-from vllm_dllm.cpu.table_kernels import Grid, flat_view
+from vllm_cpu_v2.table_kernels import Grid, flat_view
 
 
 def prepare_prefill_inputs(

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from vllm_dllm.cpu.compilation import (
+from vllm_cpu_v2.compilation import (
     OBJECTS_BETWEEN_COLLECTIONS,
     first_working,
     rare_collections,
@@ -22,7 +21,7 @@ from vllm_dllm.cpu.compilation import (
 # remembers the answers.
 TRIED = """
 from torch._inductor import cpu_vec_isa
-from vllm_dllm.cpu import compilation
+from vllm_cpu_v2 import compilation
 
 tried = []
 cpu_vec_isa.VecISA.check_build = lambda self, code: tried.append(str(self)) or True
@@ -32,7 +31,7 @@ picked = cpu_vec_isa.pick_vec_isa()
 print(picked, len(set(tried)), sep=";")
 """
 ELSEWHERE = """
-from vllm_dllm.cpu.compilation import prepare_compiler_elsewhere
+from vllm_cpu_v2.compilation import prepare_compiler_elsewhere
 
 process = prepare_compiler_elsewhere()
 print(process and process.wait())

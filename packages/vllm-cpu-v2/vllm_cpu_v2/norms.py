@@ -8,14 +8,10 @@ rounds once where the models' authors round twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
-PROVIDER = "dllm_cpu"
+PROVIDER = "cpu_v2"
+OPERATORS = ("rms_norm", "fused_add_rms_norm")
 
 
 def _supports(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
@@ -58,18 +54,6 @@ def _add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
     return x, x_residual
-
-
-def prefer_compiled_norms(vllm_config: VllmConfig) -> None:
-    """Let an eager model on the CPU use these norms, unless ``--kernel-config`` names others."""
-    from vllm.platforms import current_platform
-
-    if not (current_platform.is_cpu() and vllm_config.model_config.enforce_eager):
-        return
-    chosen = vllm_config.kernel_config.ir_op_priority
-    for name in ("rms_norm", "fused_add_rms_norm"):
-        if not getattr(chosen, name):
-            setattr(chosen, name, [PROVIDER])
 
 
 def register() -> None:

@@ -21,7 +21,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.online import base as online_module
 from vllm.model_executor.layers.quantization.online import fp8 as online_fp8_module
 
-from vllm_dllm.cpu.plain_experts import (
+from vllm_cpu_v2.plain_experts import (
     PlainExpertsFallback,
     Rounding,
     apply_scales,

@@ -32,3 +32,11 @@ def only_adapted_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(inputs, lora_b_weights, output_tensor, lora_indices_tensor, *args, **kwargs)
 
     return expand
+
+
+def install() -> None:
+    """Replace the two operators, by which vLLM's ``sgmv`` operators compute, in this process."""
+    from vllm.lora.ops.torch_ops import lora_ops
+
+    for name in ("bgmv_expand", "bgmv_expand_slice"):
+        setattr(lora_ops, name, only_adapted_rows(getattr(lora_ops, name)))

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-
-from vllm_dllm.cpu.plain_experts import PlainExperts, unrounded
+from vllm_cpu_v2.plain_experts import PlainExperts, unrounded
 
 TOKENS, HIDDEN, SIZE, EXPERTS, CHOSEN = 48, 32, 16, 8, 3
 

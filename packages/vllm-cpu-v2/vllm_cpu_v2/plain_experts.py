@@ -25,7 +25,7 @@ from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepar
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
-logger = init_logger("vllm.dllm.cpu")
+logger = init_logger("vllm.cpu_v2")
 
 # Rounds rows [tokens, channels] as a quantization scheme does; keeps shape and dtype.
 Rounding = Callable[[torch.Tensor], torch.Tensor]

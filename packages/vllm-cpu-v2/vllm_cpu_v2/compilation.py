@@ -23,7 +23,7 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +36,7 @@ MOST_COMPILERS = 8
 OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's default is 700, or 2,000 from 3.13
 
 # A name below `vllm`, because that logger has vLLM's handler and level.
-logger = logging.getLogger("vllm.dllm.cpu")
+logger = logging.getLogger("vllm.cpu_v2")
 
 # The smallest function that is compiled with the header and the options of PyTorch's own.
 _SMALLEST = """
@@ -84,14 +84,11 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def compiling_on_all_cores(original: Callable[..., None]) -> Callable[..., None]:
-    """A decorator for the runner's method that runs the model for the first time."""
-
-    def warming_up_model(self: Any) -> None:
-        with on_all_cores(), rare_collections():
-            original(self)
-
-    return warming_up_model
+@contextmanager
+def compiling_on_all_cores() -> Iterator[None]:
+    """A context for the first run of a model, which compiles it."""
+    with on_all_cores(), rare_collections():
+        yield
 
 
 def prepare_compiler_elsewhere() -> subprocess.Popen[bytes] | None:

@@ -1,0 +1,132 @@
+"""The two entry points: a platform for vLLM's CPU build, and the choice of its Model Runner V2.
+
+Diffusion models exist only for Model Runner V2, which vLLM offers where Triton works. On the CPU it
+usually does not. There such a model gets the runner, with stand-ins for the runner's kernels. Any
+other model keeps the runner that it would have had: the environment variable that forces a runner
+is read, but never set. On another platform nothing is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# A name below `vllm`, because that logger has vLLM's handler and level.
+logger = logging.getLogger("vllm.cpu_v2")
+
+_registered = False
+
+
+def platform() -> str | None:
+    """The class of the platform where vLLM serves from a CPU; None elsewhere.
+
+    vLLM calls it before it has a platform (entry point ``vllm.platform_plugins``).
+    """
+    from vllm.platforms import cpu_platform_plugin
+
+    return "vllm_cpu_v2.platform.CpuV2Platform" if cpu_platform_plugin() else None
+
+
+def register() -> None:
+    """Let models that need Model Runner V2 have it (entry point ``vllm.general_plugins``).
+
+    vLLM calls it in each of its processes. A second call changes nothing.
+    """
+    global _registered
+    if _registered or not _on_cpu():
+        return
+    _registered = True
+    from vllm_cpu_v2 import torchvision_schemas, unusable_modules
+
+    # First, because importing vLLM's configuration imports torchvision.
+    torchvision_schemas.declare()
+    unusable_modules.hide()
+    if _lacks_triton():
+        _complete_triton_placeholder()
+        _offer_runner()
+    if parts():
+        logger.info("CPU bridge: %s", ", ".join(parts()))
+
+
+def parts() -> tuple[str, ...]:
+    """Short names of what this process lacks and is given; changes nothing.
+
+    For example ("v2-runner", "triton-kernels:13", "torchvision-schemas"); empty where nothing is
+    missing, and on another platform. The result is the same before and after `register`.
+    """
+    if not _on_cpu():
+        return ()
+    from vllm_cpu_v2 import torchvision_schemas
+
+    names: list[str] = []
+    if _lacks_triton():
+        from vllm_cpu_v2.launch import STAND_INS
+
+        names += ["v2-runner", f"triton-kernels:{len(STAND_INS)}"]
+    if torchvision_schemas.declared() or torchvision_schemas.missing():
+        names.append("torchvision-schemas")
+    return tuple(names)
+
+
+def needs_runner(vllm_config: VllmConfig) -> bool:
+    """Whether a configuration is for a model that exists for Model Runner V2 only.
+
+    vLLM asks while the configuration is still being made, too.
+    """
+    return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _lacks_triton() -> bool:
+    from vllm.triton_utils import HAS_TRITON
+
+    return not HAS_TRITON
+
+
+def _complete_triton_placeholder() -> None:
+    """Give vLLM's placeholder for the module `triton` the helper that the runner asks it for."""
+    from vllm.triton_utils import triton
+    from vllm.triton_utils.importing import TritonPlaceholder
+    from vllm.utils.math_utils import next_power_of_2
+
+    if isinstance(triton, TritonPlaceholder) and not hasattr(triton, "next_power_of_2"):
+        triton.next_power_of_2 = next_power_of_2
+
+
+def _offer_runner() -> None:
+    """Replace the two places where vLLM's configuration asks for Triton.
+
+    Both ends of this go when vLLM counts a platform's own kernels as an alternative to Triton.
+    """
+    from vllm import envs
+    from vllm.config import VllmConfig
+
+    chosen_by_vllm = VllmConfig.use_v2_model_runner.fget
+    validated_by_vllm = VllmConfig._validate_v2_model_runner
+
+    def use_v2_model_runner(self: VllmConfig) -> bool:
+        # A value in the environment is the user's decision, and vLLM's to judge.
+        if envs.VLLM_USE_V2_MODEL_RUNNER is None and needs_runner(self):
+            return True
+        return bool(chosen_by_vllm(self))
+
+    def validate_v2_model_runner(self: VllmConfig) -> None:
+        if not needs_runner(self):
+            validated_by_vllm(self)
+            return
+        unsupported = self._get_v2_model_runner_unsupported_features()
+        if unsupported:
+            raise ValueError(f"Model Runner V2 does not yet support: {', '.join(unsupported)}")
+
+    VllmConfig.use_v2_model_runner = property(
+        use_v2_model_runner, doc=VllmConfig.use_v2_model_runner.__doc__
+    )
+    VllmConfig._validate_v2_model_runner = validate_v2_model_runner

@@ -1,0 +1,60 @@
+"""The CPU worker, with what Model Runner V2 launches and calls.
+
+It is named by the platform's configuration, so it is imported after vLLM has loaded plugins in the
+worker's process, and before a runner is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from vllm.config import CompilationMode
+from vllm.triton_utils import HAS_TRITON
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from vllm_cpu_v2.collectives import add_collectives
+from vllm_cpu_v2.compilation import compiling_on_all_cores, prepare_compiler
+from vllm_cpu_v2.launch import swap_kernels
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class CpuV2Worker(CPUWorker):
+    """vLLM's CPU worker, for a model of Model Runner V2."""
+
+    def init_device(self) -> None:
+        """Prepare the process, then make the runner."""
+        if not HAS_TRITON:
+            prepare_process(self.vllm_config)
+        super().init_device()
+
+    def determine_available_memory(self) -> int:
+        """Run, and so compile, the model for the first time."""
+        with compiling_on_all_cores():
+            return int(super().determine_available_memory())
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Compile a model that has no KV cache."""
+        with compiling_on_all_cores():
+            return super().compile_or_warm_up_model()
+
+
+def prepare_process(vllm_config: VllmConfig) -> None:
+    """Give this process the kernels, collectives and layers that vLLM's CPU build lacks."""
+    swap_kernels()
+    add_collectives()
+    # Not imported at the top: these import vLLM's quantization and LoRA, which others do not need.
+    if vllm_config.model_config.is_moe:
+        importlib.import_module("vllm_cpu_v2.updated_experts")  # which registers itself
+    if vllm_config.quant_config is not None:
+        from vllm_cpu_v2 import quantized_experts
+
+        quantized_experts.install()
+    if vllm_config.lora_config is not None:
+        from vllm_cpu_v2 import lora
+
+        lora.install()
+    if vllm_config.compilation_config.mode != CompilationMode.NONE:
+        prepare_compiler()
