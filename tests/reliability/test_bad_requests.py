@@ -27,7 +27,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 BODIES = max(700, int(os.environ.get("VLLM_DLLM_FUZZ", "0")) // 10)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "llada2"]
+
+
+@pytest.fixture(scope="module", params=["llada2", *OTHERS])
 def fuzzer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fuzzer]:
