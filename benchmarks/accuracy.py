@@ -261,13 +261,13 @@ def over_http(model: str, server: dict[str, Any], concurrency: int, dtype: str) 
 
 
 def is_aligned(model: str) -> bool:
-    """Whether blocks begin at multiples of their length (LLaDA2) or behind the prompt."""
+    """Whether blocks begin at multiples of their length, and not after the prompt."""
     from vllm.transformers_utils.config import get_config
 
     import vllm_dllm.plugin
 
     vllm_dllm.plugin.register()
-    return get_config(model, trust_remote_code=False).model_type == "llada2_moe"
+    return get_config(model, trust_remote_code=False).model_type != "diffusion_gemma"
 
 
 def show(text: str, result: dict[str, Any]) -> None:

@@ -47,18 +47,14 @@ def environment(native: bool) -> dict[str, str]:
     return os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"}
 
 
-def child(script: str, *arguments: str, native: bool = False, code: Path | None = None) -> Any:
+def child(script: str, *arguments: str, native: bool = False) -> Any:
     """What a benchmark prints, in a process of its own: the last line, which is JSON.
 
-    `native` as in `environment`; `code` is a checkout whose package is imported in place of this.
+    `native` as in `environment`.
     """
-    env = environment(native)
-    if code is not None:
-        # Before anything is imported: an installed package may be loaded as Python starts.
-        env |= {"PYTHONPATH": str(code)}
     done = subprocess.run(
         [sys.executable, script, *arguments],
-        env=env,
+        env=environment(native),
         capture_output=True,
         text=True,
         check=False,

@@ -14,5 +14,5 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 def test_eight_requests_at_the_real_vocabulary(tmp_path: Path) -> None:
     """Whole rows of logits would be 268 MB a request."""
     head_memory.make_model(tmp_path)
-    found = head_memory.in_child(tmp_path, head_memory.EAGER, requests=8)
+    found = head_memory.in_child(tmp_path, requests=8)
     assert found["bytes"] < 64 * head_memory.MEGABYTE

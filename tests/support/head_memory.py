@@ -1,7 +1,7 @@
 """How much memory one denoise step of DiffusionGemma takes at the real vocabulary and canvas.
 
 Each measurement runs in a process of its own:
-``python -m tests.support.head_memory MODEL REQUESTS [--compiled]``.
+``python -m tests.support.head_memory MODEL REQUESTS``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tests.support.checkpoints import ROOT, TEXT_ONLY_OPTIONS
 
 VOCABULARY, CANVAS, HIDDEN = 262_144, 256, 64
 MEGABYTE = 1 << 20
-EAGER, COMPILED, NATIVE = "vllm-dllm", "vllm-dllm, compiled", "vLLM's own class"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -44,14 +42,14 @@ def memory(name: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {name}")
 
 
-def measure(model: str, requests: int, compiled: bool) -> dict[str, float]:
-    """Peak bytes of one steady denoise step over the resting process, and its seconds."""
+def measure(model: str, requests: int) -> dict[str, int]:
+    """Peak bytes of one steady denoise step over the resting process."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         model=model,
         dtype="float32",
-        enforce_eager=not compiled,
+        enforce_eager=True,
         max_model_len=512,
         max_num_seqs=requests,
         max_num_batched_tokens=requests * CANVAS,
@@ -66,31 +64,23 @@ def measure(model: str, requests: int, compiled: bool) -> dict[str, float]:
         engine.add_request(f"r{n}", {"prompt_token_ids": prompt}, params)
     for _ in range(2):  # the prompts, then a step that allocates what stays
         core.post_step(core.step_fn()[1])
-    # What a compiler has left behind could hide what a step takes.
+    # Memory that the allocator keeps could hide what a step takes.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    resting, begin = memory("VmRSS"), time.monotonic()
+    resting = memory("VmRSS")
     core.post_step(core.step_fn()[1])
-    seconds = time.monotonic() - begin
     drafts = sum(len(request.spec_token_ids) for request in core.scheduler.running)
     if drafts != requests * CANVAS:
         raise RuntimeError(f"not a steady denoise step: {drafts} canvas positions wait")
-    extra = memory("VmHWM") - resting
-    return {"requests": requests, "bytes": extra, "per_request": extra / requests, "s": seconds}
+    return {"bytes": memory("VmHWM") - resting}
 
 
-def in_child(model: Path, way: str, requests: int) -> dict[str, float]:
-    """`measure` in a process of its own; `way` is `EAGER`, `COMPILED` or `NATIVE`."""
-    environment = os.environ | ENVIRONMENT | {"VLLM_DLLM_NATIVE": "1" if way == NATIVE else "0"}
+def in_child(model: Path, requests: int) -> dict[str, int]:
+    """`measure` in a process of its own."""
+    environment = os.environ | ENVIRONMENT | {"TORCH_COMPILE_DISABLE": "1"}
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if way != COMPILED:
-        # vLLM's class would compile for a minute, and compilation takes memory of its own.
-        environment["TORCH_COMPILE_DISABLE"] = "1"
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.support.head_memory", str(model), str(requests)),
-            *(["--compiled"] if way == COMPILED else []),
-        ],
+        [sys.executable, "-m", "tests.support.head_memory", str(model), str(requests)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -98,7 +88,7 @@ def in_child(model: Path, way: str, requests: int) -> dict[str, float]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{model}, {way}, {requests} requests failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{model}, {requests} requests failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -106,9 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("requests", type=int)
-    parser.add_argument("--compiled", action="store_true")
     args = parser.parse_args()
-    print(json.dumps(measure(args.model, args.requests, args.compiled)))
+    print(json.dumps(measure(args.model, args.requests)))
 
 
 if __name__ == "__main__":
