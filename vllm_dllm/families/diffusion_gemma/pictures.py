@@ -15,7 +15,7 @@ from vllm.model_executor.models.gemma4_mm import Gemma4MultiModalProcessor
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems, MultiModalDataItems
 
 if TYPE_CHECKING:
-    from vllm.multimodal.inputs import MultiModalInput
+    from vllm.inputs.engine import MultiModalInput
 
 FIELDS = {
     "image": ("pixel_values", "pixel_position_ids"),
