@@ -172,14 +172,14 @@ def test_diffusion_gemma_is_taken_without_a_word(source: str) -> None:
         stated = json.loads(gemma_config().to_json_string(use_diff=False))
     elif source == "tiny":
         stated = json.loads((TINY_GEMMA / "config.json").read_text())
-    assert unknown_gemma_fields(stated) == []
+    assert unknown_gemma_fields(stated, {}) == []
 
 
 def test_an_unknown_field_of_diffusion_gemma_is_named() -> None:
     stated = gemma() | {"expert_capacity": 4}
     stated["text_config"] = GEMMA_TEXT | {"hidden_size_per_layer_input": 256}
     stated["vision_config"] = stated["vision_config"] | {"tiles": 2}
-    assert unknown_gemma_fields(stated) == [
+    assert unknown_gemma_fields(stated, {}) == [
         "expert_capacity",
         "text_config.hidden_size_per_layer_input",
         "vision_config.tiles",
@@ -189,4 +189,4 @@ def test_an_unknown_field_of_diffusion_gemma_is_named() -> None:
 def test_a_field_that_diffusion_gemma_cannot_do_is_refused() -> None:
     stated = gemma() | {"text_config": GEMMA_TEXT | GEMMA_REFUSED}
     with pytest.raises(SettingsError, match=r"text_config\.use_bidirectional_attention='all'"):
-        unknown_gemma_fields(stated)
+        unknown_gemma_fields(stated, {})

@@ -84,9 +84,9 @@ def test_a_field(config_class: Any, field: str) -> None:
     config = config_class(**({} if field == "model_type" else {field: value}))
     if how == "refused":
         with pytest.raises(SettingsError, match=rf"config\.json: {field}=.* asks for "):
-            check_fields(config)
+            check_fields(config, {})
         return
-    check_fields(config)
+    check_fields(config, {})
     if how == READ and field in ("rope_theta", "rope_scaling"):
         said = {"rope_theta": value} if field == "rope_theta" else value
         assert said.items() <= config.rope_parameters.items()
@@ -103,7 +103,7 @@ def test_every_published_field_is_in_the_table(which: str) -> None:
     config_class: Any = SDARMoeConfig if moe else SDARConfig
     assert unknown_fields(stated, known_fields(config_class)) == []
     del stated["model_type"]
-    check_fields(config_class(**stated))
+    check_fields(config_class(**stated), {})
 
 
 def test_what_is_refused_is_in_the_table() -> None:

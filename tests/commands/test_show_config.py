@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -114,3 +115,95 @@ def test_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     with pytest.raises(SystemExit):
         show_config.run([llada2, "--additional-konfig", "{}"])
     assert "unrecognized arguments: --additional-konfig" in capsys.readouterr().err
+
+
+OVERRIDE, FOLDER = "--override-generation-config", "--generation-config"
+
+
+def overridden(**fields: Any) -> tuple[str, str]:
+    return OVERRIDE, json.dumps(fields)
+
+
+@pytest.mark.parametrize("model", ["tiny-llada2", "tiny-sdar"])
+def test_an_overridden_generation_config_of_a_masked_model(model: str) -> None:
+    """Its fields act as in the file, below the server's settings."""
+    lines = shown(model, *overridden(threshold=0.7, max_denoising_steps=9, temperature=0.5))
+    assert lines["threshold"] == ("0.7", OVERRIDE)
+    assert lines["max_steps"] == ("9", OVERRIDE)
+    lines = shown(model, *overridden(threshold=0.7), FOLDER, "vllm", threshold=0.6)
+    assert lines["threshold"] == ("0.6", "server")
+
+
+def test_an_overridden_generation_config_of_diffusion_gemma() -> None:
+    """An object is merged into the file's."""
+    own = {"sampler_config": {"entropy_bound": 0.2}, "t_max": 0.7}
+    lines = shown("tiny-diffusiongemma", *overridden(**own, max_denoising_steps=7))
+    assert lines["entropy_bound"] == ("0.2", OVERRIDE)
+    assert lines["t_max"] == ("0.7", OVERRIDE)
+    assert lines["t_min"] == ("0.4", "checkpoint")
+    assert lines["max_steps"] == ("7", OVERRIDE)
+
+
+def test_a_generation_config_of_another_folder(tmp_path: Path) -> None:
+    """It takes the place of the checkpoint's; ``--generation-config vllm`` leaves it."""
+    file = tmp_path / "generation_config.json"
+    stated = json.loads((TINY / "tiny-diffusiongemma" / file.name).read_text())
+    file.write_text(json.dumps(stated | {"t_max": 0.6}))
+    lines = shown("tiny-diffusiongemma", FOLDER, str(tmp_path), *overridden(t_min=0.1))
+    assert lines["t_max"] == ("0.6", FOLDER)
+    assert lines["t_min"] == ("0.1", OVERRIDE)
+    assert shown("tiny-diffusiongemma", FOLDER, "vllm")["t_max"] == ("0.8", "checkpoint")
+    file.write_text("[]")
+    with pytest.raises(ValueError, match=r"generation_config\.json is not a JSON object"):
+        shown("tiny-diffusiongemma", FOLDER, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "said"),
+    [
+        ("tiny-sdar", {"block_length": 8}, "--diffusion-config '{\"canvas_length\": 8}'"),
+        ("tiny-llada2", {"max_steps": 4}, '--additional-config \'{"dllm": {"max_steps": 4}}\''),
+        ("tiny-llada2", {"t_max": 1}, "t_max is not a setting of this model"),
+        ("tiny-llada2", {"sampler_config": {}}, "sampler_config is not a setting of this model"),
+        ("tiny-diffusiongemma", {"threshold": 0.5}, "threshold is not a setting of this model"),
+        ("tiny-diffusiongemma", {"entropy_bound": 1}, '\'{"dllm": {"entropy_bound": 1}}\''),
+        ("tiny-diffusiongemma", {"sampler_config": {"bound": 1}}, "unknown sampler_config.bound"),
+        ("tiny-diffusiongemma", {"sampler_config": 3}, "sampler_config must be an object"),
+        ("tiny-diffusiongemma", {"t_max": -1}, "t_max must be"),
+        ("tiny-sdar", {"threshold": "high"}, "threshold must be a number"),
+        ("tiny-llada2", {"max_denoising_steps": 0}, "max_denoising_steps must be"),
+    ],
+)
+def test_an_override_that_cannot_act_is_refused(
+    model: str, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"{OVERRIDE}: .*") as refused:
+        shown(model, *overridden(**fields))
+    assert said in str(refused.value)
+
+
+def test_overrides_are_not_blamed_on_the_checkpoint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it where the canvas length comes from."""
+    shown("tiny-llada2")  # The first configuration sets the handlers of vLLM's loggers.
+    monkeypatch.setattr(logging.getLogger("vllm.dllm"), "handlers", [caplog.handler])
+    recipe = {"diffusion_sampler": "entropy_bound", "diffusion_entropy_bound": 0.1}
+    shown("tiny-diffusiongemma", "--hf-overrides", json.dumps(recipe))
+    shown("tiny-llada2", "--hf-overrides", '{"jitter": 1}')
+    said = [record.getMessage() for record in caplog.records]
+    settings = '{"dllm": {"algorithm": "EntropyBound", "entropy_bound": 0.1}}'
+    assert (
+        "dllm: --hf-overrides: diffusion_sampler and diffusion_entropy_bound have no effect; set "
+        f"it with --additional-config '{settings}'"
+    ) in said
+    assert "dllm: --hf-overrides: jitter has no effect; remove it" in said
+    assert not any(message.startswith("dllm: config.json") for message in said)
+    for model in ("tiny-sdar", "tiny-diffusiongemma"):
+        lines = shown(model, "--hf-overrides.canvas_length", "16")
+        assert lines["canvas_length"] == ("16", "--hf-overrides")
+    with pytest.raises(ValueError, match="--hf-overrides: block_length=16 contradicts"):
+        shown("tiny-llada2", "--hf-overrides.block_length", "16")
+    for model, field in (("tiny-llada2", "norm_softmax"), ("tiny-sdar", "attention_bias")):
+        with pytest.raises(ValueError, match=f"--hf-overrides: {field}=True asks for"):
+            shown(model, "--hf-overrides", json.dumps({field: True}))

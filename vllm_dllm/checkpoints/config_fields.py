@@ -67,13 +67,34 @@ _HOUSEKEEPING = (
 )
 
 
-def check_only(name: str, value: object, table: Mapping[str, tuple[Collection[Any], str]]) -> None:
+def source_of(name: str, overrides: Mapping[str, Any]) -> str:
+    """Where a field comes from: ``config.json`` or ``--hf-overrides``.
+
+    Args:
+        name: the field, maybe with those that it lies in (``text_config.x``).
+        overrides: what ``--hf-overrides`` says.
+    """
+    found: Any = overrides
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return "config.json"
+        found = found[part]
+    return "--hf-overrides"
+
+
+def check_only(
+    name: str,
+    value: object,
+    table: Mapping[str, tuple[Collection[Any], str]],
+    source: str = "config.json",
+) -> None:
     """Raise `SettingsError` for a field that asks for something which is not done.
 
     Args:
         name: the field, maybe with those that it lies in (``text_config.x``).
         value: what the checkpoint or an override says.
         table: the values that ask for nothing, and what others would ask for.
+        source: where the value comes from.
     """
     field = name.rpartition(".")[2]
     if field not in table:
@@ -81,12 +102,12 @@ def check_only(name: str, value: object, table: Mapping[str, tuple[Collection[An
     taken, wanted = table[field]
     if not any(value is one or (type(value) is type(one) and value == one) for one in taken):
         raise SettingsError(
-            f"config.json: {name}={shown(value)} asks for {wanted}, which is not supported"
+            f"{source}: {name}={shown(value)} asks for {wanted}, which is not supported"
         )
 
 
 def unknown_fields(stated: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """The fields that nobody is known to read, in the file's order.
+    """The fields that are not known to be read, in the file's order.
 
     Args:
         stated: ``config.json`` with ``--hf-overrides``.
@@ -95,8 +116,12 @@ def unknown_fields(stated: Mapping[str, Any], known: Collection[str]) -> list[st
     return [name for name in stated if name not in known and name not in _HOUSEKEEPING]
 
 
-def unknown_gemma_fields(stated: Mapping[str, Any]) -> list[str]:
+def unknown_gemma_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
     """The same for DiffusionGemma, whose text and vision fields lie in objects of their own.
+
+    Args:
+        stated: ``config.json`` with ``--hf-overrides``.
+        overrides: ``--hf-overrides`` alone.
 
     Raises:
         SettingsError: a field asks for something that is not done.
@@ -113,7 +138,8 @@ def unknown_gemma_fields(stated: Mapping[str, Any]) -> list[str]:
         if part == "text_config":
             known |= GEMMA_READ
             for name, value in inner.items():
-                check_only(f"{part}.{name}", value, GEMMA_ONLY)
+                field = f"{part}.{name}"
+                check_only(field, value, GEMMA_ONLY, source_of(field, overrides))
         else:
             known |= GEMMA_VISION_READ
         unknown += [f"{part}.{name}" for name in unknown_fields(inner, known)]

@@ -69,7 +69,10 @@ class Family(ABC):
 
     @abstractmethod
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """The decoding settings in ``generation_config.json``, by name.
+        """The decoding settings in the generation config, by name.
+
+        Args:
+            generation_config: ``generation_config.json`` with ``--override-generation-config``.
 
         Raises:
             SettingsError: a field is missing or out of range.

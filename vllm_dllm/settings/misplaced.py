@@ -40,6 +40,33 @@ def refuse_settings_outside(additional_config: object, settings: Collection[str]
             )
 
 
+def meant_by(
+    fields: Mapping[str, object], settings: Collection[str], algorithms: Collection[str]
+) -> dict[str, object]:
+    """The server's settings that fields of other places, or of other engines, probably mean.
+
+    Args:
+        fields: names and values, such as ``{"diffusion_entropy_bound": 0.1}``.
+        settings: the names of the settings that the server has.
+        algorithms: the names of the algorithms that it has.
+    """
+    meant: dict[str, object] = {}
+    folded = {name.casefold(): name for name in algorithms}
+    for field, value in fields.items():
+        name = field.rpartition(".")[2].removeprefix("diffusion_")
+        algorithm = folded.get(str(value).replace("_", "").casefold())
+        if name in ("algorithm", "sampler") and algorithm is not None:
+            meant["algorithm"] = algorithm
+        elif name in settings:
+            meant[name] = value
+    return meant
+
+
+def as_option(settings: Mapping[str, object]) -> str:
+    """How settings are given to a server."""
+    return f"--additional-config '{_as_json({SETTINGS_KEY: settings})}'"
+
+
 def misspelt_sections(additional_config: Iterable[object]) -> list[str]:
     """Keys that are probably misspelt forms of ``dllm``.
 

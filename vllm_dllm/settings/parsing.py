@@ -166,6 +166,15 @@ def parse_request_options(
     return RequestOptions(**_gathered(flat, parameters))
 
 
+def server_names(parameters: Collection[str]) -> set[str]:
+    """The names of all settings of a server.
+
+    Args:
+        parameters: names of all algorithms' settings.
+    """
+    return set(_names(DllmSettings, parameters))
+
+
 def request_names(parameters: Collection[str]) -> set[str]:
     """The names of all request options, without the prefix.
 

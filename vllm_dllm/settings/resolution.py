@@ -12,16 +12,25 @@ from vllm_dllm.settings.checkpoint import MAX_STEPS_FIELD
 from vllm_dllm.settings.parsing import parse_request_options, request_names
 from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, listed, shown
 from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.settings.server import STEPS, DllmSettings
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
+# A generation config that takes the checkpoint's place, and what overrides either.
+FOLDER, OVERRIDE = "--generation-config", "--override-generation-config"
+HF_OVERRIDES = "--hf-overrides"
 # The server's settings other than the algorithm's, in the order in which `explained` lists them.
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
 )
 # The prefix with which an error message names a setting, by where the value came from.
-PREFIXES = {REQUEST: "diffusion_", SERVER: "dllm.", CHECKPOINT: "generation_config.json: "}
+PREFIXES = {
+    REQUEST: "diffusion_",
+    SERVER: "dllm.",
+    CHECKPOINT: "generation_config.json: ",
+    FOLDER: f"{FOLDER}: ",
+    OVERRIDE: f"{OVERRIDE}: ",
+}
 
 
 def parameter_names(corruption: Corruption) -> set[str]:
@@ -34,7 +43,7 @@ def foreign_settings(algorithm: Algorithm, source: str) -> dict[str, str]:
 
     Args:
         algorithm: the one in force, whose settings the sentences name.
-        source: where the settings are given, `REQUEST` or `SERVER`.
+        source: where the settings are given, `REQUEST`, `SERVER` or `OVERRIDE`.
 
     Returns:
         The settings' names without a prefix, each with the sentence that refuses it.
@@ -102,7 +111,9 @@ class Served:
         corruption: what fills fresh canvases, masks or uniform noise.
         own_algorithm: the decoding algorithm of the model's authors.
         settings: the server's settings.
-        checkpoint: settings and ``max_denoising_steps`` of ``generation_config.json``, by name.
+        checkpoint: settings and ``max_denoising_steps`` of the generation config, by name.
+        elsewhere: where those come from that are not the checkpoint's own (`FOLDER` or
+            `OVERRIDE`), by name.
         length: L, the canvas length.
         max_steps: the server's cap on the denoise steps of a canvas, or None.
         mask_token: the token that fills a fresh canvas; None for uniform noise.
@@ -117,6 +128,16 @@ class Served:
     max_steps: int | None = None
     mask_token: int | None = None
     two_blocks: bool = False
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if MAX_STEPS_FIELD in self.checkpoint:
+            prefix = PREFIXES[self._source(MAX_STEPS_FIELD)]
+            STEPS.check(prefix + MAX_STEPS_FIELD, self.checkpoint[MAX_STEPS_FIELD])
+
+    def _source(self, name: str) -> str:
+        """Where a setting of the generation config comes from."""
+        return self.elsewhere.get(name, CHECKPOINT)
 
     @property
     def algorithm_names(self) -> list[str]:
@@ -210,8 +231,9 @@ class Served:
     def choose(self, options: RequestOptions | None = None) -> Choice:
         """Resolve the settings of a request with these options.
 
-        The order of precedence is request, server, checkpoint, the algorithm's default. A preset's
-        values count as given where its name was given, but explicit values there override them.
+        The order of precedence is request, server, generation config, the algorithm's default. The
+        values of a preset count as given where its name was given, but explicit values there
+        override them.
 
         Raises:
             SettingsError: the algorithm is unknown, a setting belongs to another algorithm, or a
@@ -226,7 +248,7 @@ class Served:
         by_request = asked.algorithm is not None
         own = asked.algorithm is None
         layers = (
-            (CHECKPOINT, self.checkpoint, False),
+            *((self._source(name), {name: v}, False) for name, v in self.checkpoint.items()),
             (SERVER, {} if by_request else preset, False),
             (SERVER, self.settings.parameters, own),
             (REQUEST, preset if by_request else {}, False),
@@ -251,7 +273,7 @@ class Served:
             if asked.max_steps
             else SERVER
             if self.max_steps
-            else CHECKPOINT
+            else self._source(MAX_STEPS_FIELD)
             if base
             else DEFAULT
         )

@@ -1,48 +1,73 @@
-"""The fields of ``config.json`` as stated, and a warning about those that nothing reads."""
+"""The fields of ``config.json`` as stated, and a warning about those that are ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
+from vllm_dllm.checkpoints.config_fields import source_of
+from vllm_dllm.settings.misplaced import as_option, meant_by
+from vllm_dllm.settings.ranges import listed
+
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig
 
 logger = init_logger("vllm.dllm")
 
 
+def hf_overrides(model_config: ModelConfig) -> dict[str, Any]:
+    """What ``--hf-overrides`` says; empty where it is a function, which only Python can give."""
+    return model_config.hf_overrides if isinstance(model_config.hf_overrides, dict) else {}
+
+
 def stated_fields(model_config: ModelConfig) -> dict[str, Any]:
     """The fields of ``config.json`` as written, overridden by ``--hf-overrides``."""
-    overrides = model_config.hf_overrides if isinstance(model_config.hf_overrides, dict) else {}
     stated = get_hf_file_to_dict("config.json", model_config.model, model_config.revision) or {}
-    return _merged(stated, overrides)
+    return merged(stated, hf_overrides(model_config))
 
 
-def _merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Override like vLLM: objects are merged, everything else is replaced."""
-    merged = dict(stated)
+def merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Override like vLLM's ``--hf-overrides``: objects are merged, everything else is replaced."""
+    found = dict(stated)
     for name, value in overrides.items():
-        below = merged.get(name)
+        below = found.get(name)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
-    return merged
+        found[name] = merged(below, value) if both else value  # type: ignore[arg-type]
+    return found
 
 
-def warn_of_unread_names(vllm_config: VllmConfig, unknown: list[str]) -> None:
+def warn_of_unread_names(
+    model_config: ModelConfig,
+    unread: Collection[str],
+    settings: Collection[str],
+    algorithms: Collection[str],
+) -> None:
     """Warn of each name that would otherwise be ignored silently.
 
     Args:
-        vllm_config: vLLM's configuration.
-        unknown: fields of ``config.json`` that nothing reads.
+        model_config: vLLM's configuration of the model.
+        unread: fields of ``config.json`` with ``--hf-overrides`` that nothing reads.
+        settings: the names of the settings that a server of this model has.
+        algorithms: the names of the algorithms that it has.
     """
-    if unknown:
+    overrides = hf_overrides(model_config)
+    given = [name for name in unread if source_of(name, overrides) == "--hf-overrides"]
+    stated = [name for name in unread if name not in given]
+    if stated:
         logger.warning(
-            "dllm: config.json of %s: %s: nobody reads %s; if the model needs %s, its answers are "
-            "wrong",
-            vllm_config.model_config.model,
-            ", ".join(unknown),
-            *(("it", "it") if len(unknown) == 1 else ("them", "them")),
+            "dllm: config.json of %s: %s %s ignored; if the model needs %s, its answers are wrong",
+            model_config.model,
+            listed(stated),
+            *(("is", "it") if len(stated) == 1 else ("are", "them")),
+        )
+    if given:
+        meant = meant_by({name: overrides.get(name) for name in given}, settings, algorithms)
+        logger.warning(
+            "dllm: --hf-overrides: %s %s no effect; %s",
+            listed(given),
+            "has" if len(given) == 1 else "have",
+            f"set it with {as_option(meant)}" if meant else "remove it",
         )

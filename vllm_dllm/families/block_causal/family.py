@@ -44,7 +44,7 @@ class BlockCausalFamily(Family):
     samples: ClassVar[bool] = False
 
     def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
-        """Fields of ``config.json`` that nobody reads; the start-up warns of them."""
+        """Fields of ``config.json`` that are ignored; the start-up warns of them."""
         return []
 
     def configure(self, vllm_config: VllmConfig) -> None:

@@ -10,12 +10,15 @@ from vllm.logger import init_logger
 
 from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
 from vllm_dllm.attention.settling import settle_route
-from vllm_dllm.families.served import settings_of
+from vllm_dllm.checkpoints.config_fields import source_of
+from vllm_dllm.families.served import settings_of, warn_of_unread
 from vllm_dllm.families.startup import settle
+from vllm_dllm.settings.checkpoint import LENGTHS
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.resolution import HF_OVERRIDES
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
-from vllm_dllm.startup.config_fields import warn_of_unread_names
+from vllm_dllm.startup.config_fields import hf_overrides
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -31,7 +34,7 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     Args:
         vllm_config: vLLM's configuration, before anything is allocated.
         family: the model's family.
-        unread: fields of ``config.json`` that nobody reads.
+        unread: fields of ``config.json`` that are ignored.
 
     Raises:
         ValueError: with the setting's name and the remedy.
@@ -51,7 +54,7 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     vllm_config.diffusion_config.canvas_length = length
 
     refuse_unsupported(vllm_config)
-    warn_of_unread_names(vllm_config, unread)
+    warn_of_unread(vllm_config, unread, family)
     check_budget(vllm_config, length)
     align_context(vllm_config, length)
     model = vllm_config.model_config
@@ -73,10 +76,12 @@ def block_length(vllm_config: VllmConfig) -> int:
         return vllm_config.diffusion_config.canvas_length
     config = vars(vllm_config.model_config.hf_config)
     stated, canvas = config.get("block_length"), config.get("canvas_length")
+    overrides = hf_overrides(vllm_config.model_config)
     if None not in (stated, canvas) and stated != canvas:
+        source = HF_OVERRIDES if overrides.keys() & set(LENGTHS) else "config.json"
         raise SettingsError(
-            f"config.json: block_length={stated} contradicts canvas_length={canvas}; give one, or "
-            "both the same"
+            f"{source}: block_length={stated} contradicts canvas_length={canvas}; give both the "
+            "same, or pass --diffusion-config '{\"canvas_length\": L}'"
         )
     length = canvas if stated is None else stated
     if length is None:
@@ -85,7 +90,7 @@ def block_length(vllm_config: VllmConfig) -> int:
             "--diffusion-config '{\"canvas_length\": L}' with the block length that it was "
             "trained with"
         )
-    LENGTH.check("config.json: canvas_length", length)
+    LENGTH.check(f"{source_of('canvas_length', overrides)}: canvas_length", length)
     return length
 
 

@@ -48,7 +48,7 @@ class DiffusionGemma(Family):
         from vllm_dllm.families.diffusion_gemma import startup
 
         if self.left_to_vllm:
-            startup.check_checkpoint(vllm_config)
+            startup.check_checkpoint(vllm_config, self)
         else:
             startup.configure(vllm_config, self)
 

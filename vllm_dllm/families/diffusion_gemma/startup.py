@@ -8,16 +8,15 @@ from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusi
 
 from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
 from vllm_dllm.attention.settling import settle_route
-from vllm_dllm.checkpoints.config_fields import unknown_gemma_fields
+from vllm_dllm.checkpoints.config_fields import source_of, unknown_gemma_fields
 from vllm_dllm.decoding import EntropyBound
-from vllm_dllm.families.served import generation_config, settings_of
+from vllm_dllm.families.served import generation_settings, settings_of, warn_of_unread
 from vllm_dllm.families.startup import settle
-from vllm_dllm.settings.checkpoint import parse_sampler
-from vllm_dllm.settings.ranges import SettingsError
-from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.ranges import SettingsError, listed
+from vllm_dllm.settings.resolution import OVERRIDE, Served
 from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
-from vllm_dllm.startup.config_fields import stated_fields, warn_of_unread_names
+from vllm_dllm.startup.config_fields import hf_overrides, stated_fields
 from vllm_dllm.startup.quantization import check_quantization
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 VIDEO_SOFT_TOKENS = 70
 
 
-def check_checkpoint(vllm_config: VllmConfig) -> None:
+def check_checkpoint(vllm_config: VllmConfig, family: Family) -> None:
     """Refuse an incomplete checkpoint by the missing field's name, then run vLLM's own start-up.
 
     Raises:
@@ -39,8 +38,14 @@ def check_checkpoint(vllm_config: VllmConfig) -> None:
     """
     check_canvas_length(vllm_config)
     check_pictures(vllm_config)
-    stated = parse_sampler(generation_config(vllm_config))
-    Served("uniform", EntropyBound.name, DllmSettings(), stated).choose()
+    stated, elsewhere = generation_settings(vllm_config, family)
+    Served("uniform", EntropyBound.name, DllmSettings(), stated, elsewhere=elsewhere).choose()
+    if family.left_to_vllm and OVERRIDE in elsewhere.values():
+        names = sorted(name for name, source in elsewhere.items() if source == OVERRIDE)
+        raise SettingsError(
+            f"{OVERRIDE}: vLLM's own class (VLLM_DLLM_NATIVE=1) does not read {listed(names)} from "
+            "there; write a generation_config.json, and name its folder with --generation-config"
+        )
     DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
     if not vllm_config.diffusion_config.canvas_length:
         # `--diffusion-config` may say something else and leave the length to the checkpoint.
@@ -55,8 +60,9 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
         ValueError: an option cannot work; the message names it and the remedy.
     """
     refuse_unsupported(vllm_config)
-    unread = unknown_gemma_fields(stated_fields(vllm_config.model_config))
-    warn_of_unread_names(vllm_config, unread)
+    model = vllm_config.model_config
+    unread = unknown_gemma_fields(stated_fields(model), hf_overrides(model))
+    warn_of_unread(vllm_config, unread, family)
     check_quantization(vllm_config)
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise SettingsError(
@@ -71,7 +77,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
         )
     seats = vllm_config.scheduler_config.max_num_seqs
     chosen = vllm_config.attention_config.backend
-    check_checkpoint(vllm_config)
+    check_checkpoint(vllm_config, family)
     # vLLM chooses for its own class, and by rules that know nothing of ours.
     vllm_config.attention_config.backend = chosen
     # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
@@ -99,7 +105,7 @@ def check_canvas_length(vllm_config: VllmConfig) -> None:
             f"config.json of {model.model} has no 'canvas_length'; pass "
             "--diffusion-config '{\"canvas_length\": L}' with the length it was trained with"
         )
-    STEPS.check("config.json: canvas_length", length)
+    STEPS.check(f"{source_of('canvas_length', hf_overrides(model))}: canvas_length", length)
 
 
 def check_pictures(vllm_config: VllmConfig) -> None:

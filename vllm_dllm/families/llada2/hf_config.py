@@ -231,9 +231,12 @@ class LLaDA2MoeConfig(PretrainedConfig):
 
     def update(self, config_dict: dict[str, Any]) -> None:
         """What ``--hf-overrides`` says; looked at together once all of it is set."""
-        super().update(config_dict)
-        fill_in(self)
-        check_together(self)
+        try:
+            super().update(config_dict)
+            fill_in(self)
+            check_together(self)
+        except SettingsError as error:  # The file alone was right.
+            raise SettingsError(str(error).replace("config.json:", "--hf-overrides:", 1)) from None
 
     def __setattr__(self, key: str, value: Any) -> None:
         check_field(key, value)

@@ -14,7 +14,7 @@ from vllm_dllm.families.sdar.hf_config import (
     check_fields,
     length_of_name,
 )
-from vllm_dllm.startup.config_fields import stated_fields
+from vllm_dllm.startup.config_fields import hf_overrides, stated_fields
 from vllm_dllm.startup.quantization import check_quantization
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SDAR(BlockCausalFamily):
         """
         check_quantization(vllm_config)
         model_config = vllm_config.model_config
-        check_fields(model_config.hf_config)
+        check_fields(model_config.hf_config, hf_overrides(model_config))
         stated = stated_fields(model_config)
         named = length_of_name(model_config.model)
         if named is not None and not {"block_size", "canvas_length"} & stated.keys():

@@ -7,11 +7,12 @@ would change its name in the whole process.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, check_only
+from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, check_only, source_of
 from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
 
@@ -71,13 +72,17 @@ class SDARMoeConfig(Qwen3MoeConfig):
         super().__post_init__(**kwargs)
 
 
-def check_fields(config: SDARConfig | SDARMoeConfig) -> None:
+def check_fields(config: SDARConfig | SDARMoeConfig, overrides: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for a field that asks for something which is not done.
 
     Not done where fields are set, because ``--hf-overrides`` may still set others.
+
+    Args:
+        config: with `overrides`.
+        overrides: what ``--hf-overrides`` says.
     """
     for name in SDAR_ONLY:
-        check_only(name, getattr(config, name, None), SDAR_ONLY)
+        check_only(name, getattr(config, name, None), SDAR_ONLY, source_of(name, overrides))
 
 
 def stated_length(block_size: Any, canvas_length: Any) -> int:
