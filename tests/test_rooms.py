@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.frontend": {
         "vllm", "vllm_dllm.constraints", "vllm_dllm.settings", "vllm_dllm.tracing",
     },
+    "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
     "vllm_dllm.vllm_patches": {
         "vllm", "vllm_dllm.checkpoints", "vllm_dllm.families.registry",
         "vllm_dllm.frontend", "vllm_dllm.metrics", "vllm_dllm.settings", "vllm_dllm.startup",

@@ -81,10 +81,10 @@ class Settled:
         self.compiled = SimpleNamespace(minimum=minimum, packed=b"x")
         self.depths: list[int | None] = []
 
-    def reconcile(self, params: Any) -> None:
-        assert params.structured_outputs is not None
+    def reconcile(self, params: Any, calls: Any) -> None:
+        assert calls is None
 
-    def submit(self, params: Any, client: Any, depth: int | None) -> Any:
+    def submit(self, params: Any, depth: int | None) -> Any:
         self.depths.append(depth)
         return self
 

@@ -133,6 +133,30 @@ def _defaults_of_fields(request_classes: tuple[type[Any], ...]) -> dict[str, lis
     return defaults
 
 
+def continue_last_message(request: Any, path: str) -> None:
+    """Let an answer at ``/v1/messages`` go on with a last message of the assistant.
+
+    So does Anthropic's own API. VLLM begins a new message after it.
+
+    Args:
+        request: of vLLM's HTTP server, which may be changed.
+        path: of the endpoint.
+
+    Raises:
+        VLLMValidationError: the last message of the assistant is not a text.
+    """
+    if not path.endswith("/v1/messages") or request.messages[-1]["role"] != "assistant":
+        return
+    last = request.messages[-1]
+    if last.keys() != {"role", "content"} or not isinstance(last["content"], str):
+        raise VLLMValidationError(
+            "messages: a last message of the assistant is continued if it is a text, and this one "
+            "is not; end with a message of the user.",
+            parameter="messages",
+        )
+    request.continue_final_message, request.add_generation_prompt = True, False
+
+
 def sets_its_maximum(request: Any) -> bool:
     """Whether an HTTP request says how many tokens it may put out.
 
@@ -140,6 +164,8 @@ def sets_its_maximum(request: Any) -> bool:
         request: of vLLM's HTTP server. Its defaults do not count, but for that of completions,
             which it writes into every request.
     """
+    if hasattr(request, "is_sampling_param_provided"):
+        return bool(request.is_sampling_param_provided("max_tokens"))
     names = {"max_tokens", "max_completion_tokens", "max_output_tokens"} & request.model_fields_set
     return any(getattr(request, name) is not None for name in names)
 

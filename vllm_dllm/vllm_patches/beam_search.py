@@ -1,4 +1,7 @@
-"""Beam search, which vLLM would run over canvases, with a result that means nothing."""
+"""Beam search offline, which vLLM would run over canvases, with a result that means nothing.
+
+Over HTTP the front end refuses it, see `FrontEnd.take`.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,11 @@ from vllm_dllm.frontend import front_end_of
 from vllm_dllm.vllm_patches.wrapping import wrap
 
 
-def refuse_in_requests(request_class: type[Any]) -> None:
-    """Refuse it over HTTP, in the requests of an endpoint of a server of ours.
-
-    Args:
-        request_class: vLLM's class of the requests; one that knows no beam search is left alone.
-    """
-    if hasattr(request_class, "to_beam_search_params"):
-        wrap(request_class, "to_beam_search_params", _refuse)
-
-
 def refuse_offline() -> None:
     """Refuse ``LLM.beam_search`` for our models, where vLLM has imported it."""
     offline = sys.modules.get("vllm.entrypoints.generate.beam_search.offline")
     if offline is not None:
         wrap(offline.BeamSearchOfflineMixin, "beam_search", _refuse_for_our_models)
-
-
-def _refuse(original: Callable[..., Any]) -> Callable[..., Any]:
-    # A class of requests exists only in a process that serves one model, so `original` is not
-    # needed for others.
-    from vllm_dllm.frontend.admission import refuse_beam_search
-
-    def to_beam_search_params(*_: Any, **__: Any) -> Any:
-        refuse_beam_search()
-
-    return to_beam_search_params
 
 
 def _refuse_for_our_models(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,22 +22,6 @@ def apply() -> None:
         wrap(connector.MediaConnector, "load_from_url_async", _blame_the_url)
 
 
-def with_flags(answer: Any, tool_parser: str | None) -> Any:
-    """Name the flags that the model's tools need, in an answer that says that there are none.
-
-    Args:
-        answer: of a handler of vLLM's.
-        tool_parser: vLLM's parser of the model's calls; None leaves the answer as it is.
-    """
-    error: Any = getattr(answer, "error", None)
-    message = getattr(error, "message", None)
-    if tool_parser is not None and isinstance(message, str) and "--tool-call-parser" in message:
-        flags = f"--enable-auto-tool-choice --tool-call-parser {tool_parser}"
-        error.message = f"{message}; serve this model with {flags}"
-        error.param = error.param or "tools"
-    return answer
-
-
 def _blame_the_url(original: Callable[..., Any]) -> Callable[..., Any]:
     """Answer 422 where an image cannot be had, for which vLLM partly answers 500 or 501.
 

@@ -6,12 +6,10 @@ learns that the model is ours, and where what only this process needs is wrapped
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.families.registry import families
 from vllm_dllm.frontend import FRONT_END, front_end_of
 from vllm_dllm.vllm_patches import beam_search, engine_death, http_endpoints, sampling_parameters
 from vllm_dllm.vllm_patches.registration import is_ours
@@ -19,7 +17,6 @@ from vllm_dllm.vllm_patches.wrapping import wrap
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.sampling_params import SamplingParams
 
 
 def apply() -> None:
@@ -40,15 +37,9 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         from vllm_dllm.vllm_patches import metrics, traces
 
         sampling_parameters.note_that_our_model_is_served()
-        family = families()[vllm_config.model_config.architecture]
-        front_end = FrontEnd(
-            vllm_config,
-            self.get_tokenizer,
-            functools.partial(_complete, self),
-            # vLLM closes these when the engine is shut down or deleted.
-            self.renderer._resources.callback,
-        )
-        front_end.tool_parser = family.tool_parser
+        # vLLM closes what is registered there when the engine is shut down or deleted.
+        at_end = self.renderer._resources.callback
+        front_end = FrontEnd(vllm_config, self.get_tokenizer, at_end)
         setattr(self, FRONT_END, front_end)
         _wrap_client()
         http_endpoints.apply(front_end)
@@ -58,16 +49,6 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         engine_death.apply()
 
     return init
-
-
-def _complete(processor: Any, params: SamplingParams) -> SamplingParams:
-    """A copy of a request's parameters with what vLLM's input processor adds to them."""
-    params = params.clone()
-    end = processor.renderer.get_eos_token_id()
-    params.update_from_generation_config(processor.generation_config_fields, end)
-    if processor.tokenizer is not None:
-        params.update_from_tokenizer(processor.tokenizer)
-    return params
 
 
 def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,19 +75,28 @@ def _wrap_client() -> None:
     from vllm_dllm.vllm_patches import shutdown
 
     client = sys.modules["vllm.v1.engine.async_llm"].AsyncLLM
-    wrap(client, "add_request", _wait_for_constraint)
+    wrap(client, "add_request", _admit)
     shutdown.apply_to_client(client)
 
 
-def _wait_for_constraint(original: Callable[..., Any]) -> Callable[..., Any]:
+def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend.http_request import HttpRequest, current
+
     async def add_request(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
         front_end = front_end_of(self.input_processor)
         if front_end is None:
             return await original(self, request_id, prompt, params, *args, **kwargs)
-        with front_end.shutdown.adding():
-            await front_end.admit(params)
-            return await original(self, request_id, prompt, params, *args, **kwargs)
+        http = current.get() or HttpRequest()
+        try:
+            with front_end.shutdown.adding():
+                params = await front_end.admit(params)
+                queue = await original(self, request_id, prompt, params, *args, **kwargs)
+        except Exception as error:
+            http.fail(error)
+            raise
+        http.admitted = True
+        return queue
 
     return add_request

@@ -31,7 +31,7 @@ def apply() -> None:
     """
     from vllm.sampling_params import SamplingParams
 
-    from vllm_dllm.frontend.admission import validate_bad_words, validate_sampling_params
+    from vllm_dllm.frontend.admission import validate_sampling_params
     from vllm_dllm.settings.resolved import GREEDY_EPSILON
 
     refuse_greedy_samples = SamplingParams._verify_greedy_sampling
@@ -47,17 +47,8 @@ def apply() -> None:
 
         return validate_diffusion
 
-    def validate_once_tokenized(original: Callable[..., None]) -> Callable[..., None]:
-        def update_from_tokenizer(self: Any, tokenizer: Any) -> None:
-            original(self, tokenizer)
-            if _serves_our_model:
-                validate_bad_words(self)
-
-        return update_from_tokenizer
-
     wrap(SamplingParams, "_validate_diffusion", validate_by_our_rules)
     wrap(SamplingParams, "_verify_greedy_sampling", _skip_for_our_models)
-    wrap(SamplingParams, "update_from_tokenizer", validate_once_tokenized)
 
 
 def _skip_for_our_models(original: Callable[..., None]) -> Callable[..., None]:

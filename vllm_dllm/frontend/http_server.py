@@ -1,0 +1,152 @@
+"""What the HTTP server of one of our models does before it answers.
+
+VLLM begins a streamed answer, with status 200, before it looks at the request's sampling
+parameters and its constraint. `StatusAfterAdmission` holds the beginning back until the engine has
+taken the request, so whatever refuses a request refuses its stream, too, with the same status and
+body as the same request without ``stream``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from vllm.entrypoints.anthropic.api_router import translate_error_response
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.sampling_params import SamplingParams
+
+from vllm_dllm.frontend.http_request import HttpRequest, current
+
+MESSAGES = "/v1/messages"
+# The fields that are known where vLLM drops all others, by path. Other endpoints keep them, and
+# vLLM's handlers see them. Anthropic's API has a service tier with other values than OpenAI's; it
+# changes no token.
+DROP_FIELDS = {
+    MESSAGES: {*AnthropicMessagesRequest.model_fields, "service_tier"},
+    "/inference/v1/generate": {*GenerateRequest.model_fields},
+}
+SAMPLING = {*SamplingParams.__struct_fields__}
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def install(app: Starlette, refuse_misplaced: Callable[[Mapping[str, Any]], None]) -> None:
+    """Let an application of vLLM's do what this module is for.
+
+    Args:
+        app: that has not served a request yet.
+        refuse_misplaced: raises for fields of a request that its endpoint ignores.
+    """
+    # The innermost one, so that the others (metrics, CORS) see the status that is sent.
+    app.user_middleware.append(Middleware(StatusAfterAdmission))
+
+    async def validate(raw_request: Request) -> None:
+        await validate_json_request(raw_request)
+        known = DROP_FIELDS.get(raw_request.scope["route"].path)
+        if known is None:
+            return
+        body = await raw_request.json()  # FastAPI has parsed it
+        nested = body.get("sampling_params") if isinstance(body, dict) else None
+        for fields, names in ((body, known), (nested, SAMPLING)):
+            if isinstance(fields, dict):
+                refuse_misplaced({name: fields[name] for name in fields.keys() - names})
+
+    # FastAPI looks at a function's own annotations, which are text in this module.
+    validate.__annotations__ = {"raw_request": Request}
+    app.dependency_overrides[validate_json_request] = validate  # type: ignore[attr-defined]
+
+
+class StatusAfterAdmission:
+    """ASGI middleware that begins an answer once the engine has taken its request."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Any, send: Send) -> None:
+        """Answer a request; see ASGI for the arguments."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _HeldAnswer(HttpRequest(path=scope["path"]), scope, receive, send)
+        token = current.set(answer.http)
+        try:
+            await self._app(scope, receive, answer.take)
+        except Exception:
+            # Of a stream that had begun for all that vLLM knows.
+            if not answer.refused and (answer.begun or answer.http.error is None):
+                raise
+        finally:
+            current.reset(token)
+        await answer.end()
+
+
+class _HeldAnswer:
+    """Holds the messages of an answer until its request is admitted or has failed."""
+
+    def __init__(self, http: HttpRequest, scope: Message, receive: Any, send: Send) -> None:
+        self.http = http
+        self.begun = self.refused = False
+        self._scope, self._receive, self._send = scope, receive, send
+        self._held: list[Message] = []
+
+    async def take(self, message: Message) -> None:
+        """Send a message of the application, hold it, or drop it behind a refusal."""
+        if self.begun:
+            await self._send(message)
+        elif not self.refused:
+            self._held.append(message)
+            await self._settle()
+
+    async def end(self) -> None:
+        """Send what is left once the application has answered."""
+        if self.http.error is not None and not self.begun:
+            await self._refuse()
+        await self._release()
+
+    async def _settle(self) -> None:
+        first = self._held[0]
+        streams = any(
+            name == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in first.get("headers", ())
+        )
+        if self.http.request is None or not streams:
+            await self._release()
+        elif self.http.error is not None:
+            await self._refuse()
+        # The first event tells that every prompt of the request was given to the engine.
+        elif self.http.admitted and len(self._held) > 1:
+            await self._release()
+
+    async def _release(self) -> None:
+        if self.refused:
+            return
+        self.begun = True
+        held, self._held = self._held, []
+        for message in held:
+            await self._send(message)
+
+    async def _refuse(self) -> None:
+        if self.refused:
+            return
+        self.refused = True
+        assert self.http.error is not None
+        response = await _response_to(self.http.error, Request(self._scope, self._receive))
+        await response(self._scope, self._receive, self._send)
+
+
+async def _response_to(error: Exception, request: Request) -> Response:
+    """What vLLM answers to the same request without a stream."""
+    if request.scope["path"].endswith(MESSAGES):
+        return translate_error_response(create_error_response(error))
+    handlers = request.app.exception_handlers
+    handle = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+    response: Response = await handle(request, error)
+    return response
