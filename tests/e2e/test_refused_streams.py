@@ -1,4 +1,4 @@
-"""What vLLM looks at once a stream has begun is refused before its first byte, as without stream."""
+"""Whatever refuses a request refuses its stream before the first byte, with the same answer."""
 
 from __future__ import annotations
 
@@ -46,6 +46,16 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (COMPLETION, {"prompt": [5, FAR]}, "vocabulary"),
     (COMPLETION, {"prompt": [[5, 6], [5, FAR]]}, "vocabulary"),
     (("/v1/messages",), {"stop_sequences": [""]}, "stop"),
+    # Options of other engines.
+    *(
+        (paths, {name: {option: 1}}, ours)
+        for paths, name in (((*OPENAI, "/v1/messages"), "vllm_xargs"), (TOKENS, "extra_args"))
+        for option, ours in (
+            ("num_denoising_steps", "diffusion_max_steps"),
+            ("dllm_unmasking_strategy", "diffusion_algorithm"),
+            ("block_length", "--diffusion-config"),
+        )
+    ),
 ]
 
 
@@ -69,7 +79,7 @@ def server(
 def cases() -> Iterator[Any]:
     for paths, options, word in REFUSED:
         for path in paths:
-            yield pytest.param(path, options, word, id=f"{path} {sorted(options)}")
+            yield pytest.param(path, options, word, id=f"{path} {options}"[:60])
 
 
 @pytest.mark.parametrize(("path", "options", "word"), cases())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_every_key() -> None:
         "diffusion_threshold": 1,
         "diffusion_max_steps": 3,
         "diffusion_algorithm": "Credit",
-        "somebody_elses": object(),
+        "session_id": "s",
     }
     assert request(options) == RequestOptions("Credit", {"threshold": 1}, 3)
     read = {"diffusion_seed_canvas": [1, 2], "diffusion_pinned": [0], "diffusion_read_only": 1}
@@ -133,7 +134,7 @@ def test_a_key_one_edit_away_is_refused(key: str) -> None:
             settings(config)
 
 
-@pytest.mark.parametrize("key", ["", "d", "dl", "model", "dllm_settings", "lldm", "x" * 99])
+@pytest.mark.parametrize("key", ["", "d", "dl", "model", "dllmsettings", "lldm", "x" * 99])
 def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
     assert misspelt_sections({key: 1, "dllm": {}, 3: 4}) == []
     assert settings({key: 1}) == settings({key: 1, "dllm": {}}) == DllmSettings()
@@ -155,9 +156,55 @@ def test_a_setting_outside_of_the_section_is_refused(name: str, beside: dict[str
 
 @pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "low"])
 def test_an_option_without_its_prefix_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"{name!r}; the option is 'diffusion_{name}'"):
+    with pytest.raises(
+        SettingsError, match=f"{name!r} is ignored; the option is 'diffusion_{name}'"
+    ):
         parse_request_options({name: 1}, PARAMETERS, lambda: {"low": "foreign"})
-    assert request({"thresholds": 1, "somebody_elses": 2}) == RequestOptions()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_denoising_steps", "called 'diffusion_max_steps'"),
+        ("dllm_unmasking_strategy", "called 'diffusion_algorithm'"),
+        ("remasking", "called 'diffusion_algorithm'"),
+        ("dllm_threshold", "called 'diffusion_threshold'"),
+        ("block_length", r"--diffusion-config .*canvas_length"),
+        ("dllm_block_length", "--diffusion-config"),
+        ("thresholds", "did you mean 'diffusion_threshold'"),
+        ("of_somebody_else", "known: diffusion_"),
+        (3, "known: diffusion_"),
+    ],
+)
+def test_an_option_of_another_engine_is_refused(name: Any, hint: str) -> None:
+    with pytest.raises(SettingsError, match=f"vllm_xargs: {name!r} is unknown") as caught:
+        request({name: 1})
+    assert re.search(hint, str(caught.value))
+
+
+def test_what_vllm_reads_is_left_to_it() -> None:
+    own = {"kv_transfer_params": {"do_remote_prefill": False}, "session_id": "s"}
+    assert (
+        request(own | {"kv_cache_report_mode": "x", "ec_transfer_params": {}}) == RequestOptions()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dllm_algorithm", "called 'algorithm'"),
+        ("dllm_num_denoising_steps", "called 'max_steps'"),
+        ("dllm_block_length", "--diffusion-config"),
+        ("dllm_of_somebody_else", "known: "),
+    ],
+)
+def test_a_setting_of_another_package_is_refused(name: str, hint: str) -> None:
+    for beside in ({}, {"dllm": {"max_steps": 4}}):
+        with pytest.raises(
+            SettingsError, match=f"{name!r} is not a setting of vllm-dllm"
+        ) as caught:
+            settings({name: 1} | beside)
+        assert hint in str(caught.value)
 
 
 def test_names_that_belong_elsewhere() -> None:

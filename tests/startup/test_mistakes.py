@@ -278,7 +278,7 @@ def test_in_python(tmp_path: Path) -> None:
     outside = {"model": str(model_of("LLaDA2"))} | beside(threshold=0.9)
     heard = said_by(OFFLINE, [outside, {"model": str(tmp_path / "model")}])
     assert heard == [
-        "--additional-config: 'threshold' stands outside of 'dllm', where nobody reads it; write "
+        "--additional-config: 'threshold' stands outside of 'dllm', where it is ignored; write "
         '{"dllm": {"threshold": 0.9}}',
         "LLaDA2 supports hidden_act 'silu' only, got 'gelu'",
     ]

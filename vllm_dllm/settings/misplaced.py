@@ -1,23 +1,41 @@
-"""Settings and request options in places where nobody would read them."""
+"""Settings and request options in places, or by names, that would be ignored."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
 
-from vllm_dllm.settings.ranges import MOST_CHARACTERS, SettingsError, cut, shown
+from vllm_dllm.settings.ranges import MOST_CHARACTERS, SettingsError, closest, cut, shown
 from vllm_dllm.settings.request import REQUEST_PREFIX
 
 SETTINGS_KEY = "dllm"
+# The prefix that other packages give to their settings of such models.
+OTHERS_PREFIX = "dllm_"
+# What other engines and the models' own scripts call our settings.
+OTHER_NAMES = {
+    "num_denoising_steps": "max_steps",
+    "denoising_steps": "max_steps",
+    "max_denoising_steps": "max_steps",
+    "steps": "max_steps",
+    "remasking": "algorithm",
+    "remasking_strategy": "algorithm",
+    "unmasking_strategy": "algorithm",
+    "sampler": "algorithm",
+    "confidence_threshold": "threshold",
+}
+# What they call the length of a block, which a server has for all requests.
+BLOCK_LENGTHS = {"block_length", "block_size", "canvas_size"}
+# What vLLM itself and its KV connectors read from a request's extra arguments.
+VLLMS_OWN = {"kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "session_id"}
 
 
 def refuse_settings_outside(additional_config: object, settings: Collection[str]) -> None:
     """Refuse what was meant for the section ``dllm`` and stands beside it.
 
     All plugins and platforms of vLLM share ``additional_config``, so most of its other keys are
-    somebody else's and are left alone. Refused are two kinds of keys that would be ignored: the
-    exact name of one of our settings, and a name that nearly is ``dllm``. A setting that is both
-    outside and misspelt cannot be told from another plugin's key.
+    somebody else's and are left alone. Refused are three kinds of keys that would be ignored: the
+    exact name of one of our settings, a name that nearly is ``dllm``, and any name that begins with
+    ``dllm_``. A setting that is both outside and misspelt cannot be told from another plugin's key.
 
     Args:
         additional_config: the value of vLLM's option.
@@ -35,8 +53,13 @@ def refuse_settings_outside(additional_config: object, settings: Collection[str]
     for key, value in additional_config.items():
         if key in settings:
             raise SettingsError(
-                f"--additional-config: {key!r} stands outside of {SETTINGS_KEY!r}, where nobody "
-                f"reads it; write {_as_json({SETTINGS_KEY: {key: value}})}"
+                f"--additional-config: {key!r} stands outside of {SETTINGS_KEY!r}, where it is "
+                f"ignored; write {_as_json({SETTINGS_KEY: {key: value}})}"
+            )
+        if isinstance(key, str) and key.startswith(OTHERS_PREFIX):
+            raise SettingsError(
+                f"--additional-config: {shown(key)} is not a setting of vllm-dllm, whose settings "
+                f'are in {{"{SETTINGS_KEY}": {{...}}}}; {_our_name(key, settings, "")}'
             )
 
 
@@ -75,23 +98,52 @@ def misspelt_sections(additional_config: Iterable[object]) -> list[str]:
     return [key for key in additional_config if isinstance(key, str) and _nearly(key, SETTINGS_KEY)]
 
 
-def refuse_options_without_prefix(
+def refuse_unknown_extra_arguments(
     extra_args: Mapping[str, object], options: Collection[str]
 ) -> None:
-    """Refuse options of ours that a request gives without their prefix.
+    """Refuse extra arguments of a request that neither this package nor vLLM reads.
 
     Args:
         extra_args: the extra arguments of a request.
         options: the names of all options, without the prefix.
 
     Raises:
-        SettingsError: names the option, and what it is called.
+        SettingsError: names the key, and what the option is called here.
     """
     for name in extra_args:
+        if isinstance(name, str) and (name.startswith(REQUEST_PREFIX) or name in VLLMS_OWN):
+            continue
         if name in options:
             raise SettingsError(
-                f"vllm_xargs: nobody reads {name!r}; the option is {REQUEST_PREFIX + name!r}"
+                f"vllm_xargs: {name!r} is ignored; the option is {REQUEST_PREFIX + name!r}"
             )
+        raise SettingsError(
+            f"vllm_xargs: {shown(name)} is unknown and would be ignored; "
+            f"{_our_name(name, options, REQUEST_PREFIX)}"
+        )
+
+
+def _our_name(name: object, known: Collection[str], prefix: str) -> str:
+    """A hint at what is called `name` elsewhere.
+
+    Args:
+        name: an unknown one, with or without `OTHERS_PREFIX`.
+        known: our names, without a prefix.
+        prefix: what ours have.
+    """
+    bare = name.removeprefix(OTHERS_PREFIX) if isinstance(name, str) else ""
+    if bare in BLOCK_LENGTHS:
+        return (
+            "all requests of a server have one block length, which --diffusion-config "
+            "'{\"canvas_length\": ...}' sets"
+        )
+    meant = OTHER_NAMES.get(bare, bare)
+    if meant in known:
+        return f"here it is called {prefix + meant!r}"
+    close = closest(bare, known)
+    if close is not None:
+        return f"did you mean {prefix + close!r}?"
+    return f"known: {', '.join(sorted(prefix + one for one in known))}"
 
 
 def _as_json(value: object) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from vllm_dllm.settings.file import read_settings_file
 from vllm_dllm.settings.misplaced import (
     SETTINGS_KEY,
-    refuse_options_without_prefix,
     refuse_settings_outside,
+    refuse_unknown_extra_arguments,
 )
 from vllm_dllm.settings.ranges import SettingsError, closest, nearest, shown
 from vllm_dllm.settings.request import REQUEST_PREFIX, RequestOptions
@@ -138,8 +138,7 @@ def parse_request_options(
 ) -> RequestOptions:
     """Request options from ``SamplingParams.extra_args``.
 
-    Keys without the prefix ``diffusion_`` are not meant for this package and are ignored, but for
-    the exact names of our options, which nobody else would read.
+    Keys without the prefix ``diffusion_`` are left to vLLM if it reads them, and refused otherwise.
 
     Args:
         extra_args: the extra arguments of a request.
@@ -147,8 +146,7 @@ def parse_request_options(
         foreign: see `Foreign`.
 
     Raises:
-        SettingsError: a ``diffusion_*`` key is unknown, an option lacks its prefix, or a value is
-            out of range.
+        SettingsError: a key is unknown, an option lacks its prefix, or a value is out of range.
     """
     given = extra_args or {}
     ours = {
@@ -158,7 +156,7 @@ def parse_request_options(
     }
     names = _names(RequestOptions, parameters)
     if len(ours) < len(given):
-        refuse_options_without_prefix(given, {*names, *foreign()})
+        refuse_unknown_extra_arguments(given, {*names, *foreign()})
     known = {REQUEST_PREFIX + name for name in names}
     if not ours.keys() <= known:
         _reject_unknown("request option", ours, known, _known_to_servers(foreign))
