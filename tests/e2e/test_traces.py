@@ -1,8 +1,7 @@
-"""Traces over HTTP: in whole answers, in streams beside the tokens that they speak of, refused."""
+"""Traces over HTTP: in whole answers, and refused where there is no place for them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(TINY_LLADA2, log=tmp_path_factory.mktemp("traces") / "log") as started:
+    with Server(
+        TINY_LLADA2, "--enable-scale-out", log=tmp_path_factory.mktemp("traces") / "log"
+    ) as started:
         yield started
 
 
@@ -32,14 +33,6 @@ def choices(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
     assert response.status_code == 200, response.text
     found: list[dict[str, Any]] = response.json()["choices"]
     return found
-
-
-def chunks(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
-    """The choices of a stream's chunks, in order."""
-    response = server.post(path, stream=True, return_token_ids=True, **body)
-    assert response.status_code == 200, response.text
-    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-    return [choice for line in lines for choice in json.loads(line)["choices"]]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -59,33 +52,27 @@ def test_whole_answers(path: str, server: Server) -> None:
         assert choice["dllm_replay_contract_version"] == 1
 
 
-@pytest.mark.parametrize("prefix", [False, True])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_a_stream_brings_each_step_with_its_token(path: str, prefix: bool, server: Server) -> None:
-    body = {"prompt": "sort 61 35 88 14", "max_tokens": 40} if path == COMPLETIONS else QUESTION
-    options = {"diffusion_trace": True, "diffusion_return_step_maps": True}
-    if prefix:
-        options |= {"diffusion_stream_prefix": True, "diffusion_algorithm": "Sequential"}
-    (whole,) = choices(server, path, **body, ignore_eos=True, vllm_xargs=options)
-    steps: list[int] = []
-    tokens: list[int] = []
-    for choice in chunks(server, path, **body, ignore_eos=True, vllm_xargs=options):
-        tokens += choice.get("token_ids") or []
-        if "step_maps" in choice:
-            trace = choice["diffusion_trace"]
-            assert trace["first_token"] == len(steps)
-            assert trace["step_maps"] == choice["step_maps"]
-            steps += choice["step_maps"]
-        assert len(steps) == len(tokens), "with the chunk that brings the tokens"
-    assert tokens == whole["token_ids"]
-    assert steps == whole["step_maps"]
-    assert len(steps) == 40
+def test_what_has_choices_has_traces(server: Server) -> None:
+    """At endpoints that are not OpenAI's, too."""
+    body = QUESTION | {"messages": [QUESTION["messages"], [{"role": "user", "content": "12 + 5"}]]}
+    for choice in choices(server, CHAT + "/batch", **body, vllm_xargs=ALL):
+        assert len(choice["step_maps"]) == choice["dllm_stop_length"] > 0
+    sampling = {"max_tokens": 8, "extra_args": ALL}
+    answer = server.post("/inference/v1/generate", token_ids=[5, 6], sampling_params=sampling)
+    (choice,) = answer.json()["choices"]
+    assert len(choice["step_maps"]) == len(choice["token_ids"])
 
 
 def test_refusals(server: Server) -> None:
-    response = server.post("/v1/responses", input="12 + 5", vllm_xargs={"diffusion_trace": True})
-    assert response.status_code == 400
-    assert "diffusion_trace has no effect at this endpoint" in response.text
+    asked = {"diffusion_trace": True}
+    for path, body in (("/v1/responses", {"input": "12 + 5"}), ("/v1/messages", QUESTION)):
+        response = server.post(path, **body, vllm_xargs=asked)
+        assert response.status_code == 400
+        assert "diffusion_trace has no effect at this endpoint" in response.text
+    for path, body in ((COMPLETIONS, {"prompt": "12 + 5"}), (CHAT, QUESTION)):
+        response = server.post(path, **body, vllm_xargs=asked, stream=True)
+        assert response.status_code == 400
+        assert "diffusion_trace is not supported with stream" in response.text
     both = {"diffusion_replay": True, "diffusion_stream_prefix": True}
     response = server.post(CHAT, **QUESTION, vllm_xargs=both)
     assert response.status_code == 400

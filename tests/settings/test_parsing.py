@@ -156,9 +156,8 @@ def test_a_setting_outside_of_the_section_is_refused(name: str, beside: dict[str
 
 @pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "low"])
 def test_an_option_without_its_prefix_is_refused(name: str) -> None:
-    with pytest.raises(
-        SettingsError, match=f"{name!r} is ignored; the option is 'diffusion_{name}'"
-    ):
+    named = f"{name!r} is ignored; the option is 'diffusion_{name}'"
+    with pytest.raises(SettingsError, match=named):
         parse_request_options({name: 1}, PARAMETERS, lambda: {"low": "foreign"})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -20,15 +20,22 @@ class HttpRequest:
         path: of its endpoint; empty where vLLM's handlers are called without a server.
         request: as vLLM's handler got it; None for an endpoint that generates nothing.
         calls: what it is constrained by, if by nothing but optional calls.
-        admitted: the engine has taken it, or the first of its prompts.
+        traced: its answer gets traces.
+        queues: vLLM's queue of outputs of each of its prompts; None until the engine has taken it.
         error: why the engine was not given it, or one of its prompts.
     """
 
     path: str = ""
     request: Any = None
     calls: OptionalCalls | None = None
-    admitted: bool = False
+    traced: bool = False
+    queues: list[Any] = field(default_factory=list)
     error: Exception | None = None
+
+    @property
+    def admitted(self) -> bool:
+        """The engine has taken one of its prompts."""
+        return any(queue is not None for queue in self.queues)
 
     def fail(self, error: Exception) -> None:
         """Note why a prompt was not admitted, as the error that vLLM makes of it."""

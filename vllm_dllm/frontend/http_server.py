@@ -3,7 +3,8 @@
 VLLM begins a streamed answer, with status 200, before it looks at the request's sampling
 parameters and its constraint. `StatusAfterAdmission` holds the beginning back until the engine has
 taken the request, so whatever refuses a request refuses its stream, too, with the same status and
-body as the same request without ``stream``.
+body as the same request without ``stream``. It also adds to an answer the traces that its request
+asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.frontend.http_request import HttpRequest, current
+from vllm_dllm.frontend.traces import add_to_answer
 
 MESSAGES = "/v1/messages"
 # The fields that are known where vLLM drops all others, by path. Other endpoints keep them, and
@@ -89,7 +91,7 @@ class StatusAfterAdmission:
 
 
 class _HeldAnswer:
-    """Holds the messages of an answer until its request is admitted or has failed."""
+    """Holds a stream until its request is admitted, and an answer until it has its traces."""
 
     def __init__(self, http: HttpRequest, scope: Message, receive: Any, send: Send) -> None:
         self.http = http
@@ -109,6 +111,8 @@ class _HeldAnswer:
         """Send what is left once the application has answered."""
         if self.http.error is not None and not self.begun:
             await self._refuse()
+        elif self.http.traced and not self.begun and self._held:
+            self._add_traces()
         await self._release()
 
     async def _settle(self) -> None:
@@ -117,8 +121,10 @@ class _HeldAnswer:
             name == b"content-type" and value.startswith(b"text/event-stream")
             for name, value in first.get("headers", ())
         )
-        if self.http.request is None or not streams:
+        if self.http.request is None or not (streams or self.http.traced):
             await self._release()
+        elif not streams:
+            return  # for `_add_traces`
         elif self.http.error is not None:
             await self._refuse()
         # The first event tells that every prompt of the request was given to the engine.
@@ -132,6 +138,13 @@ class _HeldAnswer:
         held, self._held = self._held, []
         for message in held:
             await self._send(message)
+
+    def _add_traces(self) -> None:
+        start, *parts = self._held
+        body = add_to_answer(b"".join(part["body"] for part in parts), self.http.queues)
+        headers = [(n, v) for n, v in start["headers"] if n.lower() != b"content-length"]
+        start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
+        self._held = [start, {"type": "http.response.body", "body": body}]
 
     async def _refuse(self) -> None:
         if self.refused:

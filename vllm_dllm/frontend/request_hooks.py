@@ -36,7 +36,7 @@ from vllm_dllm.frontend.live_traces import asked_live
 from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
 from vllm_dllm.frontend.tool_calls import constrained_calls, optional_calls
-from vllm_dllm.frontend.traces import refuse_where_none_returns
+from vllm_dllm.frontend.traces import asks_for_traces
 from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ class FrontEnd:
         if not isinstance(request, tuple(self.request_classes)):
             return
         self.refuse_misplaced(getattr(request, "model_extra", None) or {})
-        refuse_where_none_returns(request)
         if getattr(request, "use_beam_search", False):
             refuse_beam_search()
         http = current.get()
@@ -129,6 +128,7 @@ class FrontEnd:
             http = HttpRequest()
             current.set(http)
         continue_last_message(request, http.path)
+        http.traced = asks_for_traces(request, http.path)
         http.request, http.calls = request, optional_calls(request)
 
     async def admit(self, params: Any) -> Any:

@@ -6,13 +6,14 @@
                                         the answer is finished
 
 All of them speak of the whole output so far, also where an output has only what is new. Over HTTP
-the same fields are in each choice, those of `Replay` by themselves; a streamed chunk has what is
-new in it.
+the same fields are in each choice of an answer that is not streamed, those of `Replay` by
+themselves.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from vllm_dllm.frontend.live_traces import LiveTraces
 
 STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
+# The attribute of vLLM's queue of a request's outputs that holds those with traces, by index.
+OUTPUTS = "dllm_outputs"
+# The ends of the endpoints' paths whose answers have choices.
+PLACES = ("/completions", "/completions/batch", "/inference/v1/generate")
 
 
 def take_records(
@@ -76,86 +81,70 @@ def add_traces(state: Any, completion: Any) -> None:
         completion.diffusion_trace = trace
     if assembly.asked & Asked.REPLAY and completion.finish_reason is not None:
         completion.diffusion_replay = Replay.of(trace, token_ids)
+    if state.queue is not None:
+        setattr(
+            state.queue,
+            OUTPUTS,
+            {**getattr(state.queue, OUTPUTS, {}), completion.index: completion},
+        )
 
 
-def fields_of(completion: Any, first: int = 0) -> dict[str, Any]:
+def fields_of(completion: Any) -> dict[str, Any]:
     """What is on an output, as plain values for the choice of an HTTP answer.
 
     Args:
         completion: vLLM's ``CompletionOutput``.
-        first: the first output token that the client does not know of yet.
     """
     fields: dict[str, Any] = {}
     if hasattr(completion, STEP_MAPS):
-        fields[STEP_MAPS] = list(getattr(completion, STEP_MAPS)[first:])
+        fields[STEP_MAPS] = getattr(completion, STEP_MAPS)
     if hasattr(completion, TRACE):
-        fields[TRACE] = getattr(completion, TRACE).as_json(first)
+        fields[TRACE] = getattr(completion, TRACE).as_json()
     if hasattr(completion, REPLAY):
         fields.update(asdict(getattr(completion, REPLAY)))
     return fields
 
 
-def is_asked(request: Any) -> bool:
-    """Whether an HTTP request asks for anything of this module."""
-    extra = getattr(request, "vllm_xargs", None) or {}
-    return any(extra.get(REQUEST_PREFIX + name) for name in TRACING_OPTIONS)
+def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
+    """Add to the choices of an HTTP answer what its request asked for.
+
+    Args:
+        body: JSON; what has no choices stays as it is.
+        queues: vLLM's ``RequestOutputCollector`` of each of the request's prompts.
+    """
+    answer = json.loads(body)
+    kept = [getattr(queue, OUTPUTS, {}) for queue in queues]
+    completions = [outputs[index] for outputs in kept for index in sorted(outputs)]
+    for choice in answer.get("choices", ()):
+        choice.update(fields_of(completions[choice["index"]]))
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def refuse_where_none_returns(request: Any) -> None:
-    """Refuse to trace an answer whose endpoint has no place for it.
+def asks_for_traces(request: Any, path: str) -> bool:
+    """Whether an HTTP request asks for anything of this module.
 
     Args:
         request: of vLLM's HTTP server.
+        path: of its endpoint.
 
     Raises:
-        VLLMValidationError: names the option.
+        VLLMValidationError: names the option; its answer has no place for it.
     """
-    extra = getattr(request, "vllm_xargs", None) or {}
+    sampling = getattr(request, "sampling_params", None)
+    extra = getattr(request, "vllm_xargs", None) or getattr(sampling, "extra_args", None) or {}
     asked = [REQUEST_PREFIX + name for name in TRACING_OPTIONS if extra.get(REQUEST_PREFIX + name)]
-    if asked and not hasattr(request, "stream_options"):
+    if not asked:
+        return False
+    if not path.endswith(PLACES):
         raise VLLMValidationError(
             f"{asked[0]} has no effect at this endpoint, whose answers have no place for it; use "
             "/v1/chat/completions or /v1/completions.",
             parameter=asked[0],
         )
-
-
-class TracedStream:
-    """Puts traces into the chunks of a streamed answer, each with the tokens that it speaks of."""
-
-    def __init__(self) -> None:
-        self._outputs: dict[int, Any] = {}
-        self._known: dict[int, int] = {}
-        self._tokens: dict[int, int] = {}
-
-    def take(self, index: int, completion: Any) -> None:
-        """Note a new output of the choice ``index``; its ``token_ids`` are the new ones."""
-        self._outputs[index] = completion
-        self._tokens[index] = self._tokens.get(index, 0) + len(completion.token_ids)
-
-    def add(self, chunk: str) -> str:
-        """The chunk, with what is known of the tokens that it brings.
-
-        Args:
-            chunk: a server-sent event.
-        """
-        head, _, body = chunk.partition("data: ")
-        if head or not body.startswith("{"):
-            return chunk
-        content = json.loads(body)
-        changed = False
-        for choice in content.get("choices", ()):
-            index = choice.get("index")
-            if index in self._outputs and _brings_tokens(choice):
-                completion = self._outputs.pop(index)
-                choice.update(fields_of(completion, self._known.get(index, 0)))
-                self._known[index] = self._tokens[index]
-                changed = True
-        return f"data: {json.dumps(content, ensure_ascii=False)}\n\n" if changed else chunk
-
-
-def _brings_tokens(choice: dict[str, Any]) -> bool:
-    """Whether a streamed choice has tokens, text, a call or an end, and not only a role."""
-    delta = {key: value for key, value in choice.get("delta", {}).items() if key != "role"}
-    own = ("text", "token_ids", "finish_reason")
-    return any(choice.get(name) for name in own) or any(delta.values())
+    if request.stream:
+        raise VLLMValidationError(
+            f"{asked[0]} is not supported with stream, because it comes with a whole answer; send "
+            '"stream": false, or watch the server (--middleware vllm_dllm.viewer.live.LivePage).',
+            parameter=asked[0],
+        )
+    return True

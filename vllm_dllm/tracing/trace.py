@@ -105,24 +105,9 @@ class Trace:
     logprobs: list[float] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
-    def as_json(self, first: int = 0) -> dict[str, Any]:
-        """Plain values; `first` leaves out the tokens before it and the blocks behind them.
-
-        A block is shown whole with the first token that leaves from it, so that what is streamed
-        has every block once or, where a prefix is streamed, again when it has changed.
-        """
-        begin = self.block_indices[first] if first < len(self.block_indices) else len(self.blocks)
-        return {
-            "version": VERSION,
-            "prompt_length": self.prompt_length,
-            "first_token": first,
-            "step_maps": self.step_maps[first:],
-            "block_indices": self.block_indices[first:],
-            "probabilities": self.probabilities[first:],
-            "logprobs": self.logprobs[first:],
-            "first_block": begin,
-            "blocks": [asdict(block) for block in self.blocks[begin:]],
-        }
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"version": VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True)

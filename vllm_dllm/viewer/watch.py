@@ -1,7 +1,6 @@
-"""``vllm-dllm watch``: an answer in the terminal, as it is denoised.
+"""``vllm-dllm watch``: an answer in the terminal, as it was denoised.
 
-The trace of a block comes with its tokens, so a block is shown when it leaves: pass by pass, slowly
-enough to be seen.
+Its trace comes with the whole answer, which is then shown pass by pass, slowly enough to be seen.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dllm.commands.demo import TINY
-from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, post, serve, stream
+from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, post, serve
 from vllm_dllm.viewer.lines import as_line
 
 
@@ -60,7 +59,7 @@ def _server(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def watch(url: str, model: str, args: argparse.Namespace) -> None:
-    """Ask, and show each block when it comes."""
+    """Ask, and show each block of the answer."""
     # Only here: other commands need not wait for it.
     from rich.console import Console
 
@@ -81,29 +80,13 @@ def watch(url: str, model: str, args: argparse.Namespace) -> None:
         "messages": [{"role": "user", "content": args.prompt}],
         "max_tokens": args.max_tokens,
         "temperature": 0,
-        "stream": True,
         "vllm_xargs": options,
     }
-    whole: dict[str, Any] | None = None
-    for event in stream(f"{url}/v1/chat/completions", body):
-        if "error" in event:
-            raise ServerError(event["error"].get("message", "the server reports an error"))
-        for choice in event.get("choices", ()):
-            part = choice.get("diffusion_trace")
-            if part is not None:
-                whole = part if whole is None else _joined(whole, part)
-                for number, block in enumerate(part["blocks"], part["first_block"]):
-                    screen.show(number, block)
+    (choice,) = post(f"{url}/v1/chat/completions", body)["choices"]
+    trace: dict[str, Any] = choice["diffusion_trace"]
+    for number, block in enumerate(trace["blocks"]):
+        screen.show(number, block)
     screen.end()
-    if args.save is not None and whole is not None:
+    if args.save is not None:
         with args.save.open("a", encoding="utf-8") as lines:
-            lines.write(as_line(args.prompt, whole, text_of) + "\n")
-
-
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """A trace of two parts of a stream; blocks that come again have changed."""
-    columns = ("step_maps", "block_indices", "probabilities", "logprobs")
-    return first | {
-        **{name: first[name] + second[name] for name in columns},
-        "blocks": first["blocks"][: second["first_block"]] + second["blocks"],
-    }
+            lines.write(as_line(args.prompt, trace, text_of) + "\n")

@@ -43,10 +43,6 @@ def apply(front_end: FrontEnd) -> None:
         application = import_module("vllm.entrypoints.launchers.app")
         wrap(application, "init_exception_handler", _install(front_end))
     http_errors.apply()
-    # Only here, because it imports vLLM, too.
-    from vllm_dllm.vllm_patches import traces
-
-    traces.apply_to_http_server()
     # A constraint behind reasoning is refused, and none must be added to such requests.
     if not front_end.structured.settings.begins_with_reasoning:
         tool_calls.follow_parameters()

@@ -89,6 +89,8 @@ def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
         if front_end is None:
             return await original(self, request_id, prompt, params, *args, **kwargs)
         http = current.get() or HttpRequest()
+        http.queues.append(None)
+        prompt_index = len(http.queues) - 1
         try:
             with front_end.shutdown.adding():
                 params = await front_end.admit(params)
@@ -96,7 +98,7 @@ def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             http.fail(error)
             raise
-        http.admitted = True
+        http.queues[prompt_index] = queue
         return queue
 
     return add_request
