@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Counters by decoding algorithm: plain numbers, and Prometheus' counters as they are given.
     "vllm_dllm.metrics": set(),
+    "vllm_dllm.metrics.prometheus": {"vllm", "vllm_dllm.metrics"},
     # Between vLLM and the pure rooms.
     "vllm_dllm.checkpoints": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",

@@ -28,8 +28,12 @@ from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import ConstraintError
-from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
-from vllm_dllm.vllm_patches.tool_calls import follow_parameters
+from vllm_dllm.frontend.tool_calls import (
+    OptionalCalls,
+    constrained_calls,
+    follow_parameters,
+    optional_calls,
+)
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
 UNSUPPORTED = record(

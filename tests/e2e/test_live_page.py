@@ -174,11 +174,11 @@ def test_every_request_is_answered_as_without(name: str, live: Server, server: S
 
 
 def test_streams(live: Server, server: Server) -> None:
-    """Also one that puts out prefixes, and one that asks for a trace itself."""
+    """Also one that puts out prefixes."""
     body = {"prompt": "t5 t6 t7", "max_tokens": 30, "ignore_eos": True, "stream": True}
     body |= {"temperature": 0, "return_token_ids": True}
     sequential = {"diffusion_stream_prefix": True, "diffusion_algorithm": "Sequential"}
-    for options in ({}, sequential, sequential | {"diffusion_return_step_maps": True}):
+    for options in ({}, sequential):
         plain, traced = (
             [
                 without_times(json.loads(line[6:]))

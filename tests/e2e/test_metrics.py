@@ -94,18 +94,8 @@ def bench(server: Server, golden: oracle.Checkpoint, result: Path, xargs: dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"diffusion_trace": 1, "diffusion_return_step_maps": 1},
-        pytest.param({}, marks=pytest.mark.long),
-    ],
-    ids=["traced", "plain"],
-)
-def test_vllm_bench_serve(
-    server: Server, golden: oracle.Checkpoint, tmp_path: Path, asked: dict[str, int]
-) -> None:
-    """Its figures are those of the counters, and traces do not disturb it.
+def test_vllm_bench_serve(server: Server, golden: oracle.Checkpoint, tmp_path: Path) -> None:
+    """Its figures are those of the counters.
 
     Catches counters by algorithm that it adds to vLLM's own, because of their names.
     """
@@ -113,7 +103,7 @@ def test_vllm_bench_serve(
         f"vllm:diffusion_num_{what}_total" for what in ("canvas_positions", "committed_tokens")
     ]
     own, before = [server.metric(name) for name in names], counted(server)
-    xargs = {"diffusion_algorithm": "LowConfidence"} | asked
+    xargs = {"diffusion_algorithm": "LowConfidence"}
     figures = bench(server, golden, tmp_path / "result.json", xargs)
     server.wait_until_idle()
     assert (figures["completed"], figures["failed"]) == (BENCHED, 0)

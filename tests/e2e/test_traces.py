@@ -52,11 +52,7 @@ def test_whole_answers(path: str, server: Server) -> None:
         assert choice["dllm_replay_contract_version"] == 1
 
 
-def test_what_has_choices_has_traces(server: Server) -> None:
-    """At endpoints that are not OpenAI's, too."""
-    body = QUESTION | {"messages": [QUESTION["messages"], [{"role": "user", "content": "12 + 5"}]]}
-    for choice in choices(server, CHAT + "/batch", **body, vllm_xargs=ALL):
-        assert len(choice["step_maps"]) == choice["dllm_stop_length"] > 0
+def test_answers_to_token_ids(server: Server) -> None:
     sampling = {"max_tokens": 8, "extra_args": ALL}
     answer = server.post("/inference/v1/generate", token_ids=[5, 6], sampling_params=sampling)
     (choice,) = answer.json()["choices"]

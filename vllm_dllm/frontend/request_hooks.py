@@ -24,13 +24,14 @@ from vllm.sampling_params import SamplingParams
 from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.frontend.admission import (
     continue_last_message,
+    may_exclude_all,
     refuse_beam_search,
+    refuse_contradictions,
     refuse_misplaced_fields,
     resolve_options,
     sets_its_maximum,
     validate_bad_words,
 )
-from vllm_dllm.frontend.contradictions import may_exclude_all, refuse_contradictions
 from vllm_dllm.frontend.http_request import HttpRequest, current
 from vllm_dllm.frontend.live_traces import asked_live
 from vllm_dllm.frontend.shutdown import GracefulShutdown

@@ -32,7 +32,7 @@ STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
 # The attribute of vLLM's queue of a request's outputs that holds those with traces, by index.
 OUTPUTS = "dllm_outputs"
 # The ends of the endpoints' paths whose answers have choices.
-PLACES = ("/completions", "/completions/batch", "/inference/v1/generate")
+PLACES = ("/completions", "/inference/v1/generate")
 
 
 def take_records(

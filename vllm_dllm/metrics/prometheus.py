@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from vllm_dllm.metrics.counts import COUNTERS, Increment, metric_name
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
+
+from vllm_dllm.metrics.counts import COUNTERS, Increment, metric_name, taken_from
 
 LABELS = ["model_name", "engine", "algorithm"]
 
 
-class AlgorithmCounters:
+class AlgorithmCounters(AggregateStatLoggerBase):
     """Counters with vLLM's labels and the algorithm's name.
 
     Every algorithm that requests may choose has its counters from the start, at 0, so that a rate
     misses nothing of the first requests.
     """
 
-    def __init__(
-        self, counter_class: type[Any], engines: Mapping[int, list[Any]], algorithms: Iterable[str]
-    ) -> None:
+    def __init__(self, vllms: PrometheusStatLogger, algorithms: Iterable[str]) -> None:
         """Register the counters, which vLLM's ``unregister_vllm_metrics`` removes like its own.
 
         Args:
-            counter_class: Prometheus' class of counters, or what a vLLM logger has in its place.
-            engines: the values of vLLM's labels, by the index of an engine.
+            vllms: has the class of counters (Ray has one of its own), and the values of vLLM's
+                labels by the index of an engine.
             algorithms: the names of the registered algorithms.
 
         Raises:
             ValueError: they are registered already.
         """
-        self.engines = engines
+        self._engines = vllms.per_engine_labelvalues
         self._counters = {
-            counter: counter_class(
+            counter: vllms._counter_cls(
                 name=metric_name(counter), documentation=documentation, labelnames=LABELS
             )
             for counter, documentation in COUNTERS.items()
         }
         for algorithm in algorithms:
-            for engine in engines:
+            for engine in self._engines:
                 self.add([Increment(algorithm, counter, 0) for counter in COUNTERS], engine)
 
     def add(self, increments: Iterable[Increment], engine: int) -> None:
         """Count what an engine has sent with one step."""
         for algorithm, counter, amount in increments:
-            self._counters[counter].labels(*self.engines[engine], algorithm).inc(amount)
+            self._counters[counter].labels(*self._engines[engine], algorithm).inc(amount)
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take the increments out of an engine's statistics, before vLLM's loggers see them."""
+        if scheduler_stats is not None:
+            self.add(taken_from(scheduler_stats.num_kv_fetch_reqs_by_stage), engine_idx)
+
+    def log_engine_initialized(self) -> None:
+        """There is nothing to say of it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.vllm_patches import http_errors, tool_calls
+from vllm_dllm.vllm_patches import http_errors
 from vllm_dllm.vllm_patches.wrapping import Decorator, wrap
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def apply(front_end: FrontEnd) -> None:
     http_errors.apply()
     # A constraint behind reasoning is refused, and none must be added to such requests.
     if not front_end.structured.settings.begins_with_reasoning:
-        tool_calls.follow_parameters()
+        from vllm_dllm.frontend.tool_calls import follow_parameters
+
+        follow_parameters()
 
 
 def _take(front_end: FrontEnd) -> Decorator:

@@ -10,17 +10,17 @@ from vllm_dllm.vllm_patches.wrapping import wrap
 
 
 def apply() -> None:
-    """Let the loggers of statistics of one of our models have the counters.
+    """Add a logger to those of one of our models, wherever statistics are wanted.
 
-    A process that takes requests makes them where its statistics are wanted.
+    Loggers of the entry point ``vllm.stat_logger_plugins`` are not made for ``LLM``, and make every
+    server collect statistics, also with ``--disable-log-stats``.
     """
     from vllm.v1.metrics.loggers import StatLoggerManager
 
-    wrap(StatLoggerManager, "__init__", _make_counters)
-    wrap(StatLoggerManager, "record", _count)
+    wrap(StatLoggerManager, "__init__", _add_counters)
 
 
-def _make_counters(original: Callable[..., None]) -> Callable[..., None]:
+def _add_counters(original: Callable[..., None]) -> Callable[..., None]:
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
     from vllm_dllm.metrics.prometheus import AlgorithmCounters
@@ -30,27 +30,8 @@ def _make_counters(original: Callable[..., None]) -> Callable[..., None]:
         if not is_ours(vllm_config.model_config):
             return
         # vLLM makes one, or takes the one that it is given, such as Ray's.
-        *_, logger = (each for each in self.stat_loggers if isinstance(each, PrometheusStatLogger))
+        *_, vllms = (each for each in self.stat_loggers if isinstance(each, PrometheusStatLogger))
         names = vllm_config.model_config.dllm.algorithm_names
-        counters = AlgorithmCounters(logger._counter_cls, logger.per_engine_labelvalues, names)
-        self.dllm_algorithm_counters = counters
+        self.stat_loggers.insert(0, AlgorithmCounters(vllms, names))
 
     return init
-
-
-def _count(original: Callable[..., None]) -> Callable[..., None]:
-    from vllm_dllm.metrics.counts import taken_from
-
-    def record(
-        self: Any,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int | None = None,
-    ) -> None:
-        if scheduler_stats is not None and hasattr(self, "dllm_algorithm_counters"):
-            increments = taken_from(scheduler_stats.num_kv_fetch_reqs_by_stage)
-            self.dllm_algorithm_counters.add(increments, engine_idx or 0)
-        original(self, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
-
-    return record
