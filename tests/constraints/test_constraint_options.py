@@ -84,7 +84,8 @@ class Settled:
     def reconcile(self, params: Any, calls: Any) -> None:
         assert calls is None
 
-    def submit(self, params: Any, depth: int | None) -> Any:
+    def submit(self, params: Any, patient: bool, depth: int | None) -> Any:
+        assert patient, "offline"
         self.depths.append(depth)
         return self
 

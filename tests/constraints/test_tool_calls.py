@@ -28,12 +28,8 @@ from tests.support.derivations import derives
 from vllm_dllm.constraints.grammar.language import Node
 from vllm_dllm.constraints.grammar.structural_tag import structural_tag
 from vllm_dllm.constraints.limits import ConstraintError
-from vllm_dllm.frontend.tool_calls import (
-    OptionalCalls,
-    constrained_calls,
-    follow_parameters,
-    optional_calls,
-)
+from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
+from vllm_dllm.vllm_patches.http_endpoints import follow_parameters
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
 UNSUPPORTED = record(

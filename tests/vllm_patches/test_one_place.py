@@ -89,9 +89,8 @@ def test_the_room_wraps_with_one_helper() -> None:
             'type("EngineConfig", (VerifyAndUpdateConfig,), hook)',
         ],
         "request_entry.py": ["setattr(self, FRONT_END, front_end)"],
-        "traces.py": ["setattr(choice, name, value)"],
         # vLLM's own attribute for this, on its class of tool parsers.
-        "tool_calls.py": ["ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER"],
+        "http_endpoints.py": ["ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER"],
     }
 
 

@@ -1,7 +1,8 @@
 """Calls of tools: what vLLM's structural tags for them ask for, and what they shall ask for here.
 
 vLLM constrains the calls of a tool by the schema of its parameters if the tool is strict, or if the
-server's ``--tool-strict-level`` is ``parameter``; `follow_parameters` makes that the default.
+server's ``--tool-strict-level`` is ``parameter``; `vllm_patches.http_endpoints` makes that the
+default.
 So a tool that is not strict has its schema followed too. But a schema that is not supported does
 not refuse its request: then its arguments are any object.
 """
@@ -27,22 +28,6 @@ GEMMA = "gemma4"
 ANY_OBJECT = {"type": "object"}
 GEMMA_BEGIN = f"{CALL}call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
-
-
-def follow_parameters() -> None:
-    """Let the schema of every tool's parameters be followed in this process.
-
-    By default vLLM constrains nothing where a call is optional and no tool is strict. The option
-    ``--tool-strict-level`` still overrides this, and so does a tool parser with a default of its
-    own.
-    """
-    # Only here: an offline process does without vLLM's tool parsers.
-    from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
-    from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
-
-    ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER
-    parser = "vllm_dllm.frontend.gemma_tool_parser"
-    ToolParserManager.register_lazy_module(GEMMA, parser, "GemmaToolParser")
 
 
 class OptionalCalls(NamedTuple):

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from vllm_dllm.frontend.live_traces import LiveTraces
 
 STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
-# The attribute of vLLM's queue of a request's outputs that holds those with traces, by index.
-OUTPUTS = "dllm_outputs"
 # The ends of the endpoints' paths whose answers have choices.
 PLACES = ("/completions", "/inference/v1/generate")
 
@@ -82,11 +80,8 @@ def add_traces(state: Any, completion: Any) -> None:
     if assembly.asked & Asked.REPLAY and completion.finish_reason is not None:
         completion.diffusion_replay = Replay.of(trace, token_ids)
     if state.queue is not None:
-        setattr(
-            state.queue,
-            OUTPUTS,
-            {**getattr(state.queue, OUTPUTS, {}), completion.index: completion},
-        )
+        others = getattr(state.queue, "dllm_outputs", {})
+        state.queue.dllm_outputs = others | {completion.index: completion}
 
 
 def fields_of(completion: Any) -> dict[str, Any]:
@@ -113,7 +108,7 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
         queues: vLLM's ``RequestOutputCollector`` of each of the request's prompts.
     """
     answer = json.loads(body)
-    kept = [getattr(queue, OUTPUTS, {}) for queue in queues]
+    kept = [getattr(queue, "dllm_outputs", {}) for queue in queues]
     completions = [outputs[index] for outputs in kept for index in sorted(outputs)]
     for choice in answer.get("choices", ()):
         choice.update(fields_of(completions[choice["index"]]))

@@ -45,9 +45,25 @@ def apply(front_end: FrontEnd) -> None:
     http_errors.apply()
     # A constraint behind reasoning is refused, and none must be added to such requests.
     if not front_end.structured.settings.begins_with_reasoning:
-        from vllm_dllm.frontend.tool_calls import follow_parameters
-
         follow_parameters()
+
+
+def follow_parameters() -> None:
+    """Let the schema of every tool's parameters be followed in this process.
+
+    By default vLLM constrains nothing where a call is optional and no tool is strict. The option
+    ``--tool-strict-level`` still overrides this, and so does a tool parser with a default of its
+    own.
+    """
+    # Only here: an offline process does without vLLM's tool parsers.
+    from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
+    from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
+
+    from vllm_dllm.frontend.tool_calls import GEMMA
+
+    ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER
+    parser = "vllm_dllm.frontend.gemma_tool_parser"
+    ToolParserManager.register_lazy_module(GEMMA, parser, "GemmaToolParser")
 
 
 def _take(front_end: FrontEnd) -> Decorator:
