@@ -11,7 +11,7 @@ from tests.checkpoints.published import GEMMA_TEXT, gemma_config, llada2_config
 from tests.support.checkpoints import TINY_GEMMA
 from vllm_dllm.checkpoints.config_fields import unknown_fields, unknown_gemma_fields
 from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS, LLaDA2MoeConfig
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 READ, INERT = "read", "does not matter"
 

@@ -11,7 +11,7 @@ from tests.checkpoints.test_config_fields import INERT, READ
 from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, unknown_fields
 from vllm_dllm.families.sdar.family import known_fields
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig, check_fields
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 # Field -> READ and another value that must be seen, a value that must be refused, or INERT and
 # another value that changes nothing.

@@ -21,7 +21,7 @@ from vllm_dllm.decoding import (
     register_algorithm,
     registry,
 )
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 
 def test_by_name() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import CHECKPOINT, Served, parameter_names
 from vllm_dllm.settings.server import DllmSettings

@@ -12,7 +12,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.block_causal.startup import block_length, refuse_sliding_window
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.default_limits import set_defaults
 
 

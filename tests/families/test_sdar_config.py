@@ -13,7 +13,7 @@ from transformers import AutoConfig, Qwen3Config, Qwen3MoeConfig
 from tests.support.reference_sdar import MASK, VOCABULARY, random_checkpoint
 from vllm_dllm.families.registry import families
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig, length_of_name
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 
 @pytest.mark.parametrize(

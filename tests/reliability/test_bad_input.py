@@ -24,8 +24,8 @@ from tests.support.strategies import (
     same,
     share,
 )
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Served, parameter_names
 from vllm_dllm.settings.server import DllmSettings

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from vllm_dllm.ranges import MAX_STEPS
 from vllm_dllm.settings.file import MAX_FILE_BYTES
 from vllm_dllm.settings.parsing import SettingsError, parse_request_options, parse_settings
-from vllm_dllm.settings.ranges import MAX_STEPS
 from vllm_dllm.settings.request import MAX_CANVAS
 from vllm_dllm.settings.resolution import parameter_names
 

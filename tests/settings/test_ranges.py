@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from vllm_dllm.settings.ranges import AlgorithmConfig, Range, SettingsError, nearest, setting, shown
+from vllm_dllm.ranges import AlgorithmConfig, Range, SettingsError, nearest, setting, shown
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.live_page import LIVE_PAGE, refuse_several_servers
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.readable import MOST_CHARACTERS, cause_within, readable
 
 

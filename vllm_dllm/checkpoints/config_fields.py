@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
 
-from vllm_dllm.settings.ranges import SettingsError, shown
+from vllm_dllm.ranges import SettingsError, shown
 
 # LLaDA2: values that ask for nothing which is not done, and what others would ask for.
 LLADA2_ONLY: Mapping[str, tuple[Collection[Any], str]] = {

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 
 from vllm_dllm.ops.statistics.rows import RowStatistics
-from vllm_dllm.settings.ranges import AlgorithmConfig
+from vllm_dllm.ranges import AlgorithmConfig
 
 Corruption = Literal["mask", "uniform"]
 

@@ -18,7 +18,7 @@ from vllm_dllm.decoding.base import (
 )
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.statistics.sampled import SampledStatistics
-from vllm_dllm.settings.ranges import AlgorithmConfig, SettingsError, setting
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError, setting
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vllm_dllm.decoding.base import (
 )
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.decoding.step_quota import most_confident
-from vllm_dllm.settings.ranges import AlgorithmConfig, setting
+from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
 @dataclass(frozen=True)

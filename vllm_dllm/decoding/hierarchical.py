@@ -15,7 +15,7 @@ from vllm_dllm.decoding.base import (
     reveal,
 )
 from vllm_dllm.decoding.registry import register_algorithm
-from vllm_dllm.settings.ranges import AlgorithmConfig, setting
+from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
 @dataclass(frozen=True)

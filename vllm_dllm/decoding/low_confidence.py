@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vllm_dllm.decoding.base import Canvas, MaskedAlgorithm, StepContext, Update, reveal
 from vllm_dllm.decoding.registry import register_algorithm
-from vllm_dllm.settings.ranges import AlgorithmConfig, setting
+from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
 @dataclass(frozen=True)

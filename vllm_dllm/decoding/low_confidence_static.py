@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_dllm.decoding.base import Canvas, MaskedAlgorithm, StepContext, Update, reveal
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.decoding.step_quota import StepsConfig, most_confident, step_quota
-from vllm_dllm.settings.ranges import AlgorithmConfig
+from vllm_dllm.ranges import AlgorithmConfig
 
 
 @register_algorithm

@@ -10,7 +10,7 @@ from vllm_dllm.decoding.base import Canvas, MaskedAlgorithm, StepContext, Update
 from vllm_dllm.decoding.entropy_bound import within_bound
 from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.statistics.rows import EntropyStatistics
-from vllm_dllm.settings.ranges import AlgorithmConfig, setting
+from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
-from vllm_dllm.settings.ranges import SettingsError, closest, listed, shown
+from vllm_dllm.ranges import SettingsError, closest, listed, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
 # The kinds of models, in the words of an error message.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_dllm.decoding.base import Canvas, StepContext, confidence
-from vllm_dllm.settings.ranges import MAX_STEPS, AlgorithmConfig, setting
+from vllm_dllm.ranges import MAX_STEPS, AlgorithmConfig, setting
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from vllm_dllm.decoding import Algorithm, BaseAlgorithm, Canvas, MaskedAlgorithm
 from vllm_dllm.engine.to_device import to_device
-from vllm_dllm.settings.ranges import AlgorithmConfig
+from vllm_dllm.ranges import AlgorithmConfig
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.slots import Standing

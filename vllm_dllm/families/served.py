@@ -11,6 +11,7 @@ from vllm_dllm.decoding import MODELS, algorithms, get_algorithm, other_kind
 from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.families.base import Family
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.checkpoint import (
     LENGTHS,
     SAMPLER,
@@ -20,7 +21,6 @@ from vllm_dllm.settings.checkpoint import (
 )
 from vllm_dllm.settings.misplaced import as_option
 from vllm_dllm.settings.parsing import parse_settings, server_names
-from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.resolution import (
     CHECKPOINT,
     DEFAULT,

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.settings.ranges import MAX_FLOAT32, SettingsError, cut, shown
+from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, cut, shown
 from vllm_dllm.settings.request import (
     REQUEST_PREFIX,
     refuse_canvas_options,

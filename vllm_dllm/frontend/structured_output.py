@@ -24,7 +24,7 @@ from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
 from vllm_dllm.constraints.limits import BusyError, ConstraintError
 from vllm_dllm.constraints.pool import CompilerPool
 from vllm_dllm.frontend.tool_calls import OptionalCalls
-from vllm_dllm.settings.ranges import shown
+from vllm_dllm.ranges import shown
 
 logger = init_logger("vllm.dllm")
 

@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from vllm_dllm.constraints.grammar.marks import CALL, CALL_END, MARKS
 from vllm_dllm.constraints.grammar.structural_tag import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT
-from vllm_dllm.settings.ranges import shown
+from vllm_dllm.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 
 # VLLM's name of the parser of Gemma's calls, and ours of their structural tag.

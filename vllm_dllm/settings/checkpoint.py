@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vllm_dllm.settings.ranges import SettingsError, nearest, shown
+from vllm_dllm.ranges import SettingsError, nearest, shown
 
 MAX_STEPS_FIELD = "max_denoising_steps"
 # Fields of DiffusionGemma's sampler that a generation config must have.

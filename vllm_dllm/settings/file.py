@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.settings.ranges import SettingsError, shown
+from vllm_dllm.ranges import SettingsError, shown
 
 if TYPE_CHECKING:
     import yaml

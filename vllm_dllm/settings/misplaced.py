@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 
-from vllm_dllm.settings.ranges import MOST_CHARACTERS, SettingsError, closest, cut, shown
+from vllm_dllm.ranges import MOST_CHARACTERS, SettingsError, closest, cut, shown
 from vllm_dllm.settings.request import REQUEST_PREFIX
 
 SETTINGS_KEY = "dllm"

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from vllm_dllm.ranges import SettingsError, closest, nearest, shown
 from vllm_dllm.settings.file import read_settings_file
 from vllm_dllm.settings.misplaced import (
     SETTINGS_KEY,
     refuse_settings_outside,
     refuse_unknown_extra_arguments,
 )
-from vllm_dllm.settings.ranges import SettingsError, closest, nearest, shown
 from vllm_dllm.settings.request import REQUEST_PREFIX, RequestOptions
 from vllm_dllm.settings.server import DllmSettings
 

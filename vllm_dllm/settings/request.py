@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 
-from vllm_dllm.settings.ranges import Range, SettingsError, shown
+from vllm_dllm.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.server import CONSTRAINT_DEPTH, CONSTRAINT_TOKENS, STEPS
 
 REQUEST_PREFIX = "diffusion_"

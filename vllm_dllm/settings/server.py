@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_dllm.settings.ranges import MAX_STEPS, Range, SettingsError, shown
+from vllm_dllm.ranges import MAX_STEPS, Range, SettingsError, shown
 
 DEFAULT_BLOCK_LENGTH = 32
 WINDOWS = ("symmetric", "reference")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.startup import expert_parallel
 from vllm_dllm.startup.kv_transfer import settle_kv_transfer

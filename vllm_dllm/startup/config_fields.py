@@ -9,8 +9,8 @@ from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.checkpoints.config_fields import source_of
+from vllm_dllm.ranges import listed
 from vllm_dllm.settings.misplaced import as_option, meant_by
-from vllm_dllm.settings.ranges import listed
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

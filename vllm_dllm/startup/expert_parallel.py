@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

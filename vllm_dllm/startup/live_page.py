@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 # What users write behind ``--middleware``.
 LIVE_PAGE = "vllm_dllm.viewer.live.LivePage"

@@ -8,7 +8,7 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_dllm.checkpoints.quantized import COMPRESSED, ONLINE, in_words, schemes, word_of
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

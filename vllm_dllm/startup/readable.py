@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_dllm.settings.ranges import shown
+from vllm_dllm.ranges import shown
 
 # The message of an exception may be pages long; a line of the log should not.
 MOST_CHARACTERS = 500

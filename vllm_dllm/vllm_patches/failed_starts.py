@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.vllm_patches.last_words import fail_with_last_line
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap

@@ -13,8 +13,8 @@ from vllm_dllm.attention.settling import settle_route
 from vllm_dllm.checkpoints.config_fields import source_of
 from vllm_dllm.families.served import settings_of, warn_of_unread
 from vllm_dllm.families.startup import settle
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.checkpoint import LENGTHS
-from vllm_dllm.settings.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
 from vllm_dllm.settings.resolution import HF_OVERRIDES
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported

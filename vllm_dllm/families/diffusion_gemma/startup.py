@@ -12,7 +12,7 @@ from vllm_dllm.checkpoints.config_fields import source_of, unknown_gemma_fields
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.families.served import generation_settings, settings_of, warn_of_unread
 from vllm_dllm.families.startup import settle
-from vllm_dllm.settings.ranges import SettingsError, listed
+from vllm_dllm.ranges import SettingsError, listed
 from vllm_dllm.settings.resolution import OVERRIDE, Served
 from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported

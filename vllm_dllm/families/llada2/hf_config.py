@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from vllm_dllm.checkpoints.config_fields import LLADA2_INERT, LLADA2_ONLY, check_only
-from vllm_dllm.settings.ranges import Range, SettingsError, shown
+from vllm_dllm.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.request import LENGTH
 from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 

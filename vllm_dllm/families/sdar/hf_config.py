@@ -13,7 +13,7 @@ from typing import Any
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, check_only, source_of
-from vllm_dllm.settings.ranges import SettingsError
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
 
 DEFAULT_BLOCK_LENGTH = 4
