@@ -124,8 +124,9 @@ def check_pictures(vllm_config: VllmConfig) -> None:
     vision = vllm_config.model_config.hf_config.vision_config
     given = options.mm_processor_kwargs or {}
     given = (given.get("images_kwargs") or {}) | given
+    usual = getattr(vision, "default_output_length", 280)
     tokens = {
-        "image": given.get("max_soft_tokens", vision.default_output_length),
+        "image": given.get("max_soft_tokens", usual),
         "video": VIDEO_SOFT_TOKENS,
     }
     for modality, most in tokens.items():
