@@ -98,15 +98,19 @@ def scheme_named(
 def scheme_for(
     name: str, tensor: torch.Tensor, family: Family, schemes: Sequence[QuantizationScheme]
 ) -> QuantizationScheme | None:
-    """The first scheme that holds for a tensor; None for what is no matrix or left alone."""
+    """The scheme that holds for a tensor; None for what is not a matrix or is left alone.
+
+    Patterns go before `Linear`, and are tried in alphabetical order, as compressed-tensors does.
+    """
     if tensor.ndim != 2 or ".layers." not in name or not name.endswith(".weight"):
         return None
     module = name.removesuffix(".weight")
     if any(matches(entry, module) for entry in family.ignore):
         return None
-    for scheme in schemes:
-        if any(target == "Linear" or matches(target, module) for target in scheme.targets):
-            return scheme
+    by_target = {target: scheme for scheme in schemes for target in scheme.targets}
+    for target in sorted(by_target, key=lambda one: (one == "Linear", one.startswith("re:"), one)):
+        if target == "Linear" or matches(target, module):
+            return by_target[target]
     return None
 
 
@@ -199,7 +203,7 @@ def quantize_checkpoint(
     Args:
         path: a folder with `config.json` and safetensors.
         out: a folder; made if it is missing.
-        schemes: see `scheme_named`; the first that names a module holds for it.
+        schemes: see `scheme_named` and `scheme_for`.
         calibrated: module to what LLM Compressor found for it (`weight_scale`,
             `weight_global_scale`, `input_global_scale`); what is missing is computed from the
             weights alone, rounding to nearest.

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.checkpoints.published import checkpoint, index
 from tests.support import engine  # noqa: F401  sets the environment before vLLM is imported
 from tests.support.held_bytes import model_bytes
+from vllm_dllm.checkpoints.verify import FLOATS, Stored
 
 
 class Writes(TorchDispatchMode):
@@ -76,15 +77,16 @@ def skeleton(path: Path) -> torch.nn.Module:
     return model
 
 
-def report(model: torch.nn.Module, tensors: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def report(model: torch.nn.Module, tensors: dict[str, Stored]) -> dict[str, Any]:
     writes, astray = Writes(model), {}
 
     def fed() -> Iterator[tuple[str, torch.Tensor]]:
         # A loader is done with a tensor when it asks for the next.
-        for name, shape in tensors.items():
+        for name, (shape, dtypes, _) in tensors.items():
             writes.reached.clear()
-            single = len(shape) == 0 or shape == (1,)
-            yield name, torch.ones(shape) if single else torch.empty(shape, device="meta")
+            dtype = torch.float32 if dtypes == FLOATS else min(dtypes, key=str)
+            device = "cpu" if len(shape) == 0 or shape == (1,) else "meta"
+            yield name, torch.ones(shape, dtype=dtype, device=device)
             if len(writes.reached) != 1:
                 astray[name] = sorted(writes.reached)
 

@@ -18,6 +18,7 @@ from compressed_tensors.compressors.base import BaseCompressor
 from examples.quantize.files import FAMILIES, scheme_named, write_config
 from tests.support.checkpoints import TINY_GEMMA
 from vllm_dllm.checkpoints.quantized import stored_as
+from vllm_dllm.checkpoints.verify import Stored
 
 LLADA2 = {
     "llada2-mini": (20, 2048, 5120, 512, 16),
@@ -244,14 +245,14 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
     return out
 
 
-def index(path: Path, which: str, scheme: str | None) -> Shapes:
+def index(path: Path, which: str, scheme: str | None) -> dict[str, Stored]:
     """Every tensor of the published index, as the scheme's library stores it."""
     if which == GEMMA:
         plain = gemma_tensors()
     else:
         plain = sdar_tensors(which) if which in SDAR else llada2_tensors(which)
     if scheme is None:
-        return plain
+        return {name: Stored(shape) for name, shape in plain.items()}
     chosen = scheme_named(scheme)
     parts = BaseCompressor.get_value_from_registry(chosen.format).compression_param_names(chosen)
     arguments = {
@@ -259,17 +260,17 @@ def index(path: Path, which: str, scheme: str | None) -> Shapes:
         "input_activations": chosen.input_activations,
         "format": chosen.format,
     }
-    shapes: Shapes = {}
+    tensors: dict[str, Stored] = {}
     for name, shape in one_by_one(plain).items():
         if is_matrix(name, shape):
             stored = stored_as(shape, arguments)
             assert stored is not None
             assert set(stored) == set(parts), name
             module = name.removesuffix(".weight")
-            shapes |= {f"{module}.{part}": tuple(size) for part, size in stored.items()}
+            tensors |= {f"{module}.{part}": one for part, one in stored.items()}
         else:
-            shapes[name] = shape
-    return shapes
+            tensors[name] = Stored(shape)
+    return tensors
 
 
 def one_by_one(shapes: Shapes) -> Shapes:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from vllm_dllm.checkpoints.quantized import KV_SCALES
-from vllm_dllm.checkpoints.verify import HEAD, verified
+from vllm_dllm.checkpoints.verify import HEAD, Stored, verified
 
-BODY = {"model.norm.weight": (4,)}
+BODY = {"model.norm.weight": Stored((4,))}
 FILE = {"model.norm.weight": torch.ones(4), HEAD: torch.ones(8, 4)}
 
 
-def names(expected: dict[str, tuple[int, ...]], tensors: dict[str, torch.Tensor]) -> list[str]:
+def names(expected: dict[str, Stored], tensors: dict[str, torch.Tensor]) -> list[str]:
     return [name for name, _ in verified(tensors.items(), expected, "X")]
 
 
@@ -21,7 +21,7 @@ def test_tied_head_is_passed_over() -> None:
 
 
 def test_own_head_is_read() -> None:
-    assert names(BODY | {HEAD: (8, 4)}, FILE) == [*BODY, HEAD]
+    assert names(BODY | {HEAD: Stored((8, 4))}, FILE) == [*BODY, HEAD]
 
 
 def test_scales_of_a_quantized_cache_are_passed_on() -> None:
@@ -34,11 +34,11 @@ def test_scales_of_a_quantized_cache_are_passed_on() -> None:
 
 def test_own_head_is_missed() -> None:
     with pytest.raises(ValueError, match=HEAD):
-        names(BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY})
+        names(BODY | {HEAD: Stored((8, 4))}, {name: FILE[name] for name in BODY})
 
 
 def test_an_update_may_come_in_parts() -> None:
-    expected, part = BODY | {HEAD: (8, 4)}, {name: FILE[name] for name in BODY}
+    expected, part = BODY | {HEAD: Stored((8, 4))}, {name: FILE[name] for name in BODY}
     assert [n for n, _ in verified(part.items(), expected, "X", whole=False)] == list(part)
     with pytest.raises(ValueError, match="unexpected tensor"):
         list(verified([("other", torch.zeros(1))], expected, "X", whole=False))

@@ -79,6 +79,28 @@ def test_a_missing_tensor(broken: Path) -> None:
     assert name.removeprefix("model.decoder.") in refused(broken)
 
 
+@pytest.mark.parametrize("made", ["gemma"], indirect=True)
+def test_a_copy_that_differs(broken: Path) -> None:
+    """An encoder's copy beside the decoder's; equal ones are one tensor."""
+    name = TENSOR["gemma"]
+    copy = name.replace("decoder", "encoder.language_model")
+    change_tensors(broken, lambda t: t.update({copy: t[name].clone()}))
+    with engine(broken, 32, **TEXT_ONLY_OPTIONS):
+        pass
+    change_tensors(broken, lambda t: t[copy].view(-1)[-1:].neg_())
+    message = refused(broken)
+    assert name in message and copy in message and "differ" in message
+
+
+def test_a_stale_file_with_the_same_names(broken: Path) -> None:
+    """Without an index all files are read, and the last one would win."""
+    tensors = load_file(broken / "model.safetensors")
+    name = TENSOR[broken.name]
+    save_file({name: tensors[name] + 1}, broken / "older.safetensors", {"format": "pt"})
+    message = refused(broken)
+    assert name in message and "differ" in message
+
+
 @pytest.mark.parametrize("size", [7, 300, 100_000])
 def test_a_damaged_file(broken: Path, size: int) -> None:
     """Cut off inside the length, the header and the tensors."""

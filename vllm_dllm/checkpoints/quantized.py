@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm_dllm.checkpoints.verify import Shapes
+from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -44,8 +45,8 @@ def expected(
     quant_config: QuantizationConfig | None,
     is_linear: Callable[[str], bool],
     vllm_name: Callable[[str], str] = lambda name: name,
-) -> Shapes | None:
-    """The name and shape of every tensor of a checkpoint, quantized or not.
+) -> dict[str, Stored] | None:
+    """Every tensor of a checkpoint, quantized or not, by name.
 
     Args:
         plain: the tensors of an unquantized checkpoint, one matrix for each linear layer.
@@ -54,37 +55,39 @@ def expected(
         vllm_name: maps a name in `plain` to vLLM's name, before projections are fused.
 
     Returns:
-        The shapes by name, or None for a method whose tensors are not known here.
+        How they are stored, or None for a method whose tensors are not known here.
     """
     if quant_config is None or quant_config.get_name() == ONLINE:
-        return plain
+        return {name: Stored(shape) for name, shape in plain.items()}
     if quant_config.get_name() != COMPRESSED:
         return None
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, Stored] = {}
     for name, shape in plain.items():
         module = name.removesuffix(".weight")
         scheme = None
         if is_linear(name):
             scheme = scheme_of(quant_config, vllm_name(name).removesuffix(".weight"))
         if scheme is None:
-            shapes[name] = shape
+            tensors[name] = Stored(shape)
             continue
-        stored = stored_as(shape, scheme)
+        stored = stored_as(shape, scheme, group_of(quant_config, scheme))
         if stored is None:
             return None
-        shapes |= {f"{module}.{part}": size for part, size in stored.items()}
-    return shapes
+        tensors |= {f"{module}.{part}": one for part, one in stored.items()}
+    return tensors
 
 
-def stored_as(shape: tuple[int, ...], scheme: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tensors that replace a matrix ``[out, in]`` in a checkpoint: shapes by last part of name.
+def stored_as(
+    shape: tuple[int, ...], scheme: Mapping[str, Any], group: str = ""
+) -> dict[str, Stored] | None:
+    """The tensors that replace a matrix ``[out, in]`` in a checkpoint, by last part of name.
 
     The layouts are those of the library compressed-tensors; None for one that is not known here.
     """
     out, size = shape
     weights, inputs = scheme["weights"], scheme["input_activations"]
-    strategy, group = word_of(weights.strategy), weights.group_size
-    groups = -(-size // group) if group and group > 0 else 1
+    strategy, length = word_of(weights.strategy), weights.group_size
+    groups = -(-size // length) if length and length > 0 else 1
     scales = {
         "tensor": (1,),
         "channel": (out, 1),
@@ -96,59 +99,124 @@ def stored_as(shape: tuple[int, ...], scheme: Mapping[str, Any]) -> dict[str, An
         scale: tuple[int, ...] = (-(-out // rows), -(-size // columns))
     else:
         scale = scales[strategy]
-    static = inputs is not None and not inputs.dynamic
     layout = scheme["format"]
+    parts: dict[str, tuple[tuple[int, ...], Collection[torch.dtype]]]
     if layout in ("float-quantized", "int-quantized", "naive-quantized"):
-        parts: dict[str, Any] = {"weight": shape, "weight_scale": scale}
+        parts = {"weight": (shape, [weights.pytorch_dtype()]), "weight_scale": (scale, FLOATS)}
         if not weights.symmetric:
-            parts["weight_zero_point"] = scale
-        if static:
-            parts["input_scale"] = (1,)
+            parts["weight_zero_point"] = (scale, [weights.zp_dtype, torch.int8])
+        if inputs is not None and not inputs.dynamic:
+            parts["input_scale"] = ((1,), FLOATS)
             if not inputs.symmetric:
-                parts["input_zero_point"] = (1,)
-        return parts
-    if layout == "pack-quantized" and inputs is None:
+                parts["input_zero_point"] = ((1,), [inputs.zp_dtype, torch.int8])
+    elif layout == "pack-quantized" and inputs is None:
         in_word = 32 // weights.num_bits
-        parts = {"weight_packed": (out, -(-size // in_word)), "weight_scale": scale}
-        parts["weight_shape"] = (2,)
+        parts = {
+            "weight_packed": ((out, -(-size // in_word)), [torch.int32]),
+            "weight_scale": (scale, FLOATS),
+            "weight_shape": ((2,), [torch.int32, torch.int64]),
+        }
         if not weights.symmetric:
-            parts["weight_zero_point"] = (-(-out // in_word), scale[1])
-        return parts
-    if layout == "nvfp4-pack-quantized":
-        parts = {"weight_packed": (out, size // 2), "weight_scale": scale}
-        parts["weight_global_scale"] = (1,)
+            parts["weight_zero_point"] = ((-(-out // in_word), scale[1]), [torch.int32])
+    elif layout == "nvfp4-pack-quantized":
+        parts = {
+            "weight_packed": ((out, size // 2), [torch.uint8]),
+            "weight_scale": (scale, [weights.scale_dtype or torch.float8_e4m3fn]),
+            "weight_global_scale": ((1,), FLOATS),
+        }
         if inputs is not None:
-            parts["input_global_scale"] = (1,)
-        return parts
-    return None
+            parts["input_global_scale"] = ((1,), FLOATS)
+    else:
+        return None
+    return {part: Stored(one, frozenset(dtypes), group) for part, (one, dtypes) in parts.items()}
 
 
-def spell_out(
+def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:
+    """The words for the first group of `quantization_config` that has a scheme."""
+    weights, inputs = scheme["weights"], scheme["input_activations"]
+    for name, group in quant_config.config["config_groups"].items():
+        stated = group.get("input_activations")
+        if type(weights).model_validate(group["weights"]) == weights and (
+            (inputs is None and not stated)
+            or (inputs is not None and stated and type(inputs).model_validate(stated) == inputs)
+        ):
+            return f"group {name!r} of quantization_config ({in_words(weights, inputs)})"
+    return f"a group of quantization_config ({in_words(weights, inputs)})"
+
+
+def choose_as_written(
     quant_config: QuantizationConfig | None, spellings: Mapping[str, Iterable[str]]
 ) -> None:
-    """Make patterns for a checkpoint's layer names also match vLLM's names.
+    """Make vLLM choose the scheme for each layer that the library compressed-tensors has chosen.
 
-    vLLM translates the names that a `quantization_config` lists, but no regular expressions. Where
-    an entry matches one of a layer's `spellings`, the layer's vLLM name is added.
+    Where several targets match a layer, the library takes names before patterns, both in
+    alphabetical order, and vLLM the first in the file. vLLM translates the names that a
+    `quantization_config` lists, but not its patterns, which match a checkpoint's names. And it
+    matches layers that it fuses by the fused layer's name.
 
     Args:
         quant_config: changed in place; methods other than compressed-tensors are left unchanged.
         spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
+
+    Raises:
+        ValueError: layers that vLLM makes one have different schemes.
     """
     if quant_config is None or quant_config.get_name() != COMPRESSED:
         return
-    ignored, targets = quant_config.ignore, quant_config.target_scheme_map
+    config: Any = quant_config
+    ignored, targets = config.ignore, config.target_scheme_map
+    in_order = sorted(targets, key=lambda target: (target.startswith("re:"), target))
+    own_names = {}
+    one_layer: dict[str, dict[str, Any]] = defaultdict(dict)
     for own, names in spellings.items():
         names = tuple(names)
         if not any(_matches(entry, own) for entry in ignored) and any(
             _matches(entry, name) for entry in ignored for name in names
         ):
             ignored.append(own)
-        if not any(_matches(entry, own) for entry in targets):
-            for entry in list(targets):
-                if any(_matches(entry, name) for name in names):
-                    targets[own] = targets[entry]
-                    break
+        chosen = next((e for e in in_order if any(_matches(e, name) for name in names)), None)
+        if chosen != next((e for e in in_order if _matches(e, own)), None) and chosen is not None:
+            own_names[own] = targets[chosen]
+    schemes = own_names | {entry: targets[entry] for entry in in_order}
+    targets.clear()
+    targets.update(schemes)
+    for own in spellings:
+        one_layer[_layer_of(own, config.packed_modules_mapping)][own] = scheme_of(config, own)
+    fused = {}
+    for layer, parts in one_layer.items():
+        (first, scheme), *others = parts.items()
+        for own, other in others:
+            if other is not scheme and other != scheme:
+                raise ValueError(
+                    f"{first} and {own} are one layer in vLLM, and quantization_config has "
+                    f"{_group_or_none(config, scheme)} for one and "
+                    f"{_group_or_none(config, other)} for the other; quantize both in the same way"
+                )
+        is_fused = others and not layer.endswith(".experts")
+        if is_fused and scheme is not None and scheme_of(config, layer) != scheme:
+            fused[layer] = scheme
+    schemes = fused | targets
+    targets.clear()
+    targets.update(schemes)
+
+
+def linear_layers(plain: Shapes, is_linear: Callable[[str], bool]) -> dict[str, list[str]]:
+    """The layers that can be quantized, for `choose_as_written`, where vLLM renames none."""
+    modules = (name.removesuffix(".weight") for name in plain if is_linear(name))
+    return {module: [module] for module in modules}
+
+
+def _layer_of(name: str, packed: Mapping[str, Sequence[str]]) -> str:
+    """The name of the layer that vLLM makes of a layer and others."""
+    before, is_expert, _ = name.partition(".experts.")
+    if is_expert:
+        return f"{before}.experts"
+    prefix, _, last = name.rpartition(".")
+    return f"{prefix}.{next((whole for whole, parts in packed.items() if last in parts), last)}"
+
+
+def _group_or_none(quant_config: Any, scheme: Mapping[str, Any] | None) -> str:
+    return "no group" if scheme is None else group_of(quant_config, scheme)
 
 
 def _matches(entry: str, name: str) -> bool:

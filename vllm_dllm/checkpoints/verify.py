@@ -6,45 +6,77 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from vllm.logger import init_logger
+
+from vllm_dllm.checkpoints.stored import INDEX, StoredTensors
 
 # A model that ties its head to the embedding may have this tensor in its file, too; it is not read.
 HEAD = "lm_head.weight"
-# Lists the file of each tensor of a large checkpoint.
-INDEX = "model.safetensors.index.json"
-
 Shapes = Mapping[str, tuple[int, ...]]
+FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
+# What tools leave in a checkpoint and no layer reads: ranges that they have observed, and tables
+# that are computed anew.
+WITHOUT_EFFECT = re.compile(
+    r"[._](input|output)_(min|max)$|_quantizer\._amax$|\.rotary_emb\.inv_freq$"
+)
+# What would change a layer's output, and vLLM does not read.
+UNREAD = {
+    "weight_g_idx": "quantize the checkpoint again without `actorder`, or with 'static'",
+    "pre_quant_scale": "export the checkpoint with the scale folded into the layer before",
+    "smooth_scale": "export the checkpoint with the scale folded into the layer before",
+}
+
+logger = init_logger("vllm.dllm")
+
+
+class Stored(NamedTuple):
+    """How a checkpoint stores a tensor.
+
+    Attributes:
+        shape: its shape.
+        dtypes: those that it may have.
+        group: the words for the part of `quantization_config` that asks for it; "" for none.
+    """
+
+    shape: tuple[int, ...]
+    dtypes: frozenset[torch.dtype] = FLOATS
+    group: str = ""
 
 
 def verified(
     weights: Iterable[tuple[str, torch.Tensor]],
-    expected: Shapes,
+    expected: Mapping[str, Stored],
     architecture: str,
     one_name: Callable[[str], str | None] = lambda name: name,
     beside: re.Pattern[str] | None = None,
     whole: bool = True,
+    copies: StoredTensors | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are the `expected` tensors.
 
     Args:
         weights: the tensors of a checkpoint by their names in its files.
-        expected: the shapes of all tensors that the checkpoint must have, by name.
+        expected: all tensors that the checkpoint must have, by name.
         architecture: the model's name for error messages.
         one_name: maps a tensor's name in the file to its name in `expected`, for tensors that may
             have several names; None drops a tensor that is not read.
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
         whole: all expected tensors must come. False for an update of weights, which a trainer
             sends in parts.
+        copies: where a tensor that comes twice is compared; only its first copy is passed on. None
+            passes both on.
 
     Raises:
-        ValueError: a tensor does not belong to the architecture or has another shape, or, after
-            all tensors have been passed on, some are missing.
+        ValueError: a tensor does not belong to the architecture, has another shape or dtype, or
+            differs from its copy; or, after all tensors have been passed on, some are missing.
     """
-    missing = set(expected)
+    missing, came, passed_over = set(expected), dict[str, str](), list[str]()
     for name, tensor in weights:
         if beside is not None and beside.search(name):
             yield name, tensor
@@ -53,22 +85,114 @@ def verified(
         if known is None or (known == HEAD and HEAD not in expected):
             continue
         if known not in expected:
-            close = difflib.get_close_matches(known, missing, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
-        if not _same(tuple(tensor.shape), expected[known]):
-            raise ValueError(
-                f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for "
-                f"{expected[known]}"
-            )
+            if not _has_no_effect(name, known, tensor, expected):
+                raise _unexpected(name, known, tensor, expected, missing, architecture)
+            passed_over.append(name)
+            continue
+        _check(name, known, tensor, expected)
+        if known in came and copies is not None:
+            copies.check_equal(came[known], name)
+            continue
+        came[known] = name
         missing.discard(known)
         yield name, tensor
     if whole and missing:
         names = sorted(missing)
         raise ValueError(
-            f"the checkpoint lacks {len(names)} of {architecture}'s tensors: "
-            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+            f"the checkpoint lacks {len(names)} of {architecture}'s tensors: {_first(names)}"
         )
+    if passed_over:
+        logger.warning(
+            "dllm: %d tensors of the checkpoint have no effect: %s",
+            len(passed_over),
+            _first(passed_over),
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+
+
+def _check(name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]) -> None:
+    """Raise a ValueError for a tensor that has another shape or dtype than it should have."""
+    shape, dtypes, group = expected[known]
+    if tensor.dtype not in dtypes:
+        _refuse_left_out(name, known, tensor, expected)
+        found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
+        raise ValueError(
+            f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct the "
+            "`targets` of its groups, or quantize the checkpoint again"
+            if group
+            else f"tensor {name!r} is stored as {found}, and no group of a quantization_config in "
+            f"config.json has its layer, so that it should be {right}; add the layer to a group"
+        )
+    if not _same(tuple(tensor.shape), shape):
+        raise ValueError(
+            f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for {shape}"
+        )
+
+
+def word(dtype: torch.dtype) -> str:
+    """A dtype's name without the library's."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _refuse_left_out(
+    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
+) -> None:
+    """Raise a ValueError for a matrix that was not quantized although a group has its layer.
+
+    Tools skip experts that stand together in one tensor, for example.
+    """
+    module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
+    layer, is_expert, _ = module.partition(".experts.")
+    if is_expert:
+        module, entry = f"{layer}.experts.0.gate_proj", r"re:.*\.experts\..*"
+    parts = (expected.get(f"{module}.{part}") for part in ("weight", "weight_packed"))
+    group = next((part.group for part in parts if part is not None), "")
+    if group and tensor.ndim > 1 and tensor.dtype in FLOATS:
+        raise ValueError(
+            f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized, but {group} has "
+            f"its layer; add {entry!r} to `ignore` of quantization_config in config.json"
+        )
+
+
+def _has_no_effect(
+    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
+) -> bool:
+    """Whether a tensor may be passed over that no layer reads.
+
+    Raises:
+        ValueError: the layer would give another output if it read the tensor.
+    """
+    module, _, part = known.rpartition(".")
+    if part in UNREAD:
+        raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
+    if f"{module}.weight_scale" in expected:
+        if part == "weight_zero_point" and tensor.any():
+            raise ValueError(
+                f"tensor {name!r} is not zero, but {expected[f'{module}.weight_scale'].group} is "
+                "symmetric; write `symmetric: false`, or quantize the checkpoint again"
+            )
+        # Activations are quantized dynamically, or not at all.
+        if part in ("weight_zero_point", "input_scale", "input_zero_point"):
+            return True
+    return WITHOUT_EFFECT.search(known) is not None
+
+
+def _unexpected(
+    name: str,
+    known: str,
+    tensor: torch.Tensor,
+    expected: Mapping[str, Stored],
+    missing: Collection[str],
+    architecture: str,
+) -> ValueError:
+    """The error for a tensor that does not belong to the model."""
+    _refuse_left_out(name, known, tensor, expected)
+    close = difflib.get_close_matches(known, missing, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
 
 
 def _same(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -17,14 +17,15 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm_dllm.checkpoints.quantized import (
     COMPRESSED,
     KV_SCALES,
+    choose_as_written,
     expected,
     naming_the_scheme,
     scheme_of,
-    spell_out,
 )
+from vllm_dllm.checkpoints.stored import StoredTensors
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.updates import UpdatableWeights, Weights
-from vllm_dllm.checkpoints.verify import HEAD, Shapes, verified
+from vllm_dllm.checkpoints.verify import HEAD, Stored, verified
 from vllm_dllm.families.diffusion_gemma.pictures import PicturesNotEmbeddings, ReadablePictures
 from vllm_dllm.ops.statistics.head import Head
 
@@ -45,10 +46,11 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
     """google/diffusiongemma-*: text and images in, text out."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        spell_out(self.quant_config, spellings(vllm_config.model_config.hf_config))
+        choose_as_written(self.quant_config, spellings(vllm_config.model_config.hf_config))
         with naming_the_scheme(self.quant_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
+        self.stored = StoredTensors(vllm_config.model_config)
 
     @staticmethod
     def get_model_state_cls() -> type[DiffusionModelState]:
@@ -73,14 +75,17 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
         """Name the first wrong tensor; those of an unknown quantization are not looked at."""
-        shapes = stored_shapes(self.config, self.quant_config)
-        if shapes is None:
+        tensors = stored_tensors(self.config, self.quant_config)
+        if tensors is None:
             return weights
         beside = None if self.quant_config is None else KV_SCALES
-        return verified(weights, shapes, "DiffusionGemma", _one_name, beside, whole=whole)
+        copies = self.stored if whole else None
+        return verified(weights, tensors, "DiffusionGemma", _one_name, beside, whole, copies)
 
 
-def stored_shapes(config: Any, quant_config: QuantizationConfig | None) -> Shapes | None:
+def stored_tensors(
+    config: Any, quant_config: QuantizationConfig | None
+) -> dict[str, Stored] | None:
     """Every tensor of a checkpoint, quantized or not, by the name that `_one_name` gives it.
 
     Quantized experts are stored one by one, three matrices each. None for a method whose

@@ -6,7 +6,14 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
-from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
+from vllm_dllm.checkpoints.quantized import (
+    KV_SCALES,
+    choose_as_written,
+    expected,
+    linear_layers,
+    naming_the_scheme,
+)
+from vllm_dllm.checkpoints.stored import StoredTensors
 from vllm_dllm.checkpoints.updates import Weights
 from vllm_dllm.checkpoints.verify import verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
@@ -37,8 +44,11 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
         _check_config(config)
+        layers = linear_layers(tensor_shapes(config), is_linear)
+        choose_as_written(vllm_config.quant_config, layers)
         with naming_the_scheme(vllm_config.quant_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.stored = StoredTensors(vllm_config.model_config)
         for module in self.modules():
             if type(module) is BailingMoE:
                 # The backbone names its expert class itself; same parameters, other forward.
@@ -46,11 +56,12 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
         """Name the first wrong tensor; those of an unknown quantization are not looked at."""
-        shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
-        if shapes is None:
+        tensors = expected(tensor_shapes(self.config), self.quant_config, is_linear)
+        if tensors is None:
             return weights
         beside = None if self.quant_config is None else KV_SCALES
-        return verified(weights, shapes, "LLaDA2", beside=beside, whole=whole)
+        copies = self.stored if whole else None
+        return verified(weights, tensors, "LLaDA2", beside=beside, whole=whole, copies=copies)
 
 
 def is_linear(name: str) -> bool:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
-from vllm_dllm.checkpoints.quantized import KV_SCALES, expected, naming_the_scheme
+from vllm_dllm.checkpoints.quantized import (
+    KV_SCALES,
+    choose_as_written,
+    expected,
+    linear_layers,
+    naming_the_scheme,
+)
+from vllm_dllm.checkpoints.stored import StoredTensors
 from vllm_dllm.checkpoints.updates import Weights
 from vllm_dllm.checkpoints.verify import verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
@@ -31,16 +38,20 @@ class _Checked(MaskedCanvasModel):
                 f"{type(self).__name__} needs a checkpoint with model_type 'sdar' or 'sdar_moe', "
                 f"got {getattr(config, 'model_type', type(config).__name__)!r}"
             )
+        layers = linear_layers(tensor_shapes(config), is_linear)
+        choose_as_written(vllm_config.quant_config, layers)
         with naming_the_scheme(vllm_config.quant_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self.stored = StoredTensors(vllm_config.model_config)
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
         """Name the first wrong tensor; those of an unknown quantization are not looked at."""
-        shapes = expected(tensor_shapes(self.config), self.quant_config, is_linear)
-        if shapes is None:
+        tensors = expected(tensor_shapes(self.config), self.quant_config, is_linear)
+        if tensors is None:
             return weights
         beside = None if self.quant_config is None else KV_SCALES
-        return verified(weights, shapes, "SDAR", beside=beside, whole=whole)
+        copies = self.stored if whole else None
+        return verified(weights, tensors, "SDAR", beside=beside, whole=whole, copies=copies)
 
 
 class SDARForCausalLM(_Checked, Qwen3ForCausalLM):
