@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
     """Module to its matrix in float32, by the scheme's own library."""
     config = json.loads((path / "config.json").read_text())["quantization_config"]
     groups = QuantizationConfig(**config).config_groups.values()
+    schemes = {target: group for group in groups for target in group.targets}
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(path / "model.safetensors").items():
         module, _, part = name.rpartition(".")
@@ -64,9 +66,7 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
     for module, state in parts.items():
         if "weight_scale" not in state:
             continue
-        scheme = next(
-            group for group in groups if any(matches(target, module) for target in group.targets)
-        )
+        scheme = next(schemes[target] for target in sorted(schemes) if matches(target, module))
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         if scheme.format == "pack-quantized":
             # vLLM's layers hold the scales of INT4 in the model's dtype.
@@ -209,11 +209,21 @@ def test_int4_in_float32_is_refused(mixed: Path) -> None:
         pass
 
 
+def test_a_group_of_another_type_is_refused(mixed: Path, tmp_path: Path) -> None:
+    """It would start, and answer with numbers that are made of other numbers' bits."""
+    path = Path(shutil.copytree(mixed, tmp_path / mixed.name))
+    config = json.loads((path / "config.json").read_text())
+    fp8, int8, *_ = config["quantization_config"]["config_groups"].values()
+    fp8["targets"], int8["targets"] = int8["targets"], fp8["targets"]
+    (path / "config.json").write_text(json.dumps(config))
+    message = r"is stored as (int8|float8_e4m3fn), but group 'group_[01]' of quantization_config"
+    with pytest.raises((ValueError, RuntimeError), match=message), engine(path, BLOCK, **HALF):
+        pass
+
+
 def test_a_missing_scale_is_named(mixed: Path, tmp_path: Path) -> None:
-    path, part = tmp_path / mixed.name, "experts.3.up_proj.weight_scale"
-    path.mkdir()
-    for file in mixed.iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
+    part = "experts.3.up_proj.weight_scale"
+    path = Path(shutil.copytree(mixed, tmp_path / mixed.name))
     tensors = load_file(path / "model.safetensors")
     del tensors[next(name for name in tensors if name.endswith(part))]
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
