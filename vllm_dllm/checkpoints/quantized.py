@@ -62,6 +62,7 @@ def expected(
     if quant_config.get_name() != COMPRESSED:
         return None
     tensors: dict[str, Stored] = {}
+    groups: dict[int, str] = {}
     for name, shape in plain.items():
         module = name.removesuffix(".weight")
         scheme = None
@@ -70,7 +71,9 @@ def expected(
         if scheme is None:
             tensors[name] = Stored(shape)
             continue
-        stored = stored_as(shape, scheme, group_of(quant_config, scheme))
+        if id(scheme) not in groups:
+            groups[id(scheme)] = group_of(quant_config, scheme)
+        stored = stored_as(shape, scheme, groups[id(scheme)])
         if stored is None:
             return None
         tensors |= {f"{module}.{part}": one for part, one in stored.items()}
