@@ -92,6 +92,17 @@ def test_a_copy_that_differs(broken: Path) -> None:
     assert name in message and copy in message and "differ" in message
 
 
+@pytest.mark.parametrize("made", ["gemma"], indirect=True)
+def test_a_number_of_the_encoder_that_differs(broken: Path) -> None:
+    """Every published checkpoint has these twice, and vLLM's model has one of each."""
+    names = [
+        f"model.{half}.layers.1.layer_scalar" for half in ("encoder.language_model", "decoder")
+    ]
+    change_tensors(broken, lambda t: t[names[0]].mul_(2))
+    message = refused(broken)
+    assert all(name in message for name in names) and "differ" in message
+
+
 def test_a_stale_file_with_the_same_names(broken: Path) -> None:
     """Without an index all files are read, and the last one would win."""
     tensors = load_file(broken / "model.safetensors")

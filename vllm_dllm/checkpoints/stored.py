@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -21,7 +21,7 @@ INDEX = "model.safetensors.index.json"
 class StoredTensors:
     """The tensors in the safetensors files of a model.
 
-    Nothing is read before a tensor comes twice, and then only its copies.
+    Nothing is read before a tensor of more than a number comes twice, and then only its copies.
     """
 
     def __init__(self, model_config: ModelConfig) -> None:
@@ -49,14 +49,20 @@ class StoredTensors:
                     found[name].append(file)
         return found
 
-    def check_equal(self, first: str, second: str) -> None:
-        """Check that two tensors, or all tensors of one name, are equal bit by bit.
+    def check_equal(self, first: Came, second: Came) -> None:
+        """Check that two copies of a tensor, or all of one name, are equal bit by bit.
 
         Raises:
             ValueError: they differ, or cannot be compared because they are not in local files.
         """
-        copies = [self._bits(file, name) for name in {first, second} for file in self.files[name]]
-        which = f"tensors {first!r} and {second!r}" if first != second else f"tensor {first!r}"
+        which = f"tensors {first.name!r} and {second.name!r}"
+        if first.name == second.name:
+            which = f"tensor {first.name!r}"
+        if first.number is not None and second.number is not None:
+            copies = [_bits(first.number), _bits(second.number)]
+        else:
+            names = {first.name, second.name}
+            copies = [self._bits_in(file, name) for name in names for file in self.files[name]]
         if len(copies) < 2:
             raise ValueError(
                 f"{which}: there are two copies of a tensor, which can be compared in safetensors "
@@ -69,7 +75,25 @@ class StoredTensors:
             )
 
     @staticmethod
-    def _bits(file: Path, name: str) -> torch.Tensor:
+    def _bits_in(file: Path, name: str) -> torch.Tensor:
         with safe_open(file, framework="pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
-        return tensor.flatten().view(torch.uint8)
+            return _bits(opened.get_tensor(name))
+
+
+class Came(NamedTuple):
+    """A tensor that has come.
+
+    DiffusionGemma's authors store one number of each layer twice, so that numbers are kept.
+    """
+
+    name: str
+    number: torch.Tensor | None
+
+    @staticmethod
+    def of(name: str, tensor: torch.Tensor) -> Came:
+        """A tensor that comes under a name."""
+        return Came(name, tensor.clone() if tensor.numel() == 1 else None)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from vllm.logger import init_logger
 
-from vllm_dllm.checkpoints.stored import INDEX, StoredTensors
+from vllm_dllm.checkpoints.stored import INDEX, Came, StoredTensors
 
 # A model that ties its head to the embedding may have this tensor in its file, too; it is not read.
 HEAD = "lm_head.weight"
@@ -76,7 +76,7 @@ def verified(
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or
             differs from its copy; or, after all tensors have been passed on, some are missing.
     """
-    missing, came, passed_over = set(expected), dict[str, str](), list[str]()
+    missing, came, passed_over = set(expected), dict[str, Came](), list[str]()
     for name, tensor in weights:
         if beside is not None and beside.search(name):
             yield name, tensor
@@ -90,10 +90,11 @@ def verified(
             passed_over.append(name)
             continue
         _check(name, known, tensor, expected)
+        this = Came.of(name, tensor)
         if known in came and copies is not None:
-            copies.check_equal(came[known], name)
+            copies.check_equal(came[known], this)
             continue
-        came[known] = name
+        came[known] = this
         missing.discard(known)
         yield name, tensor
     if whole and missing:
