@@ -69,8 +69,7 @@ def verified(
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
         whole: all expected tensors must come. False for an update of weights, which a trainer
             sends in parts.
-        copies: where a tensor that comes twice is compared; only its first copy is passed on. None
-            passes both on.
+        copies: where a tensor that comes twice is compared; None compares nothing.
 
     Raises:
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or
@@ -93,7 +92,6 @@ def verified(
         this = Came.of(name, tensor)
         if known in came and copies is not None:
             copies.check_equal(came[known], this)
-            continue
         came[known] = this
         missing.discard(known)
         yield name, tensor
