@@ -56,10 +56,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },
     "vllm_dllm.startup.readable": {"pydantic", "vllm_dllm.settings"},
-    "vllm_dllm.startup.diagnosis": {
-        "vllm_cpu_v2.plugin",
-        "vllm", "vllm_dllm.families.served", "vllm_dllm.vllm_patches.registration",
-    },
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
         "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",

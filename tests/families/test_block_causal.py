@@ -10,8 +10,8 @@ import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.utils import PPMissingLayer
 
+from vllm_dllm.families.block_causal.engine_config import block_length, refuse_sliding_window
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
-from vllm_dllm.families.block_causal.startup import block_length, refuse_sliding_window
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.default_limits import set_defaults
 
@@ -32,7 +32,7 @@ class Model(MaskedCanvasModel, Backbone):
 
 
 def config(diffusion: Any = None, **fields: Any) -> Any:
-    model = SimpleNamespace(model="somewhere", hf_config=SimpleNamespace(**fields))
+    model = SimpleNamespace(model="somewhere", hf_config=SimpleNamespace(**fields), hf_overrides={})
     return SimpleNamespace(model_config=model, diffusion_config=diffusion)
 
 

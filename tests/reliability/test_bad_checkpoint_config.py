@@ -16,7 +16,7 @@ from tests.reliability.test_bad_input import refusal
 from tests.support.engine import engine, greedy
 from tests.support.reference_llada2 import Reference, random_checkpoint
 from tests.support.strategies import ALWAYS, FLOAT32, JSON, STEPS, Number, same, share
-from vllm_dllm.families.diffusion_gemma.startup import check_canvas_length
+from vllm_dllm.families.diffusion_gemma.engine_config import check_canvas_length
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 
 BIG = 1 << 24

@@ -1,32 +1,26 @@
-"""What is settled for a served model at start-up: settings, canvases and the commit policy."""
+"""How a model is served: settings, canvases and the commit policy, decided at start-up."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.decoding import MODELS, algorithms, get_algorithm, other_kind
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+from vllm_dllm.decoding import algorithms, get_algorithm
 from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.families.base import Family
-from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.checkpoint import (
-    LENGTHS,
-    SAMPLER,
-    SAMPLER_FIELDS,
-    check_sampler_override,
-    overridden,
-)
-from vllm_dllm.settings.misplaced import as_option
+from vllm_dllm.families.generation_config import generation_settings
+from vllm_dllm.families.scheduling import SCHEDULER
+from vllm_dllm.settings.checkpoint import LENGTHS
 from vllm_dllm.settings.parsing import parse_settings, server_names
 from vllm_dllm.settings.resolution import (
     CHECKPOINT,
     DEFAULT,
-    FOLDER,
     HF_OVERRIDES,
-    OVERRIDE,
     SERVER,
     Served,
     check_algorithm,
@@ -34,16 +28,19 @@ from vllm_dllm.settings.resolution import (
     parameter_names,
 )
 from vllm_dllm.settings.server import STEPS, DllmSettings
-from vllm_dllm.startup.commit_choice import GRANTED, choose_commits
+from vllm_dllm.startup.checks import check_kernels
+from vllm_dllm.startup.commit_choice import GRANTED, TWO_BLOCKS, choose_commits
 from vllm_dllm.startup.config_fields import (
     hf_overrides,
-    merged,
     stated_fields,
     warn_of_unread_names,
 )
+from vllm_dllm.startup.graph_sizes import set_capture_sizes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger("vllm.dllm")
 
 
 def settings_of(vllm_config: VllmConfig, family: Family) -> DllmSettings:
@@ -90,6 +87,32 @@ def served_of(vllm_config: VllmConfig, family: Family) -> Served:
     return served
 
 
+def configure_engine(vllm_config: VllmConfig, family: Family) -> Served:
+    """Decide how a model is served, once its canvas length is known, and tell vLLM.
+
+    Sets the scheduler, the sizes of CUDA graphs, how many draft tokens a step has, and
+    ``model_config.dllm``.
+
+    Raises:
+        SettingsError: a setting is unknown or out of range, or cannot work here.
+    """
+    scheduler = vllm_config.scheduler_config
+    if scheduler.async_scheduling is None and current_platform.is_cpu():
+        # A step in flight hides the host's work, and on the CPU the host does all of it.
+        scheduler.async_scheduling = False
+    served = served_of(vllm_config, family)
+    check_kernels(served)
+    in_place = family.commits_in_place
+    commits = choose_commits(vllm_config, served.settings, in_place, served.length)
+    logger.info("dllm: %s", commits)
+    served = replace(served, two_blocks=commits.way == TWO_BLOCKS)
+    vllm_config.diffusion_config.canvas_length = served.window_length
+    set_capture_sizes(vllm_config, served.window_length)
+    scheduler.scheduler_cls = SCHEDULER
+    vllm_config.model_config.dllm = served
+    return served
+
+
 def canvas_kind(vllm_config: VllmConfig, family: Family, served: Served) -> CanvasKind:
     """The properties of the model's canvases."""
     vocabulary = vllm_config.model_config.get_vocab_size()
@@ -112,52 +135,6 @@ def commit_policy(vllm_config: VllmConfig, family: Family, served: Served) -> Co
     )
 
 
-def generation_settings(
-    vllm_config: VllmConfig, family: Family
-) -> tuple[Mapping[str, float], dict[str, str]]:
-    """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
-
-    Like vLLM it is the checkpoint's, unless ``--generation-config`` names a folder; and
-    ``--override-generation-config`` overrides its fields. ``--generation-config vllm`` is about
-    the sampling parameters of requests alone.
-
-    Raises:
-        SettingsError: a field is missing or out of range, or has no effect as an override.
-    """
-    model = vllm_config.model_config
-    override = model.override_generation_config
-    _refuse_overrides_without_effect(override, family)
-    settings = family.checkpoint_settings(merged(generation_config(vllm_config), override))
-    own = model.generation_config in ("auto", "vllm")
-    elsewhere = {} if own else dict.fromkeys(settings, FOLDER)
-    return settings, elsewhere | dict.fromkeys(overridden(settings, override), OVERRIDE)
-
-
-def _refuse_overrides_without_effect(override: Mapping[str, Any], family: Family) -> None:
-    """Refuse decoding settings that a generation config of this model cannot state."""
-    own, other = family.corruption, other_kind(family.corruption)
-    parameters, foreign = parameter_names(own), parameter_names(other)
-    stated = SAMPLER_FIELDS if own == "uniform" else parameters
-    for name, value in override.items():
-        if name in LENGTHS:
-            length = json.dumps({"canvas_length": value})
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not read from a generation config; use --diffusion-config "
-                f"'{length}'"
-            )
-        if name in server_names(parameters) and name not in stated:
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not read from a generation config; use "
-                f"{as_option({name: value})}"
-            )
-        if (name in foreign and name not in parameters) or (name == SAMPLER and own != "uniform"):
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not a setting of this model, but of {MODELS[other]}; "
-                "remove it (--additional-config has this model's settings)"
-            )
-    check_sampler_override(override)
-
-
 def warn_of_unread(vllm_config: VllmConfig, unread: Collection[str], family: Family) -> None:
     """Warn of fields of ``config.json`` that nothing reads; see `warn_of_unread_names`."""
     kind = family.corruption
@@ -167,25 +144,6 @@ def warn_of_unread(vllm_config: VllmConfig, unread: Collection[str], family: Fam
         server_names(parameter_names(kind)),
         [algorithm.name for algorithm in algorithms(kind)],
     )
-
-
-def generation_config(vllm_config: VllmConfig) -> dict[str, Any]:
-    """The content of ``generation_config.json``; empty if there is no such file.
-
-    Raises:
-        SettingsError: the file is not a JSON object; vLLM would ignore it silently.
-    """
-    model = vllm_config.model_config
-    own = model.generation_config in ("auto", "vllm")
-    file = Path(model.model if own else model.generation_config) / "generation_config.json"
-    if file.is_file():
-        try:
-            whole = isinstance(json.loads(file.read_text()), dict)
-        except ValueError:
-            whole = False
-        if not whole:
-            raise SettingsError(f"{file} is not a JSON object")
-    return model.try_get_generation_config()
 
 
 def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:

@@ -49,7 +49,7 @@ class BlockCausalFamily(Family):
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
-        from vllm_dllm.families.block_causal.startup import configure
+        from vllm_dllm.families.block_causal.engine_config import configure
 
         configure(vllm_config, self, self.unread_fields(vllm_config))
 

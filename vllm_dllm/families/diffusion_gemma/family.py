@@ -45,12 +45,12 @@ class DiffusionGemma(Family):
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`; for vLLM's own class, checks of the checkpoint alone."""
-        from vllm_dllm.families.diffusion_gemma import startup
+        from vllm_dllm.families.diffusion_gemma import engine_config
 
         if self.left_to_vllm:
-            startup.check_checkpoint(vllm_config, self)
+            engine_config.check_checkpoint(vllm_config, self)
         else:
-            startup.configure(vllm_config, self)
+            engine_config.configure(vllm_config, self)
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """See `Family.checkpoint_settings`."""

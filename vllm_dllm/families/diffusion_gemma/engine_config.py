@@ -10,8 +10,8 @@ from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
 from vllm_dllm.attention.settling import settle_route
 from vllm_dllm.checkpoints.config_fields import source_of, unknown_gemma_fields
 from vllm_dllm.decoding import EntropyBound
-from vllm_dllm.families.served import generation_settings, settings_of, warn_of_unread
-from vllm_dllm.families.startup import settle
+from vllm_dllm.families.generation_config import generation_settings
+from vllm_dllm.families.served import configure_engine, settings_of, warn_of_unread
 from vllm_dllm.ranges import SettingsError, listed
 from vllm_dllm.settings.resolution import OVERRIDE, Served
 from vllm_dllm.settings.server import STEPS, DllmSettings
@@ -82,7 +82,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     vllm_config.attention_config.backend = chosen
     # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
     vllm_config.scheduler_config.max_num_seqs = seats
-    served = settle(vllm_config, family)
+    served = configure_engine(vllm_config, family)
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     layers = layer_shapes(vllm_config)
     settle_route(vllm_config, ModelAttention(False, served.length, layers, settings.window, dtype))

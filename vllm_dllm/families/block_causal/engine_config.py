@@ -11,8 +11,7 @@ from vllm.logger import init_logger
 from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
 from vllm_dllm.attention.settling import settle_route
 from vllm_dllm.checkpoints.config_fields import source_of
-from vllm_dllm.families.served import settings_of, warn_of_unread
-from vllm_dllm.families.startup import settle
+from vllm_dllm.families.served import configure_engine, settings_of, warn_of_unread
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.checkpoint import LENGTHS
 from vllm_dllm.settings.request import LENGTH
@@ -61,7 +60,7 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     dtype = str(model.dtype).removeprefix("torch.")
     layers = (LayerShape(model.get_head_size()),)
     settle_route(vllm_config, ModelAttention(True, length, layers, dtype=dtype))
-    served = settle(vllm_config, family)
+    served = configure_engine(vllm_config, family)
     greedy_by_default(vllm_config.model_config, family)
     log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 
