@@ -32,10 +32,10 @@ from benchmarks.common import child, engines_in_this_process, write  # noqa: E40
 engines_in_this_process()  # before torch and vLLM are imported
 
 import numpy as np  # noqa: E402
+from canvas_grammar.automaton.vocabulary import byte_level_alphabet  # noqa: E402
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
-from vllm_dllm.constraints.automaton.vocabulary import byte_level_alphabet  # noqa: E402
 
 IDS, LENGTH, CONTEXT, ROOM, REQUESTS = 151_936, 32, 64, 512, 16
 KINDS = ("none", "16 times one tool call", "16 schemas")

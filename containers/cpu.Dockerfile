@@ -13,11 +13,13 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/vllm-dllm/bin:$
 RUN python3 -m venv /opt/vllm-dllm && pip install torch==2.13.0
 WORKDIR /source
 COPY LICENSE README.md pyproject.toml setup.cfg ./
+COPY packages/canvas-grammar packages/canvas-grammar
 COPY packaging/vllm-cpu-metadata packaging/vllm-cpu-metadata
 COPY packages/vllm-cpu-v2 packages/vllm-cpu-v2
 COPY examples/tiny/checkpoints examples/tiny/checkpoints
 COPY vllm_dllm vllm_dllm
-RUN pip wheel --no-deps --wheel-dir /wheels ./packaging/vllm-cpu-metadata ./packages/vllm-cpu-v2 . \
+RUN pip wheel --no-deps --wheel-dir /wheels \
+      ./packaging/vllm-cpu-metadata ./packages/vllm-cpu-v2 ./packages/canvas-grammar . \
     && pip install torch==2.13.0 /wheels/*.whl
 RUN ln -s "$(python -c 'import vllm_dllm.selftest as room; print(room.__path__[0])')/checkpoints" \
     /opt/vllm-dllm/models

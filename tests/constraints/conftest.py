@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from canvas_grammar_support.helpers import pieces
 
-from tests.constraints.helpers import pieces
-from vllm_dllm.constraints.limits import CompileLimits
-from vllm_dllm.constraints.pool import CompilerPool
+from vllm_dllm.constraints.pool import CompilerPool, PoolLimits
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +20,6 @@ def compiler() -> Iterator[CompilerPool]:
 @pytest.fixture
 def one() -> Iterator[CompilerPool]:
     """A process that needs a kill to get anywhere: nothing is too slow for it."""
-    found = CompilerPool(pieces, CompileLimits(cpu_seconds=300, wait_seconds=0.5), processes=1)
+    found = CompilerPool(pieces, PoolLimits(cpu_seconds=300, wait_seconds=0.5), processes=1)
     yield found
     found.close()

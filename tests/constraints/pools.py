@@ -6,13 +6,12 @@ import os
 import time
 from pathlib import Path
 
-from tests.constraints.helpers import record
-from vllm_dllm.constraints.automaton.compilation import Constraint
-from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
-from vllm_dllm.constraints.limits import CompileLimits
+from canvas_grammar.automaton.compilation import Constraint
+from canvas_grammar.automaton.compiled import CompiledConstraint
+from canvas_grammar_support.helpers import record
+
 from vllm_dllm.constraints.pool import CompilerPool
 
-LIMITS = CompileLimits()
 NAME = Constraint.of("json_schema", record(name={"type": "string"}))
 
 

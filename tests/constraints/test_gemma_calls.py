@@ -7,26 +7,26 @@ from functools import cache
 from typing import Any
 
 import pytest
+from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.grammar.json.gemma import INERT, gemma_arguments, types_of
+from canvas_grammar.grammar.language import Node
+from canvas_grammar.grammar.marks import CALL, CALL_END, DELIMITER, MARKS
+from canvas_grammar.grammar.structural_tag import structural_tag
+from canvas_grammar.limits import ConstraintError
+from canvas_grammar_support.derivations import derives
+from canvas_grammar_support.helpers import LIMITS, compiled, first_window, record, token_bytes
+from canvas_grammar_support.json_languages import drawn, validator_of
+from canvas_grammar_support.schemas.corpora import real_cases
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jsonschema.exceptions import best_match
+from test_json_schema_random import schemas
 from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.gemma4 import Gemma4Parser
 from vllm.tool_parsers.utils import coerce_to_schema_type, extract_types_from_schema
 
-from tests.constraints.helpers import LIMITS, compiled, first_window, record, token_bytes
-from tests.constraints.json_languages import drawn, validator_of
-from tests.constraints.test_json_schema_random import schemas
 from tests.support.checkpoints import TINY_GEMMA
-from tests.support.derivations import derives
-from tests.support.schemas.corpora import real_cases
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.grammar.json.gemma import INERT, gemma_arguments, types_of
-from vllm_dllm.constraints.grammar.language import Node
-from vllm_dllm.constraints.grammar.marks import CALL, CALL_END, DELIMITER, MARKS
-from vllm_dllm.constraints.grammar.structural_tag import structural_tag
-from vllm_dllm.constraints.limits import ConstraintError
 
 TYPES = ["null", "integer", "number", "boolean", "object", "array", "string"]
 ROW: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 9}

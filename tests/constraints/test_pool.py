@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from canvas_grammar import CompileLimits, ConstraintError
+from canvas_grammar.automaton.compilation import Constraint, compile_constraint
+from canvas_grammar_support.helpers import pieces, record
 
-from tests.constraints.helpers import pieces, record
 from tests.constraints.pools import (
-    LIMITS,
     NAME,
     compile_in,
     cpu_seconds,
@@ -25,13 +26,11 @@ from tests.constraints.pools import (
     slow,
     wait_until_gone,
 )
-from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
-from vllm_dllm.constraints.limits import BusyError, CompileLimits, ConstraintError
-from vllm_dllm.constraints.pool import CompilerPool
+from vllm_dllm.constraints.pool import BusyError, CompilerPool, PoolLimits
 
 
 def test_the_same_automaton_as_in_this_process(compiler: CompilerPool) -> None:
-    got, expected = compile_in(compiler, NAME), compile_constraint(NAME, pieces(), LIMITS)
+    got, expected = compile_in(compiler, NAME), compile_constraint(NAME, pieces(), CompileLimits())
     assert got.facts == expected.facts
     assert got.packed == expected.packed
 
@@ -140,7 +139,7 @@ def test_a_slow_constraint_holds_no_other_up(compiler: CompilerPool) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    limits = CompileLimits(memory_bytes=64 << 20, cpu_seconds=30)
+    limits = PoolLimits(memory_bytes=64 << 20, cpu_seconds=30)
     compiler = CompilerPool(pieces, limits, processes=1)
     try:
         with pytest.raises(ConstraintError, match="more than 64 MiB"):
@@ -226,7 +225,7 @@ def test_a_vocabulary_that_cannot_be_read_refuses_every_constraint() -> None:
 
 def test_closing_leaves_nothing_behind() -> None:
     threads = set(threading.enumerate())
-    compiler = CompilerPool(pieces, CompileLimits(cpu_seconds=60), processes=1)
+    compiler = CompilerPool(pieces, PoolLimits(cpu_seconds=60), processes=1)
     compile_in(compiler, NAME)
     pending = [compiler.submit(slow(n)) for n in range(2)]
     process = process_of(compiler)

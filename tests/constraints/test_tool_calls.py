@@ -7,6 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from canvas_grammar.grammar.language import Node
+from canvas_grammar.grammar.structural_tag import structural_tag
+from canvas_grammar.limits import ConstraintError
+from canvas_grammar_support.derivations import derives
+from canvas_grammar_support.helpers import LIMITS, record
 from openai.types.responses import FunctionTool, ToolChoiceFunction
 from openai.types.responses.tool_choice_allowed import ToolChoiceAllowed
 from vllm.entrypoints.openai.chat_completion.protocol import (
@@ -23,11 +28,6 @@ from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
-from tests.constraints.helpers import LIMITS, record
-from tests.support.derivations import derives
-from vllm_dllm.constraints.grammar.language import Node
-from vllm_dllm.constraints.grammar.structural_tag import structural_tag
-from vllm_dllm.constraints.limits import ConstraintError
 from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
 from vllm_dllm.vllm_patches.http_endpoints import follow_parameters
 

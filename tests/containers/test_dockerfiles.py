@@ -179,7 +179,7 @@ def test_wheels_can_be_built_from_what_is_copied(name: str, tmp_path: Path) -> N
         target = tmp_path / source
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / source).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
             shutil.copytree(ROOT / source, target, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / source, target)
@@ -190,7 +190,7 @@ def test_wheels_can_be_built_from_what_is_copied(name: str, tmp_path: Path) -> N
     command += shlex.split(words.replace("/wheels", "wheels").replace(f"./{METADATA}", ""))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    (built,) = (tmp_path / "wheels").iterdir()
+    (built,) = (tmp_path / "wheels").glob("vllm_dllm-*.whl")
     with zipfile.ZipFile(built) as wheel:
         served = "vllm_dllm/selftest/checkpoints/tiny-llada2/config.json"
         assert served in wheel.namelist()

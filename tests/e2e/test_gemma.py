@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from canvas_grammar.grammar.marks import MARKS
 
 from tests.clients.page import blocks
 from tests.clients.servers import check, run_here
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.dashboard import missing_metrics
 from tests.support.server import Server
-from vllm_dllm.constraints.grammar.marks import MARKS
 
 pytestmark = pytest.mark.e2e
 

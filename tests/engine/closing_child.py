@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,6 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tests.support.checkpoints import TINY_LLADA2
-from vllm_dllm.constraints.limits import CompileLimits
-from vllm_dllm.constraints.pool import CompilerPool
-from vllm_dllm.frontend import structured_output
 
 OPTIONS: dict[str, Any] = {
     "model": str(TINY_LLADA2),
@@ -51,6 +48,14 @@ def params(pattern: str) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=30, structured_outputs=structured)
 
 
+def let_the_impatient_give_up() -> None:
+    """Whoever is not patient hears that the pool is busy before anything is compiled."""
+    from vllm_dllm.constraints import pool
+
+    *others, _ = pool.PoolLimits.__init__.__defaults__ or ()
+    pool.PoolLimits.__init__.__defaults__ = (*others, 0.0)
+
+
 async def serve_and_shut_down() -> dict[str, Any]:
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**OPTIONS))
 
@@ -66,18 +71,17 @@ async def serve_and_shut_down() -> dict[str, Any]:
 
 def generate_and_delete() -> dict[str, Any]:
     llm = LLM(**OPTIONS)
+    llm.generate("copy ab", SamplingParams(temperature=0, max_tokens=8))
+    loaded = sorted({name.partition(".")[0] for name in sys.modules})
+    let_the_impatient_give_up()
     outputs = llm.generate(["copy ab"] * len(PATTERNS), list(map(params, PATTERNS)))
     answers = [output.outputs[0].text for output in outputs]
     before = children()
     del llm
     gc.collect()
-    return {"answers": answers, "before": before, "after": children()}
+    return {"answers": answers, "before": before, "after": children(), "loaded": loaded}
 
 
 if __name__ == "__main__":
-    # Whoever is not patient would give up before anything is compiled.
-    structured_output.CompilerPool = functools.partial(  # type: ignore[assignment,misc]
-        CompilerPool, limits=CompileLimits(wait_seconds=0.0)
-    )
-    found = {"AsyncLLM": asyncio.run(serve_and_shut_down()), "LLM": generate_and_delete()}
+    found = {"LLM": generate_and_delete(), "AsyncLLM": asyncio.run(serve_and_shut_down())}
     print(json.dumps(found), flush=True)

@@ -15,6 +15,9 @@ from typing import Any
 
 import jsonschema
 import torch
+from canvas_grammar.limits import ConstraintError
+from canvas_grammar_support.schemas.corpora import real_cases, suite_cases
+from canvas_grammar_support.schemas.validators import Judge
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
@@ -22,9 +25,7 @@ from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from tests.support.engine import Engine
-from tests.support.schemas.corpora import real_cases, suite_cases
-from tests.support.schemas.validators import Judge
-from vllm_dllm.constraints.limits import BusyError, ConstraintError
+from vllm_dllm.constraints.pool import BusyError
 from vllm_dllm.decoding import Corruption, algorithms
 
 MODELS: dict[str, tuple[str, Corruption]] = {

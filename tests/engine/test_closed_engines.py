@@ -33,7 +33,12 @@ def closed() -> dict[str, Any]:
 def test_no_process_outlives_its_engine(closed: dict[str, Any], engine: str) -> None:
     before, after = closed[engine]["before"], closed[engine]["after"]
     assert any(COMPILER in command for command in before)
-    assert [command for command in after if "resource_tracker" not in command] == []
+    assert not any(COMPILER in command for command in after)
+
+
+def test_grammars_are_imported_for_constraints_only(closed: dict[str, Any]) -> None:
+    assert "vllm_dllm" in closed["LLM"]["loaded"]
+    assert "canvas_grammar" not in closed["LLM"]["loaded"]
 
 
 @pytest.mark.parametrize("engine", ["AsyncLLM", "LLM"])

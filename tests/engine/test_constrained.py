@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from canvas_grammar.decoding import canvas_logits, class_weights
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
@@ -18,7 +19,6 @@ from tests.engine.test_steady_step import Waits, counted_reads
 from tests.reliability.drive import Driver
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.engine import Engine, engine, greedy
-from vllm_dllm.constraints.decoding import canvas_logits, class_weights
 from vllm_dllm.engine.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

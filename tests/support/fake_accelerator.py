@@ -26,13 +26,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from canvas_grammar.decoding.token_classes import TokenClasses
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as filters
 
 import vllm_dllm
-from vllm_dllm.constraints.decoding.token_classes import TokenClasses
 from vllm_dllm.engine import logit_biases
 from vllm_dllm.engine.to_device import to_device
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from canvas_grammar.automaton.compilation import Constraint, compile_constraint
+from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.limits import CompileLimits
 from torch.nn.functional import linear
 from vllm import SamplingParams
 
 from tests.support.fake_accelerator import Cost, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import CompileLimits
 from vllm_dllm.engine.fused_commit import read_again
 from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.model_state import DiffusionModelState

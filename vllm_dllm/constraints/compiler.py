@@ -17,12 +17,11 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from vllm_dllm.constraints.automaton.compilation import Constraint, compile_constraint
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.grammar.ebnf import load_notation
-from vllm_dllm.constraints.grammar.regex import load_unicode_tables
-from vllm_dllm.constraints.limits import CompileLimits, ConstraintError
-from vllm_dllm.constraints.pool import COMPILED, REFUSED
+from canvas_grammar import CompileLimits, compile_constraint
+from canvas_grammar.preloading import preload
+
+from vllm_dllm.constraints.grammar import Constraint, ConstraintError, Vocabulary
+from vllm_dllm.constraints.pool import COMPILED, REFUSED, PoolLimits
 
 # Signals by which somebody else ends a fork; any other one is caused by the constraint itself.
 SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -38,8 +37,7 @@ def main() -> None:
         file.write("1000")
     os.nice(NICENESS)
     vocabulary, limits = connection.recv()
-    load_unicode_tables()
-    load_notation()
+    preload()
     # What libraries print about a client's constraint is not for the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(EOFError, ConnectionError):
@@ -54,7 +52,7 @@ def main() -> None:
 
 
 def _run_in_fork(
-    connection: Connection, constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
+    connection: Connection, constraint: Constraint, vocabulary: Vocabulary, limits: PoolLimits
 ) -> NoReturn:
     """Compile, send the answer and exit; control never returns to the caller's code."""
     status = 1
@@ -73,10 +71,10 @@ def _run_in_fork(
         os._exit(status)
 
 
-def compile_packed(constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits) -> bytes:
+def compile_packed(constraint: Constraint, vocabulary: Vocabulary, limits: PoolLimits) -> bytes:
     """The answer to a constraint, compiled in this process."""
     try:
-        return COMPILED + compile_constraint(constraint, vocabulary, limits).packed
+        return COMPILED + compile_constraint(constraint, vocabulary, CompileLimits()).packed
     except ConstraintError as error:
         reason = str(error)
     except RecursionError:
@@ -90,7 +88,7 @@ def compile_packed(constraint: Constraint, vocabulary: Vocabulary, limits: Compi
     return REFUSED + reason.encode(errors="replace")
 
 
-def _cause_of_death(status: int, limits: CompileLimits) -> str:
+def _cause_of_death(status: int, limits: PoolLimits) -> str:
     """Why a fork ended without an answer, if its constraint is the cause.
 
     Ends this process where it is not: then there is no verdict on the constraint.
@@ -103,7 +101,7 @@ def _cause_of_death(status: int, limits: CompileLimits) -> str:
     return _too_costly(_memory(limits))
 
 
-def _memory(limits: CompileLimits) -> str:
+def _memory(limits: PoolLimits) -> str:
     return f"{limits.memory_bytes >> 20} MiB"
 
 

@@ -26,10 +26,12 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 
-from vllm_dllm.constraints.automaton.compilation import Constraint
-from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import BusyError, CompileLimits, ConstraintError
+from vllm_dllm.constraints.grammar import (
+    CompiledConstraint,
+    Constraint,
+    ConstraintError,
+    Vocabulary,
+)
 
 logger = logging.getLogger("vllm.dllm")
 
@@ -42,6 +44,28 @@ ATTEMPTS = 2
 COMPILED = b"+"  # the packed automaton follows
 REFUSED = b"-"  # the reason follows
 CLOSED = "constraints are not compiled any more: the engine has ended"
+
+
+class BusyError(RuntimeError):
+    """There is no verdict on a constraint: it may be compiled if it is sent again later."""
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """What a constraint may cost.
+
+    Attributes:
+        cpu_seconds: CPU time of a compilation. A limit of wall time would refuse on a busy machine
+            what it serves on an idle one.
+        memory_bytes: memory that the compiling process may use on top of what it has when idle.
+        wait_seconds: wall time that a constraint may wait for others to be compiled, if whoever
+            sent it is not patient.
+    """
+
+    cpu_seconds: float = 1.5
+    memory_bytes: int = 1 << 30
+    wait_seconds: float = 10.0
+
 
 Outcome = CompiledConstraint | ConstraintError | BusyError
 
@@ -72,7 +96,7 @@ class CompilerPool:
     def __init__(
         self,
         read_vocabulary: Callable[[], Vocabulary],
-        limits: CompileLimits | None = None,
+        limits: PoolLimits | None = None,
         processes: int = 2,
     ) -> None:
         """Prepare a pool; nothing is started yet.
@@ -80,10 +104,10 @@ class CompilerPool:
         Args:
             read_vocabulary: called before a process starts, in a thread of the pool. If it raises
                 a `ConstraintError`, no constraint is served.
-            limits: of each constraint.
+            limits: what a constraint may cost.
             processes: number of constraints that are compiled at a time.
         """
-        self.limits = limits or CompileLimits()
+        self.limits = limits or PoolLimits()
         self._processes = [_Process(read_vocabulary, self.limits) for _ in range(processes)]
         # Guards everything below. Reentrant, because the garbage collector may call `close`.
         self._lock = threading.RLock()
@@ -180,7 +204,7 @@ class _Process:
     beside a busy engine, and signals that a terminal sends to the engine do not reach it.
     """
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: CompileLimits) -> None:
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: PoolLimits) -> None:
         self._read_vocabulary, self._limits = read_vocabulary, limits
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None

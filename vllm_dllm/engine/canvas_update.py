@@ -8,12 +8,11 @@ operations on all canvases at once; the only loop is over the algorithms that sh
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.constrained_step import tokens_kept_to_path
 from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
 from vllm_dllm.engine.algorithm_state import (
@@ -32,6 +31,9 @@ from vllm_dllm.engine.step_plan import CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.tracing.records import Told
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import CanvasWindow
 
 # Standing, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[Standing, Canvas, list[AlgorithmBatch], torch.Tensor]
@@ -87,6 +89,8 @@ class CanvasUpdate:
 
     def _window(self, plan: StepPlan) -> CanvasWindow:
         """The canvases as constraints see them: which tokens stay, and which may still change."""
+        from vllm_dllm.constraints.grammar import CanvasWindow
+
         now, before = plan.standing, plan.before
         revises = _edited(plan) & ~self._skips_denoise(now)
         return CanvasWindow(
@@ -120,7 +124,7 @@ class CanvasUpdate:
             canvas, done = merged(plan, updates)
         if readings.path is not None and self.slots.kind.mask_token is not None:
             fixed = canvas.fixed | skips[:, None]
-            tokens = tokens_kept_to_path(canvas.tokens, canvas.masked, readings.path, fixed)
+            tokens = readings.path.keep(canvas.tokens, canvas.masked, fixed)
             canvas = replace(canvas, tokens=tokens)
         if sync:
             canvas, done = kept_where(skips, plan.before, canvas), done | skips

@@ -1,34 +1,40 @@
 """The constraints of running requests: each slot's automaton, and the state that it has reached.
 
 A batch without a constrained request only costs a look-up on the host. Otherwise one step serves
-all constrained canvases, whatever their automata are; see `vllm_dllm.constraints` for what it
-computes.
+all constrained canvases, whatever their automata are; see `canvas_grammar.decoding` for what
+it computes. Until a request has a constraint, nothing of that package is imported.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.automaton.configurations import NO_STATE, START
-from vllm_dllm.constraints.decoding.automaton_batch import AutomatonBatch, OwnEdges
-from vllm_dllm.constraints.decoding.constrained_step import BatchConstraint, ConstrainedPath
-from vllm_dllm.constraints.decoding.token_classes import BatchClasses, TokenClasses
 from vllm_dllm.engine.canvas_starts import CanvasStarts
-from vllm_dllm.engine.constraint_views import Follower, View
 from vllm_dllm.engine.to_device import to_device
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import (
+        AutomatonBatch,
+        BatchClasses,
+        BatchConstraint,
+        ConstrainedPath,
+        OwnEdges,
+        TokenClasses,
+    )
+    from vllm_dllm.engine.constraint_views import Follower, View
 
 FREE = -1
 # For how many sets of canvases the union of their automata is kept. A steady batch is one set for
 # each part that the readout makes of it, or two where some of its requests draw.
 MOST_KEPT = 8
 
-Part = TypeVar("Part", OwnEdges, TokenClasses)
-Whole = TypeVar("Whole", AutomatonBatch, BatchClasses)
+Part = TypeVar("Part")
+Whole = TypeVar("Whole")
 
 
 class Unions(Generic[Part, Whole]):
@@ -53,7 +59,7 @@ class Constraints:
     """The constraint of each slot (kept on the host) and its state (kept on the device).
 
     A canvas follows a part of its constraint that begins in the state before the canvas; see
-    `vllm_dllm.constraints.automaton.windows`.
+    `canvas_grammar.automaton.windows`.
 
     Attributes:
         state: int64 ``[slots]``, the state in the slot's view after the tokens output so far.
@@ -71,7 +77,7 @@ class Constraints:
         self.starts = CanvasStarts(slots, device)
         self._next = 0
         self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
-        self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.of)
+        self._classes: Unions[TokenClasses, BatchClasses] = Unions(_joined_classes)
 
     def enter(self, slot: int, packed: bytes | None, output: np.ndarray) -> None:
         """Set up ``slot`` for a request whose next canvas is a new one.
@@ -98,6 +104,8 @@ class Constraints:
         number = int(self._which[slot])
         if number == FREE:
             return
+        from vllm_dllm.constraints.grammar import NO_STATE, START
+
         follower, tokens = self.followers[number], output.tolist()
         first = follower.after(tokens[:before])
         view = self.views[slot] = follower.view(START if first == NO_STATE else first)
@@ -131,6 +139,8 @@ class Constraints:
         for number, follower in self.followers.items():
             if follower.key == key:
                 return number
+        from vllm_dllm.engine.constraint_views import Follower
+
         self._next += 1
         self.followers[self._next] = Follower(key, packed, self.length, self.device)
         return self._next
@@ -150,11 +160,15 @@ class Constraints:
         Args:
             on_host: their slots, int ``[n]``.
         """
+        from vllm_dllm.constraints.grammar import BatchConstraint
+
         edges = [self.views[slot].edges for slot in on_host.tolist()]
         classes = [self.followers[number].classes for number in self._which[on_host].tolist()]
         return BatchConstraint(self._automata.of(edges), self._classes.of(classes))
 
     def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
+        from vllm_dllm.constraints.grammar import AutomatonBatch
+
         return AutomatonBatch.of(parts, lambda array: to_device(array, self.device))
 
     def advance(
@@ -168,3 +182,9 @@ class Constraints:
         """
         self.state.index_copy_(0, slots, path.states.gather(1, out[:, None])[:, 0])
         self.starts.tell(self.state, slots, leaves)
+
+
+def _joined_classes(parts: Sequence[TokenClasses]) -> BatchClasses:
+    from vllm_dllm.constraints.grammar import BatchClasses
+
+    return BatchClasses.of(parts)

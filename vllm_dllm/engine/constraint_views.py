@@ -9,12 +9,15 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
-from vllm_dllm.constraints.automaton.configurations import START, Configurations
-from vllm_dllm.constraints.automaton.windows import window
-from vllm_dllm.constraints.decoding.automaton_batch import OwnEdges
-from vllm_dllm.constraints.decoding.token_classes import TokenClasses
-from vllm_dllm.constraints.limits import CompileLimits
+from vllm_dllm.constraints.grammar import (
+    START,
+    CompiledConstraint,
+    CompileLimits,
+    Configurations,
+    OwnEdges,
+    TokenClasses,
+    window,
+)
 from vllm_dllm.engine.to_device import to_device
 
 # About how many states a canvas follows, and the parts of a constraint that are kept.

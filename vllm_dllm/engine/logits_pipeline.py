@@ -6,10 +6,11 @@ rows differs between the two kinds of model, see `token_choice`; everything else
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.engine.logit_biases import LogitBiases
 from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.readout.contract import ReadRequest
@@ -18,6 +19,9 @@ from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.engine.token_choice import Followed, RowChoice, TokenChoice
 from vllm_dllm.ops.statistics.rows import SampledStatistics
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import ConstrainedPath
 
 
 class LogitsPipeline:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.decoding import Canvas
 from vllm_dllm.engine.algorithm_state import AlgorithmBatch
 from vllm_dllm.engine.readout.contract import ReadRequest
 from vllm_dllm.engine.slots import Standing
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import ConstrainedPath
 
 
 @dataclass(frozen=True)

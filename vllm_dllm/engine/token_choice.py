@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.canvas_logits import CanvasLogits, FreeTokens
-from vllm_dllm.constraints.decoding.constrained_step import (
-    BatchConstraint,
-    ConstrainedPath,
-    best_and_drawn_tokens,
-    best_tokens,
-    drawn_tokens,
-    path_probability,
-)
 from vllm_dllm.engine.logit_biases import filtered
 from vllm_dllm.engine.readout.contract import ReadRequest
 from vllm_dllm.engine.slots import SlotState
@@ -30,7 +20,15 @@ from vllm_dllm.ops.statistics.rows import (
     drawn_weight,
     with_drawn,
 )
-from vllm_dllm.ops.statistics.sampled import sampled_statistics
+from vllm_dllm.ops.statistics.sampled import draw_and_sum, sampled_statistics
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import (
+        BatchConstraint,
+        CanvasLogits,
+        CanvasWindow,
+        ConstrainedPath,
+    )
 
 # From (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
@@ -57,6 +55,8 @@ class Followed:
 
     def logits(self, rows: torch.Tensor) -> CanvasLogits:
         """Their rows of those of the part, ``[n * L, ids]``."""
+        from vllm_dllm.constraints.grammar import CanvasLogits
+
         length = self.window.forced.shape[1]
         return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
 
@@ -141,13 +141,15 @@ class MaskedRows:
         The confidence of a most probable path's token is its probability; that of a drawn path's
         token comes from `with_drawn`. Positions behind the end of the text have confidence 1.
         """
+        from vllm_dllm.constraints.grammar import best_tokens, drawn_tokens, path_probability
+
         statistics, shape, index = self.statistics, (-1, self.length), followed.index
         greedy = self.greedy.view(*shape).take(index)
         if draws and self.tempered is not None and self.filtered is not None:
             assert self.keys is not None
             keys = self.keys.index_select(0, index)
             kept, window = followed.logits(self.filtered), followed.window
-            free = kept.drawn(window.wanted(), keys)
+            free = kept.drawn(window.wanted(), keys, draw_and_sum)
             chosen = drawn_tokens(followed.constraint, kept, window, free, keys)
             tempered = followed.logits(self.tempered)
             both = torch.stack([chosen.token, greedy.token], -1)
@@ -253,6 +255,8 @@ class NoiseRows:
         behind the budget. Behind the end of a path's text a canvas keeps what the model writes
         there (DiffusionGemma does not repeat end-of-sequence tokens), because it reads it again.
         """
+        from vllm_dllm.constraints.grammar import FreeTokens, best_and_drawn_tokens, best_tokens
+
         constraint, window, own = followed.constraint, followed.window, self.statistics
         logits = followed.logits(self.logits)
         free = logits.best(own.token[None])

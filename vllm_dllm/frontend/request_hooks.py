@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
 from vllm_dllm.frontend.admission import (
     continue_last_message,
     may_exclude_all,
@@ -42,6 +41,8 @@ from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from vllm_dllm.constraints.grammar import CompiledConstraint
 
 
 class AwaitedConstraint(NamedTuple):

@@ -13,18 +13,22 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logger import init_logger
 
-from vllm_dllm.constraints.automaton.compilation import Constraint
-from vllm_dllm.constraints.automaton.compiled import CompiledConstraint
-from vllm_dllm.constraints.automaton.vocabulary import Vocabulary
-from vllm_dllm.constraints.limits import BusyError, ConstraintError
-from vllm_dllm.constraints.pool import CompilerPool
 from vllm_dllm.frontend.tool_calls import OptionalCalls
 from vllm_dllm.ranges import shown
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import (
+        CompiledConstraint,
+        Constraint,
+        ConstraintError,
+        Vocabulary,
+    )
+    from vllm_dllm.constraints.pool import BusyError, CompilerPool
 
 logger = init_logger("vllm.dllm")
 
@@ -60,6 +64,8 @@ def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
     Raises:
         ConstraintError: it is not served, with the reason.
     """
+    from vllm_dllm.constraints.grammar import Constraint, ConstraintError
+
     if structured.disable_additional_properties:
         raise ConstraintError(
             "disable_additional_properties is not supported with diffusion models: say "
@@ -127,6 +133,8 @@ class StructuredOutput:
 
     def _pool(self) -> CompilerPool:
         """The pool that compiles, made by the first call."""
+        from vllm_dllm.constraints.pool import CompilerPool
+
         with self._lock:
             if self._compiler is None:
                 # The pool must not refer to the renderer, which calls `close` when it goes.
@@ -173,10 +181,8 @@ class StructuredOutput:
             )
         elif names:
             raise _refusal(
-                ConstraintError(
-                    f"{names[0]} is not supported beside structured outputs with diffusion models: "
-                    "an output ends where its constraint is satisfied, and nowhere else"
-                )
+                f"{names[0]} is not supported beside structured outputs with diffusion models: "
+                "an output ends where its constraint is satisfied, and nowhere else"
             )
 
     def submit(
@@ -202,6 +208,9 @@ class StructuredOutput:
         """
         if params.structured_outputs is None:
             return None
+        from vllm_dllm.constraints.grammar import ConstraintError
+        from vllm_dllm.constraints.pool import BusyError
+
         try:
             if self.settings.begins_with_reasoning:
                 raise ConstraintError(
@@ -229,6 +238,9 @@ class StructuredOutput:
             VLLMValidationError: the constraint is refused, or `max_tokens` is too small for it.
             ConstraintsBusyError: it was not compiled because of others.
         """
+        from vllm_dllm.constraints.grammar import ConstraintError
+        from vllm_dllm.constraints.pool import BusyError
+
         # The future's own error is not raised: other requests get the same one, and each time it
         # would grow by a traceback.
         problem = future.exception()
@@ -246,11 +258,13 @@ class StructuredOutput:
 
 
 def _vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Vocabulary:
+    from vllm_dllm.constraints.grammar import ConstraintError, Vocabulary
+
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConstraintError("they need a tokenizer with a tokenizer.json")
     return Vocabulary.read(backend.to_str(), size, ends)
 
 
-def _refusal(error: ConstraintError) -> VLLMValidationError:
+def _refusal(error: ConstraintError | str) -> VLLMValidationError:
     return VLLMValidationError(f"structured_outputs: {error}.", parameter="structured_outputs")

@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_dllm.constraints.grammar.marks import CALL, CALL_END, MARKS
-from vllm_dllm.constraints.grammar.structural_tag import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 
 # VLLM's name of the parser of Gemma's calls, and ours of their structural tag.
 GEMMA = "gemma4"
 ANY_OBJECT = {"type": "object"}
-GEMMA_BEGIN = f"{CALL}call:"
+GEMMA_BEGIN = "<|tool_call>call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -76,6 +74,8 @@ def gemma_structural_tag(tools: list[Any], builtin: Any, tool_choice: str, *_: A
     """
     # Only here: an offline process does without vLLM's tool parsers.
     from vllm.tool_parsers import structural_tag_registry as formats
+
+    from vllm_dllm.constraints.grammar import CALL, CALL_END
 
     tags = [
         formats.TagFormat(
@@ -132,6 +132,8 @@ def constrained_calls(
         )
     if structured is None or structured.structural_tag is None:
         return structured
+    from vllm_dllm.constraints.grammar import GEMMA_TOKENS, MARKS
+
     tag = json.loads(structured.structural_tag)
     strict = [_parameters(tool) for tool in tools if _is_strict(tool)]
     _relax(tag, [schema for schema in map(_parameters, tools) if schema not in strict])
@@ -163,6 +165,8 @@ def _write_as_gemma(tag: dict[str, Any]) -> None:
     Raises:
         VLLMValidationError: the name of the tool cannot be written.
     """
+    from vllm_dllm.constraints.grammar import GEMMA_ARGUMENTS, LENIENT
+
     name = tag["begin"].removeprefix(GEMMA_BEGIN)
     if not GEMMA_NAME.fullmatch(name):
         raise VLLMValidationError(
@@ -211,6 +215,8 @@ def _parameters(tool: Any) -> Any:
 
 def _relax(value: Any, schemas: Iterable[Any]) -> None:
     """Mark the schemas of arguments that may be replaced by any object, in place."""
+    from vllm_dllm.constraints.grammar import LENIENT
+
     if isinstance(value, list):
         for part in value:
             _relax(part, schemas)

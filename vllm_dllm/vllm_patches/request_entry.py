@@ -7,6 +7,7 @@ learns that the model is ours, and where what only this process needs is wrapped
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,9 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         sampling_parameters.note_that_our_model_is_served()
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
-        front_end = FrontEnd(vllm_config, self.get_tokenizer, at_end)
+        # The front end outlives the engine, because vLLM's classes of requests lead to it.
+        renderer = weakref.proxy(self.renderer)
+        front_end = FrontEnd(vllm_config, lambda: renderer.get_tokenizer(), at_end)
         setattr(self, FRONT_END, front_end)
         _wrap_client()
         http_endpoints.apply(front_end)

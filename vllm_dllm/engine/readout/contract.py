@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.best_path import CanvasWindow
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.rows import RowStatistics
+
+if TYPE_CHECKING:
+    from vllm_dllm.constraints.grammar import CanvasWindow, ConstrainedPath
 
 # How many bytes the temporaries between hidden states and statistics may take: for whole rows of
 # logits, and for tiles of them. A small tile stays in a CPU's caches. On a GPU each operator on a
@@ -22,6 +23,13 @@ TILE_BYTES_GPU = 1 << 30
 # Number of rows of the examples with which functions are compiled ahead of time: those of a few
 # canvases, for which the compiler lays out its loops. Compiled functions take any number of rows.
 EXAMPLE_ROWS = 128
+
+
+def empty_path(window: CanvasWindow) -> ConstrainedPath:
+    """Room for the paths of a batch with constraints, of which none is known yet."""
+    from vllm_dllm.constraints.grammar import ConstrainedPath
+
+    return ConstrainedPath.empty(window)
 
 
 @dataclass(frozen=True)

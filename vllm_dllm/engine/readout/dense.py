@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.engine.logits_pipeline import LogitsPipeline
 from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import HEAD_BYTES, Readings, ReadRequest
+from vllm_dllm.engine.readout.contract import HEAD_BYTES, Readings, ReadRequest, empty_path
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.token_choice import MaskedChoice, MaskedRows
 from vllm_dllm.ops.compiled import compiled
@@ -84,7 +83,7 @@ class DenseReadout:
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """The readings by way of whole rows of logits, some canvases at a time."""
         length, count = self.slots.length, len(request.slots)
-        path = None if request.window is None else ConstrainedPath.empty(request.window)
+        path = None if request.window is None else empty_path(request.window)
         statistics, logprob, asked = [], [], []
         copies = self.pipeline.copies_rows(request.on_host)  # which take as much memory again
         at_once = max(1, self.canvases // 2) if copies else self.canvases

@@ -9,10 +9,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from vllm_dllm.constraints.decoding.constrained_step import ConstrainedPath
 from vllm_dllm.engine.logits_pipeline import LogitsPipeline
 from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import Readings, ReadRequest, batch_extremes, tile_budget
+from vllm_dllm.engine.readout.contract import (
+    Readings,
+    ReadRequest,
+    batch_extremes,
+    empty_path,
+    tile_budget,
+)
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.token_choice import NoiseChoice, NoiseRows
 from vllm_dllm.ops.compiled import compiled
@@ -77,7 +82,7 @@ class TiledReadout:
         """Overwrite the readings of canvases that need whole rows of logits."""
         state, length = self.slots, self.slots.length
         if request.window is not None:
-            readings.path = ConstrainedPath.empty(request.window)
+            readings.path = empty_path(request.window)
         soft = readings.soft_embedding
         assert readings.noise is not None
         needs = state.needs_rows[request.on_host] | state.constraints.constrained(request.on_host)

@@ -1,0 +1,238 @@
+"""A constraint compiled for one tokenizer: what every token does to a stack of rules.
+
+The tables are as large as the rules, not as large as the texts that they nest into.
+`configurations` follows them from one stack to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from canvas_grammar.automaton.byte_moves import byte_moves
+from canvas_grammar.automaton.distance import NEVER
+from canvas_grammar.automaton.followers import Followers
+from canvas_grammar.automaton.outcomes import LEFT, Alternative, Outcomes
+from canvas_grammar.automaton.rule_automata import RuleAutomata
+from canvas_grammar.automaton.shortest import shortest_endings
+from canvas_grammar.automaton.token_functions import NOTHING_READ, TokenFunctions
+from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.limits import CompileLimits, ConstraintError
+
+NO_CLASS = -1
+STATES_AT_ONCE = 1024  # so that no copy of a whole table is made
+# Every position of a canvas has one weight for each class, so more classes would decode slowly.
+MOST_CLASSES = 1 << 14
+
+
+@dataclass(frozen=True)
+class PushdownTables:
+    """What tokens do, by rule state. All arrays are int32.
+
+    Outcomes are numbered as in `Outcomes`; those beyond the rule states are spelled out here, as
+    alternatives one after the other, each with its pushed states (or its suffix) one after the
+    other. Where a token leads nowhere, nothing is stored.
+
+    Attributes:
+        class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed. The last class
+            holds the tokens that end a text.
+        token_first: ``[states + 1]``, where the tokens that each state can read begin in the next.
+        token_class, token_outcome: a class of tokens, and its outcome, ascending by class.
+        suffix_first: ``[states + 1]``, where the suffixes that each state can read begin.
+        suffix, suffix_outcome: a suffix of a token, and its outcome, ascending by suffix.
+        first_alternative: ``[outcomes - states]``, where the alternatives of each outcome begin.
+        alternative_state: ``[alternatives]``.
+        first_pushed: ``[alternatives + 1]``, where the pushed states of each alternative begin.
+        pushed: states, or for an alternative that leaves the number of the suffix.
+        may_leave: ``[states]``, 1 where a rule may end.
+        must_leave: ``[states]``, 1 where it must.
+        tokens: ``[states]``, the fewest tokens to the end of the rule, see `shortest_endings`.
+        calls: ``[states]``, the calls inside each other that this ending makes.
+        start: ``[1]``, the state in which a text starts.
+        sizes: ``[2]``, the number of classes, and of suffixes.
+    """
+
+    class_of_token: np.ndarray
+    token_first: np.ndarray
+    token_class: np.ndarray
+    token_outcome: np.ndarray
+    suffix_first: np.ndarray
+    suffix: np.ndarray
+    suffix_outcome: np.ndarray
+    first_alternative: np.ndarray
+    alternative_state: np.ndarray
+    first_pushed: np.ndarray
+    pushed: np.ndarray
+    may_leave: np.ndarray
+    must_leave: np.ndarray
+    tokens: np.ndarray
+    calls: np.ndarray
+    start: np.ndarray
+    sizes: np.ndarray
+
+    @property
+    def states(self) -> int:
+        """Number of rule states."""
+        return len(self.tokens)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, including the one that ends a text."""
+        return int(self.sizes[0])
+
+    def outcomes(self, state: int) -> np.ndarray:
+        """The outcome of a token of each class but the last, int32 ``[classes - 1]``."""
+        row: np.ndarray = np.zeros(self.classes - 1, dtype=np.int32)
+        some = slice(*self.token_first[state : state + 2].tolist())
+        row[self.token_class[some]] = self.token_outcome[some]
+        return row
+
+    def suffix_outcomes(self, state: int) -> np.ndarray:
+        """The outcome of each suffix, int32 ``[suffixes]``."""
+        row: np.ndarray = np.zeros(int(self.sizes[1]), dtype=np.int32)
+        some = slice(*self.suffix_first[state : state + 2].tolist())
+        row[self.suffix[some]] = self.suffix_outcome[some]
+        return row
+
+    @cached_property
+    def alternatives(self) -> list[tuple[Alternative, ...]]:
+        """The alternatives of every outcome, as in `Outcomes`."""
+        pushed, bounds = self.pushed.tolist(), self.first_pushed.tolist()
+        whole = [
+            (tuple(pushed[bounds[n] : bounds[n + 1]]), state)
+            for n, state in enumerate(self.alternative_state.tolist())
+        ]
+        first = [*self.first_alternative.tolist(), len(whole)]
+        return [
+            (),
+            *((((), state),) for state in range(self.states)),
+            *(tuple(whole[first[n] : first[n + 1]]) for n in range(len(first) - 1)),
+        ]
+
+
+def pushdown_tables(
+    automata: RuleAutomata, vocabulary: Vocabulary, limits: CompileLimits
+) -> PushdownTables:
+    """From automata over bytes to tables over the tokens of a vocabulary.
+
+    Raises:
+        ConstraintError: they exceed `limits`, or these tokens cannot write any of the texts.
+    """
+    outcomes = Outcomes(automata.states)
+    moves = byte_moves(automata, outcomes)
+    followers = Followers.of(automata, moves.may_leave)
+    functions = TokenFunctions(moves, followers, outcomes, vocabulary, limits)
+    used = np.unique(functions.of_token[functions.of_token != NOTHING_READ])
+    # Classes by their lowest token, so that ties go to it.
+    class_of_token, order = _by_first_token(functions.of_token, used)
+    if len(order) >= MOST_CLASSES:
+        raise ConstraintError(
+            f"the constraint is too large: {len(order) + 1} kinds of tokens, at most "
+            f"{MOST_CLASSES} are served"
+        )
+    class_of_token[list(vocabulary.ends)] = len(order)
+    whole = _Sparse.of(functions.read, used[order])
+    tokens, calls = shortest_endings(whole.state, whole.outcome, outcomes, moves.may_leave)
+    if tokens[automata.start] == NEVER:
+        raise ConstraintError("no output of the constraint can be written with this tokenizer")
+    kept, suffixes, rest = _used(whole, functions, outcomes)
+    number: np.ndarray = np.arange(len(outcomes.alternatives))
+    number[kept] = automata.states + 1 + np.arange(len(kept))
+    place = {suffix: n for n, suffix in enumerate(suffixes)}
+    alternatives = [
+        [((place[p[0]],), s) if s == LEFT else (p, s) for p, s in outcomes.alternatives[n]]
+        for n in kept
+    ]
+    flat = [alternative for some in alternatives for alternative in some]
+
+    def packed(values: object) -> np.ndarray:
+        return np.asarray(values, dtype=np.int32)
+
+    return PushdownTables(
+        class_of_token=packed(class_of_token),
+        token_first=packed(whole.first(automata.states)),
+        token_class=packed(whole.column),
+        token_outcome=packed(number[whole.outcome]),
+        suffix_first=packed(rest.first(automata.states)),
+        suffix=packed(rest.column),
+        suffix_outcome=packed(number[rest.outcome]),
+        first_alternative=packed(np.cumsum([0, *map(len, alternatives)])[:-1]),
+        alternative_state=packed([state for _, state in flat]),
+        first_pushed=packed(np.cumsum([0, *(len(pushed) for pushed, _ in flat)])),
+        pushed=packed([state for pushed, _ in flat for state in pushed]),
+        may_leave=packed(moves.may_leave),
+        must_leave=packed(moves.must_leave),
+        tokens=packed(tokens),
+        calls=packed(calls),
+        start=packed([automata.start]),
+        sizes=packed([len(order) + 1, len(suffixes)]),
+    )
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    """Where functions read something, ascending by state and column.
+
+    Attributes:
+        state, column, outcome: int64 ``[n]``, a state, the place of a function, and its outcome.
+    """
+
+    state: np.ndarray
+    column: np.ndarray
+    outcome: np.ndarray
+
+    @classmethod
+    def of(cls, read: np.ndarray, functions: np.ndarray) -> _Sparse:
+        """Of some functions, int64 ``[columns]``; `read` is that of `TokenFunctions`."""
+        parts = []
+        for begin in range(0, read.shape[1], STATES_AT_ONCE):
+            some = read[:, begin : begin + STATES_AT_ONCE][functions].T
+            state, column = np.nonzero(some)
+            parts.append((begin + state, column, some[state, column].astype(np.int64)))
+        return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def first(self, states: int) -> np.ndarray:
+        """Where each state begins, int64 ``[states + 1]``."""
+        return np.asarray(np.searchsorted(self.state, np.arange(states + 1)))
+
+
+def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The class of each token, and the places in `used` of the classes' functions."""
+    place: np.ndarray = np.asarray(np.searchsorted(used, of_token))
+    known = of_token != NOTHING_READ
+    first: np.ndarray = np.full(len(used), len(of_token), dtype=np.int64)
+    np.minimum.at(first, place[known], np.flatnonzero(known))
+    order = np.argsort(first, kind="stable")
+    number: np.ndarray = np.empty(len(used), dtype=np.int64)
+    number[order] = np.arange(len(used))
+    classes: np.ndarray = np.full(len(of_token), NO_CLASS, dtype=np.int64)
+    classes[known] = number[place[known]]
+    return classes, order
+
+
+def _used(
+    whole: _Sparse, functions: TokenFunctions, outcomes: Outcomes
+) -> tuple[list[int], list[int], _Sparse]:
+    """What tokens lead to, also behind the rules that they leave.
+
+    Returns:
+        The outcomes beyond the states, the functions of the suffixes, and what suffixes lead to.
+    """
+    kept: list[int] = []
+    suffixes: dict[int, None] = {}
+    occurs: np.ndarray = np.zeros(len(outcomes.alternatives), dtype=bool)
+    occurs[whole.outcome] = True
+    seen: np.ndarray = np.arange(len(occurs)) <= outcomes.states
+    while (occurs & ~seen).any():
+        new = np.flatnonzero(occurs & ~seen).tolist()
+        seen |= occurs
+        kept += new
+        left = {p[0] for n in new for p, state in outcomes.alternatives[n] if state == LEFT}
+        more = sorted(left - set(suffixes))
+        suffixes.update(dict.fromkeys(more))
+        for suffix in more:
+            occurs[functions.read[suffix]] = True
+    names = list(suffixes)
+    return kept, names, _Sparse.of(functions.read, np.array(names, dtype=np.int64))

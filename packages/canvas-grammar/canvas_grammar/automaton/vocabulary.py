@@ -1,0 +1,151 @@
+"""The bytes that each token of a tokenizer stands for.
+
+They are read from a ``tokenizer.json`` of Hugging Face's `tokenizers`: byte-level vocabularies (in
+GPT-2's alphabet) and vocabularies of text with byte fallback (SentencePiece's). Other decoders are
+refused, because a single wrong byte would produce wrong outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from canvas_grammar.grammar.marks import MARKS
+from canvas_grammar.limits import ConstraintError
+
+MARK_BYTES = re.compile(b"[%s]" % bytes(MARKS.values()))
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of each token id. Tokens without bytes never occur in a constrained text.
+
+    Attributes:
+        data: uint8 ``[bytes]``, the bytes of all tokens, one after the other.
+        offsets: int64 ``[ids + 1]``, where the bytes of each token begin in `data`.
+        ends: ids that end a text, ascending. They have no bytes.
+    """
+
+    data: np.ndarray
+    offsets: np.ndarray
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
+        """From the bytes of each id.
+
+        Raises:
+            ConstraintError: there are no ends, or an end is not an id.
+        """
+        end_ids = tuple(sorted(set(ends)))
+        if not end_ids:
+            raise ConstraintError("no token ends a text, so none could be finished")
+        if not 0 <= end_ids[0] <= end_ids[-1] < len(tokens):
+            raise ConstraintError(f"ids {end_ids} that end a text are not all in the vocabulary")
+        texts = list(tokens)
+        for end in end_ids:
+            texts[end] = b""
+        lengths: np.ndarray = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum()])
+        return cls(np.frombuffer(b"".join(texts), dtype=np.uint8), offsets, end_ids)
+
+    @classmethod
+    def read(cls, document: str | Mapping[str, Any], size: int, ends: Iterable[int]) -> Vocabulary:
+        """From a ``tokenizer.json``.
+
+        Args:
+            document: the text of the file, or its parsed content.
+            size: number of ids of the model's head. Ids that the tokenizer does not know have no
+                bytes.
+            ends: ids that end a text.
+
+        Raises:
+            ConstraintError: an unsupported decoder, or no usable end.
+        """
+        content = json.loads(document) if isinstance(document, str) else document
+        write = _writer(content.get("decoder"))
+        tokens = [b""] * size
+        for token, number in _entries(content):
+            if number < size:
+                tokens[number] = write(token)
+        for added in content.get("added_tokens", ()):
+            if added["id"] < size:
+                tokens[added["id"]] = b"" if added["special"] else write(added["content"])
+        marks = {
+            added["id"]: MARKS[added["content"]]
+            for added in content.get("added_tokens", ())
+            if added["content"] in MARKS and added["id"] < size
+        }
+        if marks:
+            # Only these tokens shall stand for their bytes, which no text contains.
+            tokens = [b"" if MARK_BYTES.search(token) else token for token in tokens]
+            for number, byte in marks.items():
+                tokens[number] = bytes([byte])
+        return cls.of(tokens, ends)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    entries = content["model"]["vocab"]
+    if isinstance(entries, Mapping):
+        return entries.items()
+    return [(pair[0], number) for number, pair in enumerate(entries)]  # Unigram: (text, score)
+
+
+def _writer(decoder: Mapping[str, Any] | None) -> Any:
+    """A function from a token as the vocabulary spells it to its bytes.
+
+    Raises:
+        ConstraintError: the decoder is not supported.
+    """
+    parts = [decoder] if decoder else []
+    if decoder and decoder["type"] == "Sequence":
+        parts = decoder["decoders"]
+    kinds = [part["type"] for part in parts]
+    if kinds == ["ByteLevel"]:
+        return _byte_level
+    supported = {"Replace", "ByteFallback", "Fuse"}
+    if not kinds or set(kinds) - supported or "ByteFallback" not in kinds:
+        raise ConstraintError(
+            f"the tokenizer's decoder ({', '.join(kinds) or 'none'}) is not supported: ByteLevel, "
+            "or Replace, ByteFallback and Fuse are"
+        )
+    replaced = [
+        (part["pattern"]["String"], part["content"]) for part in parts if part["type"] == "Replace"
+    ]
+
+    def fallback(token: str) -> bytes:
+        if byte_token := BYTE_TOKEN.fullmatch(token):
+            return bytes([int(byte_token[1], 16)])
+        for old, new in replaced:
+            token = token.replace(old, new)
+        return token.encode(errors="surrogatepass")
+
+    return fallback
+
+
+def _byte_level(token: str) -> bytes:
+    """The bytes of a token in GPT-2's alphabet; a token not in that alphabet is plain text."""
+    alphabet = byte_level_alphabet()
+    try:
+        return bytes(alphabet[char] for char in token)
+    except KeyError:
+        return token.encode(errors="surrogatepass")
+
+
+@cache
+def byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + n): byte for n, byte in enumerate(unprintable)}

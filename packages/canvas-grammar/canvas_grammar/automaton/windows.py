@@ -1,0 +1,179 @@
+"""The part of a constraint's states that a canvas is decoded with.
+
+A constraint may have more states than a step can look at, or endlessly many, because its rules call
+each other. A canvas of L positions reaches few of them. Of those it gets the ones that are nearest:
+a state is the farther away the more calls it is inside of that the canvas' first state is not
+inside of. A call that repeats the calls around it counts little, so that lists in lists in lists
+stay near. What is left out is not offered in this canvas. The next one begins where this one ended,
+and gets the states that are near from there.
+
+From the canvas' first state the shortest way to the end of the text is always there, so a canvas
+always has a path.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from canvas_grammar.automaton.configurations import (
+    END_OF_TEXT,
+    Configurations,
+)
+from canvas_grammar.automaton.distance import DEAD, NEVER, fewest_steps
+from canvas_grammar.automaton.stacks import EMPTY_STACK
+from canvas_grammar.automaton.token_automaton import TokenAutomaton
+
+# How far a call leads, and a call that repeats the calls around it.
+CALL, REPEATED_CALL = 3, 1
+# Calls around a call that are compared with it.
+LONGEST_PERIOD = 6
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a constraint's states.
+
+    Attributes:
+        automaton: the states, numbered anew.
+        states: int64 ``[states]``, the number that each of them has in `Configurations`.
+        depth: int32 ``[states]``, the fewest tokens that lead to each state from the first one, at
+            most L + 1; None for a whole one, which canvases may follow that begin elsewhere.
+        whole: whether it is all states that can be reached from the first one.
+    """
+
+    automaton: TokenAutomaton
+    states: np.ndarray
+    depth: np.ndarray | None
+    whole: bool
+
+
+def window(configurations: Configurations, first: int, length: int, most: int) -> Window:
+    """The states for a canvas.
+
+    Args:
+        configurations: of the constraint.
+        first: the canvas' first state.
+        length: L, the tokens that the canvas may hold.
+        most: about how many states a window may have; fewer where texts can be read in many ways.
+    """
+    chosen, whole = _nearest(
+        configurations, first, most, _shortest_way(configurations, first, length)
+    )
+    states = np.array(chosen, dtype=np.int64)
+    states, depth = np.append(states[states != END_OF_TEXT], END_OF_TEXT), None
+    number: np.ndarray = np.full(len(configurations.members), DEAD, dtype=np.int64)
+    number[states] = np.arange(len(states))
+    if not whole:
+        source, target, _ = _edges(configurations, states, number)
+        steps = fewest_steps(target, source, states == first)
+        near = (steps <= length) | (states == END_OF_TEXT)
+        states, depth = states[near], np.minimum(steps[near], length + 1)
+        number.fill(DEAD)
+        number[states] = np.arange(len(states))
+    return Window(_automaton(configurations, states, number, whole), states, depth, whole)
+
+
+def _shortest_way(configurations: Configurations, first: int, length: int) -> list[int]:
+    """The states of a shortest way from a state to the end, at most `length` tokens of it."""
+    way = [first]
+    while len(way) <= length and way[-1] != END_OF_TEXT:
+        targets = configurations.moves(way[-1]).targets.tolist()
+        way.append(min(targets, key=configurations.distance.__getitem__))
+    return way
+
+
+def _nearest(
+    configurations: Configurations, first: int, most: int, always: list[int]
+) -> tuple[list[int], bool]:
+    """The nearest states, with those of `always`; and whether no other one can be reached."""
+    remote = _Remoteness(configurations, first)
+    seen = set(always)
+    chosen: list[int] = []
+    # States that are equally far come in the order in which they are met.
+    ahead: list[tuple[int, int, int]] = []
+    next_ones, work = list(dict.fromkeys(always)), 0
+    while next_ones:
+        for state in next_ones:
+            chosen.append(state)
+            # Every way to read the text so far has to be joined with every other one.
+            work += len(configurations.members[state]) ** 2
+            for target in configurations.moves(state).targets.tolist():
+                if target not in seen:
+                    seen.add(target)
+                    heapq.heappush(ahead, (remote.of(target), len(seen), target))
+        next_ones = [heapq.heappop(ahead)[2]] if ahead and work < most else []
+    return chosen, not ahead
+
+
+class _Remoteness:
+    """How far states are from a canvas' first state, by the calls that they are inside of."""
+
+    def __init__(self, configurations: Configurations, first: int) -> None:
+        self.configurations, self.stacks = configurations, configurations.stacks
+        self.known = {EMPTY_STACK: 0}
+        stack = configurations.stack_of(first)
+        while stack != EMPTY_STACK:
+            self.known[stack] = 0
+            stack = self.stacks.below[stack]
+
+    def of(self, state: int) -> int:
+        """The remoteness of a state."""
+        return self._of_stack(self.configurations.stack_of(state))
+
+    def _of_stack(self, stack: int) -> int:
+        if stack not in self.known:
+            below = self._of_stack(self.stacks.below[stack])
+            self.known[stack] = below + (REPEATED_CALL if self._repeats(stack) else CALL)
+        return self.known[stack]
+
+    def _repeats(self, stack: int) -> bool:
+        """Whether the calls on top of a stack are the same as those right below them."""
+        calls: list[int] = []
+        while stack != EMPTY_STACK and len(calls) < 2 * LONGEST_PERIOD:
+            calls.append(self.stacks.back[stack])
+            stack = self.stacks.below[stack]
+        return any(
+            calls[:period] == calls[period : 2 * period] for period in range(1, len(calls) // 2 + 1)
+        )
+
+
+def _edges(
+    configurations: Configurations, states: np.ndarray, number: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The edges between some states: sources and targets by `number`, and labels."""
+    moves = [configurations.moves(state) for state in states.tolist()]
+    source: np.ndarray = np.repeat(number[states], [len(m.targets) for m in moves])
+    met = np.concatenate([m.targets for m in moves])
+    # States that these moves met first have no number yet.
+    target = np.where(met < len(number), number[np.minimum(met, len(number) - 1)], DEAD)
+    label = np.concatenate([m.labels for m in moves])
+    inside = target != DEAD
+    return source[inside], target[inside], label[inside]
+
+
+def _automaton(
+    configurations: Configurations, states: np.ndarray, number: np.ndarray, whole: bool
+) -> TokenAutomaton:
+    source, target, label = _edges(configurations, states, number)
+    order = np.lexsort((target, source))
+    source, target, label = source[order], target[order], label[order]
+    used, label = np.unique(label, return_inverse=True)
+    sets = [configurations.labels[n] for n in used.tolist()]
+    distance = np.array([configurations.distance[n] for n in states.tolist()])
+    if whole:
+        # Nothing is left out, so the shortest ways are among these edges.
+        exact = fewest_steps(source, target, states == END_OF_TEXT)
+        distance = np.where(exact == NEVER, distance, exact)
+    return TokenAutomaton(
+        class_of_token=configurations.tables.class_of_token,
+        distance=distance.astype(np.int32),
+        edge_source=source.astype(np.int32),
+        edge_target=target.astype(np.int32),
+        edge_label=label.reshape(-1).astype(np.int32),
+        members=np.concatenate(sets).astype(np.int32),
+        label_first=np.cumsum([0, *map(len, sets)]).astype(np.int32),
+        classes=configurations.tables.classes,
+    )

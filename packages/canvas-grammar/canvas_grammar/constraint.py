@@ -1,0 +1,61 @@
+"""A constraint as a request carries it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from canvas_grammar.limits import CompileLimits, ConstraintError
+
+KINDS = ("choice", "grammar", "json_object", "json_schema", "regex", "structural_tag")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a request asks for. Equal constraints have the same automaton.
+
+    Attributes:
+        kind: one of `KINDS`.
+        text: a regular expression or a grammar, or JSON: a schema, a structural tag or a list of
+            strings; of a ``json_object`` it says nothing.
+        whitespace: for schemas, a regular expression of the white space after opening brackets,
+            colons and commas and before closing brackets. None stands for one optional space.
+        depth: calls of rules that may be open inside each other; None for the usual number.
+    """
+
+    kind: str
+    text: str
+    whitespace: str | None = None
+    depth: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        value: Any,
+        whitespace: str | None = None,
+        limits: CompileLimits | None = None,
+    ) -> Constraint:
+        """From what a request holds: text, or a schema, tag or list of choices as a JSON value.
+
+        Raises:
+            ConstraintError: an unknown kind, more than ``limits.characters``, or not JSON.
+        """
+        limits = limits or CompileLimits()
+        if kind not in KINDS:
+            raise ConstraintError(f"no such constraint: {kind}; supported: {', '.join(KINDS)}")
+        if whitespace is not None and kind not in ("json_object", "json_schema"):
+            raise ConstraintError(f"white space is settled for json_schema, not for {kind}")
+        if not isinstance(value, str):
+            try:
+                value = json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConstraintError(f"{kind}: not JSON ({error})") from error
+        constraint = cls(kind, value, whitespace)
+        size = len(value) + len(whitespace or "")
+        if size > limits.characters:
+            raise ConstraintError(
+                f"{kind} is {size} characters long, at most {limits.characters} are served"
+            )
+        return constraint

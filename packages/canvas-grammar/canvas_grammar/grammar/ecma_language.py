@@ -1,0 +1,255 @@
+r"""From the tree of a pattern to the language of the texts in which it is found.
+
+A part without assertions is a language of its own. What an assertion says depends on what stands
+around it, so a part with assertions is read together with the language of everything behind it (its
+*rest*) and with what is known about the character in front of it (`Before`). A lookahead is then an
+intersection of its content with the rest, or a difference from it, wherever it stands.
+
+Languages are strict or generous. A text of a strict one is matched by every reader, and a generous
+one holds every text that at least one reader matches. What is offered is strict, and what is
+subtracted from it is generous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from canvas_grammar.grammar.ecma_classes import ASCII_WORD, escaped_class
+from canvas_grammar.grammar.ecma_tree import (
+    Ahead,
+    Alternatives,
+    Anchor,
+    Characters,
+    Repetition,
+    Sequence,
+    Tree,
+)
+from canvas_grammar.grammar.language import (
+    EMPTY_TEXT,
+    NOTHING,
+    Chain,
+    Either,
+    Node,
+    Ranges,
+    Repeat,
+    complement,
+    either,
+    intersection,
+    optional,
+    repeat,
+    sequence,
+)
+from canvas_grammar.grammar.rules import Both, Without
+from canvas_grammar.limits import ConstraintError
+
+MOST_UNROLLED = 8
+BOUNDARIES = frozenset((r"\b", r"\B"))
+# What depends on the character in front of it.
+LOOKING_BACK = BOUNDARIES | {"^"}
+
+
+class Before(Enum):
+    """What is known about the character in front of a part of a pattern."""
+
+    START = 0  # there is none: the text begins here
+    WORD = 1  # for every reader, one of a word
+    OTHER = 2  # for every reader, not one of a word
+    SOME = 3  # there is one
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the characters of a text are written.
+
+    Attributes:
+        leaf: from ranges to the language of how one of their characters is written. No character
+            is written in two ways.
+        character: the language of how any character is written.
+    """
+
+    leaf: Callable[[Ranges], Node]
+    character: Node
+
+
+def found_in(tree: Tree, writing: Writing, generous: bool = False) -> Node:
+    """The texts in which a pattern is found; see above for `generous`.
+
+    Raises:
+        ConstraintError: an assertion stands where no automaton can follow it.
+    """
+    reader = _Reader(writing)
+    some = repeat(writing.character, 1, None)
+    at_start = reader.part(tree, reader.anything, Before.START, generous)
+    if tree.assertions & BOUNDARIES:
+        word, other = (
+            reader.part(tree, reader.anything, before, generous)
+            for before in (Before.WORD, Before.OTHER)
+        )
+        later = either(
+            sequence(reader.anything, writing.leaf(ranges), language)
+            for ranges, language in ((ASCII_WORD, word), (_no_word(), other))
+        )
+    elif "^" in tree.assertions:
+        later = sequence(some, reader.part(tree, reader.anything, Before.SOME, generous))
+    else:
+        return sequence(reader.anything, at_start)
+    return either([at_start, later])
+
+
+def matched_by(tree: Tree, writing: Writing, generous: bool = False) -> Node:
+    """The texts all of which a tree without assertions matches."""
+    return _Reader(writing).plain(tree, generous)
+
+
+def whole_text(tree: Tree) -> Tree | None:
+    """The content of a pattern ``^...$`` whose content has no assertions, or None."""
+    if isinstance(tree, Sequence) and len(tree.items) == 1:
+        return whole_text(tree.items[0])
+    if not isinstance(tree, Sequence) or len(tree.items) < 2:
+        return None
+    first, *middle, last = tree.items
+    if not isinstance(first, Anchor) or not isinstance(last, Anchor):
+        return None
+    content = Sequence(tuple(middle))
+    return content if (first.kind, last.kind) == ("^", "$") and not content.assertions else None
+
+
+class _Reader:
+    """Reads trees that are written in one way."""
+
+    def __init__(self, writing: Writing) -> None:
+        self.writing = writing
+        self.anything = repeat(writing.character, 0, None)
+
+    def plain(self, tree: Tree, generous: bool) -> Node:
+        """The language of a tree; an assertion in it holds nowhere."""
+        if isinstance(tree, Characters):
+            return self.writing.leaf(tree.possible if generous else tree.sure)
+        if isinstance(tree, Sequence):
+            return sequence(*(self.plain(item, generous) for item in tree.items))
+        if isinstance(tree, Alternatives):
+            return either(self.plain(option, generous) for option in tree.options)
+        if isinstance(tree, Repetition):
+            return repeat(self.plain(tree.item, generous), tree.least, tree.most)
+        return NOTHING
+
+    def part(self, tree: Tree, rest: Node, before: Before, generous: bool) -> Node:
+        """The texts that `tree` matches the beginning of, and that go on as `rest` says."""
+        if not tree.assertions:
+            return sequence(self.plain(tree, generous), rest)
+        if isinstance(tree, Sequence):
+            return self.items(tree.items, rest, before, generous)
+        if isinstance(tree, Alternatives):
+            return either(self.part(o, rest, before, generous) for o in tree.options)
+        if isinstance(tree, Repetition):
+            return self.repetition(tree, rest, before, generous)
+        if isinstance(tree, Ahead):
+            content = self.part(tree.content, self.anything, before, generous != tree.negative)
+            return self.without(rest, content) if tree.negative else self.both(rest, content)
+        assert isinstance(tree, Anchor)
+        return self.anchor(tree.kind, rest, before, generous)
+
+    def items(self, items: tuple[Tree, ...], rest: Node, before: Before, generous: bool) -> Node:
+        if not items:
+            return rest
+        plain = next((n for n, item in enumerate(items) if item.assertions), len(items))
+        count = max(plain, 1)
+        first: Tree = items[0] if count == 1 else Sequence(items[:count])
+        behind = Sequence(items[count:])
+        least, most = first.width
+        if most == 0 or not behind.assertions & LOOKING_BACK:
+            moved = before if most == 0 else Before.SOME
+            return self.part(first, self.part(behind, rest, moved, generous), before, generous)
+        if least > 0:
+            moved = _moved(first)
+            return self.part(first, self.part(behind, rest, moved, generous), before, generous)
+        # It may match nothing, and only then what is behind it begins where it begins.
+        if behind.assertions - {"^", "$"} or first.assertions:
+            raise ConstraintError(
+                r"^, \b or \B behind a part of a pattern that may be empty is not supported"
+            )
+        return either(
+            [
+                self.part(behind, rest, before, generous),
+                self.part(first, self.part(behind, rest, Before.SOME, generous), before, generous),
+            ]
+        )
+
+    def repetition(self, tree: Repetition, rest: Node, before: Before, generous: bool) -> Node:
+        item = tree.item
+        if tree.most is not None and tree.most <= MOST_UNROLLED:
+            more = [Sequence((item,) * count) for count in range(tree.least, tree.most + 1)]
+            return either(self.part(one, rest, before, generous) for one in more)
+        if tree.least > 1 or tree.most is not None or item.assertions - {"^", "$"}:
+            raise ConstraintError("an assertion inside a repetition of a pattern is not supported")
+        # ^ may hold in the first round only, and $ in the last one.
+        last = self.part(item, rest, Before.SOME, generous)
+        inside = sequence(repeat(self.plain(item, generous), 0, None), last)
+        rounds = [
+            self.part(item, rest, before, generous),
+            self.part(item, inside, before, generous),
+        ]
+        return either([*rounds, rest] if tree.least == 0 else rounds)
+
+    def anchor(self, kind: str, rest: Node, before: Before, generous: bool) -> Node:
+        if kind == "^":
+            return rest if before is Before.START else NOTHING
+        if kind == "$":
+            # Python's $ holds before a line feed at the end of the text, too.
+            if generous:
+                return self.both(rest, optional(self.writing.leaf(((0xA, 0xA),))))
+            return EMPTY_TEXT if _nullable(rest) else NOTHING
+        if generous or before is Before.SOME:
+            raise ConstraintError(
+                rf"{kind} is supported only where it is sure whether the character in front of it "
+                "belongs to a word"
+            )
+        word = self.both(rest, sequence(self.writing.leaf(ASCII_WORD), self.anything))
+        no_word = sequence(self.writing.leaf(_no_word()), self.anything)
+        other = self.both(rest, either([no_word, EMPTY_TEXT]))
+        return word if (before is Before.WORD) == (kind == r"\B") else other
+
+    def both(self, left: Node, right: Node) -> Node:
+        if left is self.anything:
+            return right
+        if right is self.anything:
+            return left
+        return NOTHING if left.empty or right.empty else Both(left, right)
+
+    def without(self, left: Node, right: Node) -> Node:
+        return left if left.empty or right.empty else Without(left, right)
+
+
+def _moved(tree: Tree) -> Before:
+    """What is known behind a part of at least one character."""
+    last = tree
+    while not isinstance(last, Characters):
+        if isinstance(last, Sequence) and last.items and last.items[-1].width[0] > 0:
+            last = last.items[-1]
+        elif isinstance(last, Repetition) and last.item.width[0] > 0:
+            last = last.item
+        else:
+            return Before.SOME
+    if intersection(last.sure, ASCII_WORD) == last.sure:
+        return Before.WORD
+    return Before.OTHER if intersection(last.sure, _no_word()) == last.sure else Before.SOME
+
+
+def _no_word() -> Ranges:
+    """Characters that no reader takes for one of a word."""
+    return complement(escaped_class("w").possible)
+
+
+def _nullable(node: Node) -> bool:
+    """Whether the empty text belongs to a language that calls no rules."""
+    if isinstance(node, Chain):
+        return all(map(_nullable, node.parts))
+    if isinstance(node, Either):
+        return any(map(_nullable, node.options))
+    if isinstance(node, Repeat):
+        return node.least == 0 or _nullable(node.part)
+    if isinstance(node, Both):
+        return _nullable(node.left) and _nullable(node.right)
+    return isinstance(node, Without) and _nullable(node.left) and not _nullable(node.right)

@@ -1,0 +1,277 @@
+"""The notation in which Gemma writes the arguments of calls, and what vLLM reads from it.
+
+    {city:<|"|>Rome<|"|>,days:3,notes:[<|"|>a<|"|>]}
+
+Names are bare, strings stand raw between two marks, and there are no escapes. vLLM's parser reads
+every value as a text first, and then gives it the type that the schema names at its place: through
+``properties`` and ``items`` alone, so not behind a ``$ref`` or in ``additionalProperties``. What
+is offered here is what it reads back as a value that satisfies the schema. So not offered are
+
+* numbers, ``true``, ``false`` and ``null`` where `Reading` finds no such type,
+* where it finds other types beside strings: strings that it might take for another type; those
+  offered begin with a letter or one of ``_/#@$``, and not with a word such as ``null`` or ``nan``,
+* strings that hold ``<|``, ``|>`` or a special token of the tokenizer,
+* names with white space or one of ``:,{}[]()<>"|``,
+* with ``uniqueItems``, more than one item.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from canvas_grammar.grammar.free_text import ANYTHING
+from canvas_grammar.grammar.json.arrays import ArrayWriter
+from canvas_grammar.grammar.json.constants import kind_of, whole_number
+from canvas_grammar.grammar.json.facts import (
+    ANY_STRING,
+    Facts,
+    fits_string,
+)
+from canvas_grammar.grammar.json.layout import JsonLayout
+from canvas_grammar.grammar.json.objects import ObjectWriter
+from canvas_grammar.grammar.json.parts import Literal
+from canvas_grammar.grammar.json.reader import SchemaLanguage, SchemaReader
+from canvas_grammar.grammar.json.scalars import scalar_language
+from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
+from canvas_grammar.grammar.json_strings import RAW, string_content
+from canvas_grammar.grammar.language import (
+    EMPTY_TEXT,
+    NOTHING,
+    Node,
+    chars,
+    complement,
+    either,
+    literal,
+    repeat,
+    sequence,
+    union,
+)
+from canvas_grammar.grammar.marks import DELIMITER, mark
+from canvas_grammar.grammar.rules import Both, Without
+from canvas_grammar.grammar.shared import shared
+from canvas_grammar.limits import ConstraintError
+
+JSON_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+EXACT = 1 << 53  # up to here, every integer is a double
+
+OUTSIDE_NAMES = "".join(map(chr, range(0x21))) + ':,{}[]()<>"|\x7f\x85\xa0'
+NAME = re.compile(f"[^\\s{re.escape(OUTSIDE_NAMES)}]+")
+NAMES = repeat(
+    chars(
+        # Unicode's other white space lies from U+1680 on.
+        [
+            (first, min(last, 0x167F))
+            for first, last in complement(union((ord(c), ord(c)) for c in OUTSIDE_NAMES))
+        ]
+    ),
+    1,
+    None,
+)
+
+# Strings that no reader takes for something else.
+FIRST = "A-Za-z_/#@$"
+WORDS = ("null", "true", "false", "nan", "inf")
+INERT = re.compile(f"(?!(?i:{'|'.join(WORDS)}))[{FIRST}].*|", re.DOTALL)
+
+
+def _inert() -> Node:
+    singles = ((ord(c), ord(c)) for c in "_/#@$")
+    first = chars([(0x41, 0x5A), (0x61, 0x7A), *singles])
+    words = either(
+        sequence(*(chars((ord(c), ord(c)) for c in (char, char.upper())) for char in word))
+        for word in WORDS
+    )
+    begun = Without(sequence(first, ANYTHING), sequence(words, ANYTHING))
+    return either([EMPTY_TEXT, begun])
+
+
+class Reading:
+    """How vLLM's parser reads the texts at one place of the arguments.
+
+    Attributes:
+        types: what a text may become there; with strings alone it stays as it is.
+        named: the names whose values it reads by a schema.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        schema = schema if isinstance(schema, dict) else {}
+        properties = schema.get("properties")
+        self.types = types_of(schema)
+        self.named: dict[str, Any] = properties if isinstance(properties, dict) else {}
+        self._items = schema.get("items")
+        self._parts: dict[str | None, Reading] = {}
+
+    def part(self, name: str | None) -> Reading:
+        """How it reads the value of a property, or (None) the items of an array."""
+        schema = self._items if name is None else self.named.get(name)
+        if not isinstance(schema, dict):
+            return AS_TEXT
+        if name not in self._parts:
+            self._parts[name] = Reading(schema)
+        return self._parts[name]
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The types that vLLM's parser finds in a schema (its ``extract_types_from_schema``)."""
+    found: set[str] = set()
+    if isinstance(schema, dict):
+        named = schema.get("type", ())
+        found.update([named] if isinstance(named, str) else named)
+        for value in schema.get("enum") or ():
+            found.add(JSON_KINDS.get(type(value)) or kind_of(value))
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            for choice in schema.get(keyword) or ():
+                found |= types_of(choice)
+    return frozenset(found or {"string"})
+
+
+AS_TEXT = Reading(None)
+
+
+def gemma_arguments(
+    schema: Any, marks: Collection[str], special: Collection[str]
+) -> SchemaLanguage:
+    """The arguments of a call that satisfy a schema, in Gemma's notation.
+
+    Args:
+        schema: of the arguments.
+        marks: the tokens of `marks.MARKS` that the vocabulary has.
+        special: texts that no string may hold, because they are tokens that vLLM drops.
+
+    Raises:
+        ConstraintError: as `json_schema`; or no value that satisfies the schema would be read back.
+    """
+    return _GemmaReader(schema, marks, special).read()
+
+
+@dataclass(frozen=True)
+class _Layout(JsonLayout):
+    gap: Node = EMPTY_TEXT
+
+    def name(self, text: str) -> Node:
+        return literal(text) if NAME.fullmatch(text) else NOTHING
+
+
+class _GemmaReader(SchemaReader[Reading]):
+    no_value = "the schema allows no value that vLLM would read back from Gemma's notation"
+
+    def __init__(self, schema: Any, marks: Collection[str], special: Collection[str]) -> None:
+        super().__init__(schema, Reading(schema))
+        self.layout = _Layout()
+        self.quote = mark(DELIMITER, marks)
+        self.forbidden = ("<|", "|>", *special)
+        held = sequence(ANYTHING, either(map(literal, self.forbidden)), ANYTHING)
+        text = Without(ANYTHING, held)
+        self.texts = {True: text, False: Both(text, _inert())}
+        self.strings: dict[tuple[StringFacts, bool], Node] = {}
+
+    def scalar(self, facts: Facts, context: Reading) -> Node:
+        """As the module says; arguments are an object."""
+        if context is self.context:
+            return NOTHING
+        if facts.kind == "string":
+            return self._string(facts, context.types <= {"string"})
+        if facts.kind == "number":
+            return _number(facts, context.types)
+        return scalar_language(facts) if facts.kind in context.types else NOTHING
+
+    def compound(self, facts: Facts, context: Reading) -> Node:
+        """As JSON's."""
+        if facts.kind == "object":
+            return _Objects(self, context).language(facts)
+        if context is self.context:
+            return NOTHING
+        if facts.distinct:
+            if facts.least > 1:
+                raise ConstraintError("uniqueItems is supported for at most one item of a call")
+            facts = facts.copy()
+            facts.count(most=1)
+        items = ArrayWriter(
+            self.expansion, self.layout, lambda literals: self.value(literals, context.part(None))
+        )
+        return items.language(facts)
+
+    def constant(self, value: Any, context: Reading) -> Node:
+        """A single value."""
+        if isinstance(value, list):
+            parts = [self.layout.item(self.constant(v, context.part(None))) for v in value]
+            return self.layout.bracketed("[]", sequence(*parts), not value)
+        if isinstance(value, dict):
+            parts = [
+                self.layout.pair(self.layout.name(name), self.constant(v, context.part(name)))
+                for name, v in value.items()
+            ]
+            return self.layout.bracketed("{}", sequence(*parts), not value)
+        facts = Facts(kind_of(value))
+        facts.only([value])
+        return self.scalar(facts, context)
+
+    def _string(self, facts: Facts, alone: bool) -> Node:
+        """The strings that meet conditions; `alone` if nothing else is read at this place."""
+        content = self._content(facts, alone)
+        return shared("string", sequence(self.quote, content, self.quote))
+
+    def _content(self, facts: Facts, alone: bool) -> Node:
+        if facts.values is None:
+            key = facts.string, alone
+            if key not in self.strings:
+                text = self.texts[alone]
+                found: Node = NOTHING
+                if facts.string == ANY_STRING:
+                    found = text
+                elif not (content := string_content(facts.string, RAW)).empty:
+                    found = Both(content, text)
+                self.strings[key] = found
+            found = self.strings[key]
+            barred = either(map(literal, facts.barred.values()))
+            return found if barred.empty or found.empty else Without(found, barred)
+        options = []
+        for value in facts.values.values():
+            verdict = fits_string(facts.string, value)
+            held = any(text in value for text in self.forbidden)
+            if verdict is not False and not held and (alone or INERT.fullmatch(value)):
+                text = literal(value)
+                options.append(text if verdict else Both(text, string_content(facts.string, RAW)))
+        return either(options)
+
+
+class _Objects(ObjectWriter):
+    """Objects whose values are read as vLLM's parser does at this place."""
+
+    def __init__(self, reader: _GemmaReader, reading: Reading) -> None:
+        super().__init__(
+            reader.expansion, reader.layout, lambda literals: reader.value(literals, AS_TEXT)
+        )
+        self.reader, self.reading = reader, reading
+
+    def named_value(self, name: str, literals: tuple[Literal, ...]) -> Node:
+        return self.reader.value(literals, self.reading.part(name))
+
+    def unnamed(self, spelled: StringFacts, naming: Facts, known: list[str]) -> Node:
+        if naming.values is not None:
+            others = (v for v in naming.values.values() if v not in known)
+            return either(map(self.layout.name, others))
+        content = string_content(spelled, RAW)
+        if content.empty:
+            return NOTHING
+        barred = [*known, *self.reading.named, *naming.barred.values()]
+        return Without(Both(content, NAMES), either(map(literal, barred)))
+
+
+def _number(facts: Facts, types: frozenset[str]) -> Node:
+    if not types & {"integer", "number"}:
+        return NOTHING
+    facts = facts.copy()
+    if "number" not in types:
+        facts.measured(NumberFacts(integer=True))
+    if facts.values is not None:
+        # Without the type of integers, a number is read as a double.
+        facts.values = {
+            name: value
+            for name, value in facts.values.items()
+            if "integer" in types or abs(whole_number(value) or 0) <= EXACT
+        }
+    return scalar_language(facts)

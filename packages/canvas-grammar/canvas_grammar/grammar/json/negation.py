@@ -1,0 +1,259 @@
+"""What it means that a part does not hold, as a choice between conditions that may fail.
+
+Nothing is offered by mistake, but some values may be left out. Not offered are values that violate
+only
+
+* a ``format``, ``uniqueItems``, ``unevaluatedItems`` or ``unevaluatedProperties``,
+* an object in ``const`` or ``enum``, by having more properties,
+* a ``oneOf`` of more than `MOST_PAIRED` schemas because two of them hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from canvas_grammar.grammar.json.assertions import (
+    Words,
+    counted,
+    number_facts,
+    row_of,
+)
+from canvas_grammar.grammar.json.constants import kind_of
+from canvas_grammar.grammar.json.facts import (
+    Counted,
+    Facts,
+    Layer,
+    Row,
+    SomeMember,
+    Trace,
+)
+from canvas_grammar.grammar.json.parts import Literal, Part
+from canvas_grammar.grammar.json.shapes import OF_KIND
+from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
+
+MOST_PAIRED = 4
+UNSAID = ("format", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
+Change = Callable[[Facts, Trace], None]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to meet a condition.
+
+    Attributes:
+        literals: what holds.
+        change: what is done to the facts, or None.
+    """
+
+    literals: tuple[Literal, ...] = ()
+    change: Change | None = None
+
+
+def changed(change: Callable[..., Any], *arguments: Any, **named: Any) -> Option:
+    """An option that changes the facts: a function of them, and its other arguments."""
+    return Option((), lambda facts, _: change(facts, *arguments, **named))
+
+
+def violations(part: Part, words: Words, kind: str) -> tuple[list[Option], list[str]]:
+    """How a value of one type may violate a part, and keywords whose violation cannot be said.
+
+    The part must allow the type.
+    """
+    options: list[Option] = []
+    types = part.types
+    if kind == "number" and types is not None and "number" not in types:
+        whole = NumberFacts(excluded=(NumberFacts(integer=True),))
+        options.append(changed(Facts.measured, whole))
+    for name in ("enum", "const"):
+        if name in words:
+            values = words["enum"] if name == "enum" else [words["const"]]
+            options += _other_than(part, [v for v in values if kind_of(v) == kind], kind)
+    options += BY_KIND[kind](part, words)
+    options += _combinations(part, words)
+    return options, [name for name in UNSAID if name in words and name in OF_KIND[kind]]
+
+
+def _combinations(part: Part, words: Words) -> Iterator[Option]:
+    for n in range(len(words.get("allOf", ()))):
+        yield Option((Literal(part.child("allOf", n), True),))
+    for name in ("anyOf", "oneOf"):
+        if name in words:
+            inside = [Literal(part.child(name, n)) for n in range(len(words[name]))]
+            yield Option(tuple(literal.opposite for literal in inside))
+            if name == "oneOf" and len(inside) <= MOST_PAIRED:
+                yield from (Option(pair) for pair in combinations(inside, 2))
+    if "not" in words:
+        yield Option((Literal(part.child("not")),))
+    if "if" in words:
+        condition = Literal(part.child("if"))
+        if "then" in words:
+            yield Option((condition, Literal(part.child("then"), True)))
+        if "else" in words:
+            yield Option((condition.opposite, Literal(part.child("else"), True)))
+
+
+def _other_than(part: Part, values: list[Any], kind: str) -> Iterator[Option]:
+    """How a value may differ from some others."""
+    if kind not in ("array", "object"):
+        yield changed(Facts.bar, values)
+    elif len(values) != 1:
+        # Each of them by itself, one after the other.
+        yield Option(tuple(Literal(part.constant(value), True) for value in values))
+    elif kind == "array":
+        (items,) = values
+        yield changed(Facts.count, least=len(items) + 1)
+        if items:
+            yield changed(Facts.count, most=len(items) - 1)
+        for n, item in enumerate(items):
+            yield Option((), _wrong_item(n, Literal(part.constant(item), True)))
+    else:
+        (properties,) = values
+        if not properties:
+            yield changed(Facts.count, least=1)
+        for name, value in properties.items():
+            yield changed(Facts.lack, name)
+            yield Option((), wrong_property(name, Literal(part.constant(value), True)))
+
+
+def _none(part: Part, words: Words) -> list[Option]:
+    return []
+
+
+def _string(part: Part, words: Words) -> Iterator[Option]:
+    if words.get("minLength", 0) > 0:
+        most = StringFacts(most=int(words["minLength"]) - 1)
+        yield changed(Facts.spelled, most)
+    if "maxLength" in words:
+        least = StringFacts(least=int(words["maxLength"]) + 1)
+        yield changed(Facts.spelled, least)
+    if "pattern" in words:
+        unlike = StringFacts(excluded=(StringFacts(patterns=(words["pattern"],)),))
+        yield changed(Facts.spelled, unlike)
+
+
+def _number(part: Part, words: Words) -> Iterator[Option]:
+    for fact in number_facts(words).values():
+        if fact.multiples:
+            opposite = NumberFacts(excluded=(fact,))
+        elif fact.least is not None:
+            opposite = NumberFacts(most=fact.least, below=not fact.above)
+        else:
+            opposite = NumberFacts(least=fact.most, above=not fact.below)
+        yield changed(Facts.measured, opposite)
+
+
+def _counts(words: Words, what: str) -> Iterator[Option]:
+    least, most = int(words.get(f"min{what}", 0)), words.get(f"max{what}")
+    if least > 0:
+        yield changed(Facts.count, most=least - 1)
+    if most is not None:
+        yield changed(Facts.count, least=int(most) + 1)
+
+
+def _array(part: Part, words: Words) -> Iterator[Option]:
+    yield from _counts(words, "Items")
+    row = row_of(part, words)
+    for n, literal in enumerate(row.first):
+        if not literal.certain:
+            yield Option((), _wrong_item(n, literal.opposite))
+    if row.rest is not None and not row.rest.certain:
+        wrong = row.rest.opposite
+        if row.first:
+            # Only the first one of them is a wrong one.
+            yield Option((), _wrong_item(len(row.first), wrong))
+        else:
+            yield changed(_add_counted, Counted(wrong, 1, None))
+    if "contains" in words:
+        inside = counted(part, words)
+        if inside.least:
+            fewer = Counted(inside.item, 0, inside.least - 1)
+            yield changed(_add_counted, fewer)
+        if inside.most is not None:
+            more = Counted(inside.item, inside.most + 1, None)
+            yield changed(_add_counted, more)
+
+
+def _add_counted(facts: Facts, inside: Counted) -> None:
+    facts.counted += (inside,)
+
+
+def _wrong_item(n: int, wrong: Literal) -> Change:
+    def change(facts: Facts, trace: Trace) -> None:
+        facts.count(least=n + 1)
+        anything = Literal(part_of_anything(trace.part))
+        facts.rows += ((Row((*((anything,) * n), wrong), None), trace),)
+
+    return change
+
+
+def part_of_anything(part: Part) -> Part:
+    """A part that allows every value."""
+    return Part(True, part.place, part.around)
+
+
+def _object(part: Part, words: Words) -> Iterator[Option]:
+    yield from (changed(Facts.lack, name)
+                for name in words.get("required", ()))  # fmt: skip
+    yield from _counts(words, "Properties")
+    for name in words.get("properties", ()):
+        value = Literal(part.child("properties", name), True)
+        if not value.hopeless:
+            yield Option((), wrong_property(name, value))
+    for pattern in words.get("patternProperties", ()):
+        value = Literal(part.child("patternProperties", pattern), True)
+        if not value.hopeless:
+            yield _some(SomeMember(value, matching=pattern))
+    if "additionalProperties" in words and not part.child("additionalProperties").trivial:
+        named = frozenset(words.get("properties", ()))
+        value = Literal(part.child("additionalProperties"), True)
+        unlike = tuple(words.get("patternProperties", ()))
+        yield _some(SomeMember(value, apart_from=named, unlike=unlike))
+    if "propertyNames" in words and not part.child("propertyNames").trivial:
+        yield _some(SomeMember(naming=Literal(part.child("propertyNames"), True)))
+    for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+        for name, needed in words.get(keyword, {}).items():
+            yield from _dependency(part, keyword, name, needed)
+
+
+def _dependency(part: Part, keyword: str, name: str, needed: Any) -> Iterator[Option]:
+    if not isinstance(needed, list):
+        wrong = Literal(part.child(keyword, name), True)
+        yield Option((wrong,), lambda facts, _: facts.require(name))
+        return
+    for other in needed:
+        yield changed(_require_without, name, other)
+
+
+def _require_without(facts: Facts, name: str, other: str) -> None:
+    facts.require(name)
+    facts.lack(other)
+
+
+def wrong_property(name: str, wrong: Literal) -> Change:
+    """The property is there, and its value meets a condition."""
+
+    def change(facts: Facts, trace: Trace) -> None:
+        facts.require(name)
+        facts.layers += ((Layer({name: wrong}), trace),)
+
+    return change
+
+
+def _some(member: SomeMember) -> Option:
+    def add(facts: Facts) -> None:
+        facts.some += (member,)
+
+    return changed(add)
+
+
+BY_KIND: dict[str, Callable[[Part, Words], Any]] = {
+    "null": _none,
+    "boolean": _none,
+    "string": _string,
+    "number": _number,
+    "array": _array,
+    "object": _object,
+}

@@ -1,0 +1,230 @@
+"""JSON schemas, and the languages of the JSON texts that satisfy them.
+
+A keyword either does what JSON Schema says, or does not affect validity, or is refused by name. The
+texts that are offered may be fewer than those that a schema allows, but never more. What is left
+out is said in `objects`, `arrays`, `negation` and `leftovers`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from canvas_grammar.grammar.json.arrays import ArrayWriter
+from canvas_grammar.grammar.json.constants import json_text
+from canvas_grammar.grammar.json.contradictions import Conditions, Contradictions
+from canvas_grammar.grammar.json.expansion import Expansion
+from canvas_grammar.grammar.json.facts import Facts
+from canvas_grammar.grammar.json.layout import JsonLayout, names_a_place, short
+from canvas_grammar.grammar.json.objects import ObjectWriter
+from canvas_grammar.grammar.json.parts import Literal, place_of, unique
+from canvas_grammar.grammar.json.productive import Pruned
+from canvas_grammar.grammar.json.references import Document
+from canvas_grammar.grammar.json.scalars import scalar_language
+from canvas_grammar.grammar.language import NOTHING, Node, either, literal
+from canvas_grammar.grammar.rules import Call, Rule, is_empty
+from canvas_grammar.limits import CompileLimits, ConstraintError
+
+MOST_RULES = 20_000
+Context = TypeVar("Context")
+LARGEST_INLINE = 64  # byte positions of strings and numbers that are copied to where they occur
+
+
+@dataclass(frozen=True)
+class SchemaLanguage:
+    """What a schema was read as.
+
+    Attributes:
+        node: the language of the texts that are offered.
+        ignored: keywords that do not affect validity because nothing says what they mean, with
+            their first place.
+        left_out: places where a negation cannot be expressed in full, so that some values are not
+            offered.
+    """
+
+    node: Node
+    ignored: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def json_schema(schema: Any, limits: CompileLimits, layout: JsonLayout | None = None) -> Node:
+    """The language of the JSON texts that satisfy a schema.
+
+    Raises:
+        ConstraintError: the schema is too large, or a keyword is not supported; the message then
+            names the keyword and its place.
+    """
+    return read_schema(schema, limits, layout).node
+
+
+def read_schema(
+    schema: Any, limits: CompileLimits, layout: JsonLayout | None = None
+) -> SchemaLanguage:
+    """As `json_schema`, and what was ignored and left out.
+
+    Raises:
+        ConstraintError: as `json_schema`.
+    """
+    return JsonReader(schema, layout or JsonLayout()).read()
+
+
+class SchemaReader(Generic[Context]):
+    """Makes one rule for all arrays and objects that meet the same conditions.
+
+    A notation of values says in a subclass how they are written. What is written may depend on a
+    context, which the notation gives to the parts of a value.
+
+    Attributes:
+        no_value: the refusal of a schema of which nothing can be written.
+    """
+
+    no_value = "the schema allows no value"
+
+    def __init__(self, schema: Any, context: Context) -> None:
+        self.document = Document(schema)
+        self.expansion = Expansion(self.document)
+        self.context = context
+        self.known: dict[tuple[frozenset[Literal], Context], Node] = {}
+        self.read_as: list[tuple[Conditions, Node]] = []
+        self.rules: dict[tuple[object, ...], Rule] = {}
+        self.without = Contradictions(self.expansion)
+        self.ahead: deque[tuple[Rule, list[Facts], Context, Conditions]] = deque()
+
+    def scalar(self, facts: Facts, context: Context) -> Node:
+        """The values of a type other than arrays and objects that meet conditions."""
+        raise NotImplementedError
+
+    def compound(self, facts: Facts, context: Context) -> Node:
+        """The arrays or objects that meet conditions."""
+        raise NotImplementedError
+
+    def constant(self, value: Any, context: Context) -> Node:
+        """A single array or object."""
+        raise NotImplementedError
+
+    def read(self) -> SchemaLanguage:
+        """The language of the document.
+
+        Raises:
+            ConstraintError: as `json_schema`.
+        """
+        try:
+            node = self._whole()
+        except RecursionError as error:
+            raise ConstraintError("the schema nests too deeply") from error
+        left_out = self.expansion.left_out.items()
+        return SchemaLanguage(
+            node,
+            tuple(self.document.ignored.values()),
+            tuple(f"{short(part.place)}: {', '.join(unsaid)}" for part, unsaid in left_out),
+        )
+
+    def contradiction(self, empty: Sequence[Node]) -> ConstraintError | None:
+        """The refusal that names the places without a value, if these languages have no text.
+
+        That two patterns have no text in common is known only when their automata are built.
+        """
+        without = [literals for literals, node in self.read_as if is_empty(node, empty)]
+        for literals in reversed(without):  # inner places are read behind outer ones
+            self.without.add(literals)
+        return self.without.error(self.no_value) if without else None
+
+    def _whole(self) -> Node:
+        node = self.value((Literal(self.document.root),), self.context)
+        while self.ahead:
+            rule, alternatives, context, literals = self.ahead.popleft()
+            rule.body = self._located(partial(self._bodies, alternatives, context), literals)
+            if rule.body.empty:
+                self.without.add(literals)
+        node = Pruned(self.rules.values()).node(node)
+        if node.empty:
+            self.without.add((Literal(self.document.root),))
+            raise self.without.error(self.no_value)
+        return node
+
+    def value(self, literals: tuple[Literal, ...], context: Context) -> Node:
+        """The language of the values that meet some conditions."""
+        literals = unique(tuple(map(self.document.plain, literals)))
+        key = frozenset(literals), context
+        if key not in self.known:
+            read = partial(self._value, literals, context)
+            self.known[key] = self._located(read, literals)
+            self.read_as.append((literals, self.known[key]))
+            if self.known[key].empty:
+                self.without.add(literals)
+        return self.known[key]
+
+    def _value(self, literals: Conditions, context: Context) -> Node:
+        if any(each.hopeless for each in literals):
+            return NOTHING
+        options, compound = [], []
+        for kind in self.expansion.kinds(literals):
+            alternatives = self.expansion.alternatives(kind, literals)
+            if kind in ("array", "object"):
+                compound += alternatives
+            else:
+                options += [self.scalar(facts, context) for facts in alternatives]
+        node = either(options)
+        if node.positions > LARGEST_INLINE:
+            node = Call(Rule(place_of(literals), node))
+        if compound:
+            node = either([node, self._called(compound, context, literals)])
+        return node
+
+    def _called(self, alternatives: list[Facts], context: Context, literals: Conditions) -> Node:
+        key = context, *(facts.key() for facts in alternatives)
+        if key not in self.rules:
+            if len(self.rules) >= MOST_RULES:
+                raise ConstraintError(
+                    f"the schema describes more than {MOST_RULES} kinds of objects and arrays"
+                )
+            self.rules[key] = Rule(place_of(literals))
+            self.ahead.append((self.rules[key], alternatives, context, literals))
+        return Call(self.rules[key])
+
+    def _bodies(self, alternatives: list[Facts], context: Context) -> Node:
+        return either(self._body(facts, context) for facts in alternatives)
+
+    def _body(self, facts: Facts, context: Context) -> Node:
+        """The objects or arrays that meet conditions."""
+        if facts.values is not None:
+            left = (v for v in facts.values.values() if self.expansion.fits(facts, v, False))
+            return either(self.constant(value, context) for value in left)
+        return self.compound(facts, context)
+
+    def _located(self, read: Callable[[], Node], literals: Conditions) -> Node:
+        """Run a reader; its errors get a place if they name none."""
+        try:
+            return read()
+        except ConstraintError as error:
+            place = place_of(literals)  # may begin with an `$id`
+            if names_a_place(str(error)) or str(error).startswith(place):
+                raise
+            raise ConstraintError(f"{short(place)}: {error}") from error
+
+
+class JsonReader(SchemaReader[None]):
+    """Values as JSON writes them."""
+
+    def __init__(self, schema: Any, layout: JsonLayout) -> None:
+        super().__init__(schema, None)
+        self.objects = ObjectWriter(self.expansion, layout, self._part)
+        self.arrays = ArrayWriter(self.expansion, layout, self._part)
+
+    def _part(self, literals: tuple[Literal, ...]) -> Node:
+        return self.value(literals, None)
+
+    def scalar(self, facts: Facts, context: None) -> Node:
+        """As `scalar_language`."""
+        return scalar_language(facts)
+
+    def compound(self, facts: Facts, context: None) -> Node:
+        """As the writers say."""
+        return (self.objects if facts.kind == "object" else self.arrays).language(facts)
+
+    def constant(self, value: Any, context: None) -> Node:
+        """As `json_text`."""
+        return literal(json_text(value))

@@ -1,0 +1,140 @@
+"""What references lead to: places in the document, and the metaschemas of JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+from referencing import exceptions
+
+from canvas_grammar.grammar.json.drafts import LATEST, SPECIFICATIONS, Draft, draft_named
+from canvas_grammar.grammar.json.layout import short
+from canvas_grammar.grammar.json.parts import Literal, Part, Surroundings
+from canvas_grammar.grammar.json.shapes import REFERENCES
+from canvas_grammar.limits import ConstraintError
+
+# What a malformed document may raise inside the library, which expects that schemas are valid.
+MALFORMED = (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError)
+
+
+class Document:
+    """A schema and its references.
+
+    Args:
+        schema: JSON, in which no object occurs in two places.
+
+    Attributes:
+        root: the whole schema.
+        ignored: by keyword, the first place of each that is ignored.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.ignored: dict[str, str] = {}
+        if not isinstance(schema, bool | Mapping):
+            raise ConstraintError(f"$: a schema is an object, got {short(schema)}")
+        named = draft_named(schema.get("$schema")) if isinstance(schema, Mapping) else None
+        draft = named or LATEST
+        # A number as a name, for example, is found where it matters.
+        resource = SPECIFICATIONS[draft].create_resource(schema)
+        try:
+            resolver = REGISTRY.resolver_with_root(resource)
+        except MALFORMED as error:
+            raise ConstraintError(f"$: $id is a string: {error}") from error
+        self._drafts: dict[int, tuple[Draft, bool]] = {}
+        self._learn(schema, draft, named is not None)
+        self._parts: dict[int, Part] = {}
+        declared = named is not None
+        self.root = Part.of(
+            schema, "$", Surroundings(resolver, draft, declared, self.ignored, self._parts)
+        )
+
+    def _learn(self, schema: Any, draft: Draft, declared: bool) -> None:
+        """Note the draft of each object of a document."""
+        ahead: list[tuple[Any, Draft, bool]] = [(schema, draft, declared)]
+        while ahead:
+            value, draft, declared = ahead.pop()
+            if isinstance(value, Mapping):
+                named = draft_named(value.get("$schema"))
+                if named is not None:
+                    draft, declared = named, True
+                self._drafts[id(value)] = draft, declared
+                ahead += ((child, draft, declared) for child in value.values())
+            elif isinstance(value, list):
+                ahead += ((child, draft, declared) for child in value)
+
+    def target(self, part: Part, keyword: str) -> Part:
+        """What a reference of a part leads to.
+
+        Raises:
+            ConstraintError: it leads out of the document, or nowhere.
+        """
+        name = part.keywords[keyword]
+        try:
+            found = part.around.resolver.lookup(name)
+            value, resolver = found.contents, found.resolver
+            if keyword != "$ref":
+                self._check_fixed(part, keyword, value)
+            if isinstance(value, Mapping) and id(value) not in self._drafts:
+                whole = resolver.lookup("#").contents
+                self._learn(whole, draft_named(whole.get("$schema")) or LATEST, True)
+        except exceptions.PointerToNowhere as error:
+            raise part.complain(f"{keyword} {short(name)} leads nowhere") from error
+        except exceptions.Unresolvable as error:
+            raise part.complain(
+                f"{keyword} {short(name)} is not supported; places in the same schema are, and "
+                "JSON Schema's own metaschemas"
+            ) from error
+        except MALFORMED as error:
+            raise part.complain(f"{keyword} {short(name)} leads to no schema ({error})") from error
+        if not isinstance(value, bool | Mapping):
+            raise part.complain(f"{keyword} {short(name)} leads to no schema")
+        draft, declared = self._drafts.get(id(value), (LATEST, False))
+        around = Surroundings(resolver, draft, declared, self.ignored, self._parts)
+        return Part.of(value, short(name), around)
+
+    def _check_fixed(self, part: Part, keyword: str, value: Any) -> None:
+        """Refuse a reference whose target depends on the way that leads to it."""
+        mark = "$dynamicAnchor" if keyword == "$dynamicRef" else "$recursiveAnchor"
+        if isinstance(value, Mapping) and mark in value:
+            marks = 0
+            ahead = [self.root.value]
+            while ahead:
+                inner = ahead.pop()
+                if isinstance(inner, Mapping):
+                    marks += mark in inner
+                    ahead += inner.values()
+                elif isinstance(inner, list):
+                    ahead += inner
+            if marks != 1 or id(value) not in self._drafts:
+                raise part.complain(f"{keyword} is supported where only one schema has a {mark}")
+
+    def plain(self, literal: Literal) -> Literal:
+        """The condition that a chain of references leads to, if they say nothing else.
+
+        Raises:
+            ConstraintError: a reference leads out of the document, nowhere, or back to itself.
+        """
+        passed = set()
+        while len(literal.part.keywords) == 1:
+            (keyword,) = literal.part.keywords
+            part = literal.part
+            if keyword in REFERENCES:
+                if part in passed:
+                    raise circular(part, keyword)
+                passed.add(part)
+                target = self.target(part, keyword)
+            elif keyword == "allOf" and len(part.keywords["allOf"]) == 1:
+                target = part.child("allOf", 0)
+            else:
+                break
+            literal = Literal(target, literal.negated)
+        return literal
+
+
+def circular(part: Part, keyword: str) -> ConstraintError:
+    """The error about a reference that leads back to itself."""
+    return part.complain(
+        f"{keyword} {short(part.keywords[keyword])} leads back to where it is used before any "
+        "part of the value is read, which JSON Schema leaves without a meaning"
+    )

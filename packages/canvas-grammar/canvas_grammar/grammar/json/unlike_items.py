@@ -1,0 +1,128 @@
+"""Items that are certainly unlike each other, although nothing remembers which items there were.
+
+What an item may be is divided into kinds that have no value in common, by its type and by how its
+text begins. An array holds at most one item of each kind, in any order. So not offered are two
+items of the same kind, such as two strings whose first characters are of the same group, and
+numbers beyond 15 digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from canvas_grammar.grammar.free_text import ANYTHING
+from canvas_grammar.grammar.json.expansion import Expansion
+from canvas_grammar.grammar.json.facts import Facts
+from canvas_grammar.grammar.json.parts import Literal
+from canvas_grammar.grammar.json.scalars import number_values, scalar_language
+from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
+from canvas_grammar.grammar.json_numbers import number_tree
+from canvas_grammar.grammar.json_strings import FEW
+from canvas_grammar.grammar.language import (
+    EMPTY_TEXT,
+    LAST,
+    Node,
+    chars,
+    either,
+    literal,
+    sequence,
+)
+from canvas_grammar.grammar.rules import Both, Call, Rule
+
+# Any selection of kinds in any order takes a rule for each set of kinds: 2 to the power of these.
+MOST_KINDS = 6
+# Numbers of up to 15 digits: two of them that differ are two doubles.
+FAR = NumberFacts(least=Fraction(1 - 10**15), most=Fraction(10**15 - 1))
+BELOW_ZERO = NumberFacts(most=Fraction(0), below=True)
+FROM_ZERO = NumberFacts(least=Fraction(0))
+
+
+def unlike_kinds(expansion: Expansion, literals: tuple[Literal, ...]) -> list[Node]:
+    """Languages of values that meet some conditions; no value belongs to two of them.
+
+    Returns:
+        At most `MOST_KINDS`; none if a value may be an array or an object, or a string of which
+        more than `FEW` characters are counted: an automaton for each kind would be too large.
+
+    Raises:
+        ConstraintError: a condition cannot be expressed.
+    """
+    kinds = expansion.kinds(literals)
+    found = {kind: expansion.alternatives(kind, literals) for kind in kinds}
+    found = {kind: alternatives for kind, alternatives in found.items() if alternatives}
+    lengths = ((one.string.least, one.string.most or 0) for one in found.get("string", ()))
+    if found.keys() & {"array", "object"} or any(max(pair) > FEW for pair in lengths):
+        return []
+    simple = [kind for kind in found if kind in ("null", "boolean")]
+    languages = [either(map(scalar_language, found[kind])) for kind in simple]
+    left = [kind for kind in ("string", "number") if kind in found]
+    for n, kind in enumerate(left):
+        room = (MOST_KINDS - len(languages)) // (len(left) - n)
+        divide = _strings if kind == "string" else _numbers
+        languages += [divide(found[kind], group, room) for group in range(room)]
+    return [language for language in languages if not language.empty]
+
+
+def in_any_order(items: Sequence[Node], least: int, most: int | None) -> Node:
+    """Sequences of `least` to `most` of some languages, each of them at most once."""
+    rules: dict[int, Node] = {}
+    every = (1 << len(items)) - 1
+    most = len(items) if most is None else most
+    for left in range(every + 1):  # what is left of a set is a smaller number
+        used = len(items) - left.bit_count()
+        options: list[Node] = [EMPTY_TEXT] if used >= least else []
+        for n, item in enumerate(items):
+            if left >> n & 1 and used < most:
+                options.append(sequence(item, rules[left & ~(1 << n)]))
+        body = either(options)
+        # The first one stands as it is, because the first comma is taken away from it.
+        plain = left == every or body.empty or body is EMPTY_TEXT
+        rules[left] = body if plain else Call(Rule("unlike items", body))
+    return rules[every]
+
+
+def unlike_strings(group: int) -> StringFacts:
+    """The strings whose first character is of one of `MOST_KINDS` groups, the empty one of 0."""
+    first = "".join(f"\\u{{{low:x}}}-\\u{{{high:x}}}" for low, high in _group(group, MOST_KINDS))
+    return StringFacts(patterns=(f"^(?:[{first}]|$)" if group == 0 else f"^[{first}]",))
+
+
+def _group(group: int, groups: int) -> list[tuple[int, int]]:
+    """Ranges of characters. Letters that follow each other are of different groups."""
+    members = [(code, code) for code in range(0x20, 0x7F) if code % 32 % groups == group]
+    controls = [(0x1, 0x1F)] if group == 0 else []
+    return [*controls, *members, *([(0x7F, LAST)] if group == groups - 1 else [])]
+
+
+def _strings(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
+    """The strings that are written with a first character of a group, the empty one of 0."""
+    strings = either(_without_rule(scalar_language(facts)) for facts in alternatives)
+    # A quote behind the first one ends the string: as a character it is written behind a backslash.
+    first = [pair for pair in _group(group, groups) if pair != (ord('"'), ord('"'))]
+    begin = sequence(literal('"'), chars(first), ANYTHING)
+    # No string is written in two ways, so the first one of an escape is as good as any.
+    return Both(strings, either([begin, literal('""')]) if group == 0 else begin)
+
+
+def _without_rule(language: Node) -> Node:
+    """The language itself where it is called as a rule of its own."""
+    return language.rule.body if isinstance(language, Call) else language
+
+
+def _numbers(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
+    """The numbers below 0, or those whose first digit is of a group; all if there is one group."""
+    negative = group == groups - 1
+    options = []
+    for facts in alternatives:
+        narrowed = facts.copy()
+        narrowed.measured(FAR)
+        if groups > 1:
+            narrowed.measured(BELOW_ZERO if negative else FROM_ZERO)
+        if not narrowed.dead:
+            options.append(number_values(narrowed, number_tree))
+    numbers = either(options)
+    if numbers.empty or negative:
+        return numbers
+    digits = [ord("0") + digit for digit in range(10) if digit % (groups - 1) == group]
+    return Both(numbers, sequence(chars((digit, digit) for digit in digits), ANYTHING))

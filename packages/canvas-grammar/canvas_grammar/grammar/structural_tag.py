@@ -1,0 +1,286 @@
+"""Structural tags: fixed texts around schemas and expressions, and free text around those.
+
+The notation is xgrammar's, which vLLM's tool parsers use, and its meaning is xgrammar's as well.
+Formats that speak of tokens rather than of text are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from canvas_grammar.grammar.ebnf import ebnf
+from canvas_grammar.grammar.free_text import dispatched, free_text, marked
+from canvas_grammar.grammar.json.gemma import gemma_arguments
+from canvas_grammar.grammar.json.layout import short
+from canvas_grammar.grammar.json.reader import SchemaLanguage, read_schema
+from canvas_grammar.grammar.language import Node, either, literal, optional, repeat, sequence
+from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT, MARKS, mark
+from canvas_grammar.grammar.regex import regex
+from canvas_grammar.limits import CompileLimits, ConstraintError
+
+# Fields with which every format allows no more than without them, so they are passed over:
+# properties stand in the order of the schema, with at most one space between tokens of JSON.
+NARROWER: dict[str, tuple[Any, ...]] = {
+    "any_order": (False, True),
+    "style": ("json",),
+    "excludes": ([],),
+}
+Format = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a format stands.
+
+    Attributes:
+        depth: number of formats around it.
+        ends: the ends of the tags around it, which free text in them does not contain.
+    """
+
+    depth: int = 0
+    ends: tuple[str, ...] = ()
+
+
+def structural_tag(value: Any, limits: CompileLimits) -> Node:
+    """The language of a structural tag, in its present form or the one with ``structures``.
+
+    Raises:
+        ConstraintError: names the format that is not supported.
+    """
+    return read_structural_tag(value, limits)[0]
+
+
+def read_structural_tag(value: Any, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
+    """As `structural_tag`, and the keywords of its schemas that are ignored.
+
+    Raises:
+        ConstraintError: as `structural_tag`.
+    """
+    reader = _TagReader(limits)
+    if isinstance(value, Mapping) and GEMMA_TOKENS in value:
+        reader.tokens = GemmaTokens.read(value[GEMMA_TOKENS])
+        value = {name: field for name, field in value.items() if name != GEMMA_TOKENS}
+    return reader.whole(value), tuple(reader.ignored)
+
+
+@dataclass(frozen=True)
+class GemmaTokens:
+    """What a vocabulary has for Gemma's calls.
+
+    Attributes:
+        marks: the tokens of `grammar.marks` that it has.
+        special: the texts of its special tokens.
+    """
+
+    marks: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, value: Any) -> GemmaTokens:
+        """From the field of a structural tag.
+
+        Raises:
+            ConstraintError: it is malformed.
+        """
+        if not isinstance(value, Mapping) or set(value) != {"marks", "special"}:
+            raise ConstraintError(f"structural_tag: {GEMMA_TOKENS} has marks and special")
+        return cls(*(tuple(_texts(value[name])) for name in ("marks", "special")))
+
+    def written(self, text: str) -> Node:
+        """A text that may begin with a mark."""
+        for token in self.marks:
+            if token in MARKS and text.startswith(token):
+                return sequence(mark(token, self.marks), literal(text.removeprefix(token)))
+        return literal(text)
+
+
+def _format_of(value: Any) -> Any:
+    """The format of a structural tag, also where it is in the older form."""
+    fields = set(value) - {"type"} if isinstance(value, Mapping) else set()
+    if fields == {"format"}:
+        return value["format"]
+    if fields != {"structures", "triggers"}:
+        raise ConstraintError("structural_tag is an object with a format, or structures, triggers")
+    tags = [_tag_of_structure(part) for part in _list(value["structures"])]
+    return {"type": "triggered_tags", "triggers": value["triggers"], "tags": tags}
+
+
+def _tag_of_structure(part: Any) -> Format:
+    if not isinstance(part, Mapping) or set(part) != {"begin", "schema", "end"}:
+        raise ConstraintError("structural_tag: a structure has begin, schema and end")
+    content = {"type": "json_schema", "json_schema": part["schema"]}
+    return {"type": "tag", "begin": part["begin"], "content": content, "end": part["end"]}
+
+
+class _TagReader:
+    def __init__(self, limits: CompileLimits) -> None:
+        self.limits = limits
+        self.ignored: dict[str, None] = {}
+        self.tokens = GemmaTokens()
+        self.kinds: dict[str, tuple[set[str], Callable[[Format, Place], Node]]] = {
+            "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
+            "regex": ({"pattern"}, lambda f, _: regex(_text(f["pattern"]))),
+            "grammar": ({"grammar"}, lambda f, _: ebnf(_text(f["grammar"]), limits)),
+            "json_schema": ({"json_schema", "max_whitespace_cnt", LENIENT}, self._schema),
+            GEMMA_ARGUMENTS: ({"json_schema", LENIENT}, self._gemma),
+            "any_text": ({"excludes", "max_chars", "max_tokens"}, self._any_text),
+            "tag": ({"begin", "content", "end"}, self._tag),
+            "triggered_tags": (
+                {"triggers", "tags", "at_least_one", "stop_after_first", "excludes"},
+                self._triggered,
+            ),
+            "dispatch": ({"rules", "loop", "excludes"}, self._dispatch),
+            "sequence": ({"elements"}, lambda f, place: sequence(*self._all(f, place))),
+            "or": ({"elements"}, lambda f, place: either(self._all(f, place))),
+            "optional": ({"content"}, lambda f, place: optional(self._content(f, place))),
+            "plus": ({"content"}, lambda f, place: repeat(self._content(f, place), 1, None)),
+            "star": ({"content"}, lambda f, place: repeat(self._content(f, place), 0, None)),
+            "repeat": ({"content", "min", "max"}, self._repeat),
+            "tags_with_separator": (
+                {"tags", "separator", "at_least_one", "stop_after_first"},
+                self._separated,
+            ),
+        }
+
+    def whole(self, value: Any) -> Node:
+        """The language of a structural tag."""
+        return self.format(_format_of(value), Place())
+
+    def format(self, value: Any, place: Place) -> Node:
+        """The language of one format."""
+        if place.depth > self.limits.depth:
+            raise ConstraintError(f"structural_tag: nested deeper than {self.limits.depth}")
+        kind = value.get("type") if isinstance(value, Mapping) else None
+        if kind not in self.kinds:
+            raise ConstraintError(
+                f"structural_tag: format {short(kind)} is not supported with diffusion models; "
+                f"supported: {', '.join(self.kinds)}"
+            )
+        fields, read = self.kinds[kind]
+        for name, content in value.items():
+            if name not in fields | {"type"} and content not in NARROWER.get(name, ()):
+                raise ConstraintError(f"structural_tag: {kind} has {name}, which is not supported")
+        try:
+            return read(value, replace(place, depth=place.depth + 1))
+        except KeyError as error:
+            raise ConstraintError(f"structural_tag: {kind} has no {error}") from error
+
+    def _content(self, value: Format, place: Place) -> Node:
+        return self.format(value["content"], place)
+
+    def _all(self, value: Format, place: Place) -> list[Node]:
+        return [self.format(element, place) for element in _list(value["elements"])]
+
+    def _schema(self, value: Format, _: Place) -> Node:
+        blanks = value.get("max_whitespace_cnt")
+        if blanks is not None and not (isinstance(blanks, int) and blanks > 0):
+            raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
+        return self._read(value, lambda schema: read_schema(schema, self.limits))
+
+    def _gemma(self, value: Format, _: Place) -> Node:
+        marks, special = self.tokens.marks, self.tokens.special
+        return self._read(value, lambda schema: gemma_arguments(schema, marks, special))
+
+    def _read(self, value: Format, read: Callable[[Any], SchemaLanguage]) -> Node:
+        try:
+            found = read(value["json_schema"])
+        except ConstraintError:
+            if value.get(LENIENT) is not True:
+                raise
+            found = read({"type": "object"})
+        self.ignored |= dict.fromkeys(found.ignored)
+        return found.node
+
+    def _any_text(self, value: Format, place: Place) -> Node:
+        if value.get("max_tokens") is not None:
+            raise ConstraintError("structural_tag: any_text has max_tokens, which is not supported")
+        most = value.get("max_chars")
+        if most is not None and not (isinstance(most, int) and most >= 0):
+            raise ConstraintError("structural_tag: max_chars is a number")
+        return free_text([*_texts(value.get("excludes", [])), *place.ends], most)
+
+    def _tag(self, value: Format, place: Place) -> Node:
+        return sequence(self._written(value["begin"]), self._behind_begin(value, place))
+
+    def _written(self, text: Any) -> Node:
+        return self.tokens.written(_text(text))
+
+    def _behind_begin(self, value: Format, place: Place) -> Node:
+        """The content and the end of a tag."""
+        ends = _texts(value["end"] if isinstance(value["end"], list) else [value["end"]])
+        inside = replace(place, ends=place.ends + tuple(ends))
+        return sequence(self._content(value, inside), either(map(self._written, ends)))
+
+    def _tags(self, value: Format, place: Place) -> list[tuple[str, Node]]:
+        """The begins of tags, and what follows each of them."""
+        tags = _list(value["tags"])
+        if not tags or any(not isinstance(t, Mapping) or t.get("type") != "tag" for t in tags):
+            raise ConstraintError("structural_tag: tags is a list of formats of type tag")
+        return [(_text(tag["begin"]), self._behind_begin(tag, place)) for tag in tags]
+
+    def _triggered(self, value: Format, place: Place) -> Node:
+        tags, triggers = self._tags(value, place), _texts(value["triggers"])
+        behind: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
+        for begin, rest in tags:
+            found = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if len(found) != 1:
+                raise ConstraintError(
+                    f"structural_tag: {short(begin)} must begin with one of the triggers"
+                )
+            behind[found[0]].append(sequence(literal(begin.removeprefix(found[0])), rest))
+        without = [*_texts(value.get("excludes", [])), *place.ends]
+        loop = not value.get("stop_after_first", False)
+        bodies = {trigger: either(options) for trigger, options in behind.items()}
+        if any(trigger in self.tokens.marks for trigger in triggers):
+            if len(triggers) > 1:
+                raise ConstraintError("structural_tag: a mark is the only trigger")
+            (trigger,) = triggers
+            prose = marked(self._written(trigger), trigger, bodies[trigger], without, loop)
+        else:
+            prose = dispatched(bodies, without, loop)
+        if not value.get("at_least_one", False):
+            return prose
+        first = either(sequence(self._written(begin), rest) for begin, rest in tags)
+        return sequence(first, prose) if loop else first  # no free text in front of the first one
+
+    def _dispatch(self, value: Format, place: Place) -> Node:
+        bodies = {}
+        for rule in _list(value["rules"]):
+            if not isinstance(rule, list) or len(rule) != 2 or rule[0] in bodies:
+                raise ConstraintError("structural_tag: rules are pairs of a pattern and a format")
+            bodies[_text(rule[0])] = self.format(rule[1], place)
+        without = [*_texts(value.get("excludes", [])), *place.ends]
+        return dispatched(bodies, without, value.get("loop", True))
+
+    def _repeat(self, value: Format, place: Place) -> Node:
+        least, most = value["min"], value["max"]
+        if not isinstance(least, int) or not isinstance(most, int) or least < 0 or most < -1:
+            raise ConstraintError("structural_tag: min and max of repeat are numbers, or max is -1")
+        return repeat(self._content(value, place), least, None if most == -1 else most)
+
+    def _separated(self, value: Format, place: Place) -> Node:
+        found = self._tags(value, place)
+        tag = either(sequence(self._written(begin), rest) for begin, rest in found)
+        tags = tag
+        if not value.get("stop_after_first"):
+            further = sequence(literal(_text(value["separator"])), tag)
+            tags = sequence(tag, repeat(further, 0, None))
+        return tags if value.get("at_least_one") else optional(tags)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConstraintError(f"structural_tag: a list is expected, got {short(value)}")
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    return [_text(text) for text in _list(value)]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConstraintError(f"structural_tag: a text is expected, got {short(value)}")
+    return value

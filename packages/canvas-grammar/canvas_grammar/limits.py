@@ -1,0 +1,46 @@
+"""Caps on a constraint, and the error that says why one is not served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Length of an error message, which may quote what a client sent.
+MOST_CHARACTERS = 1000
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot be served. The message is for the user who sent it."""
+
+    def __init__(self, message: object) -> None:
+        text = str(message)
+        super().__init__(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "...")
+
+
+@dataclass(frozen=True)
+class CompileLimits:
+    """Caps on a constraint. One that exceeds a cap is refused with a message that names the cap.
+
+    They bound neither CPU time nor memory: who serves constraints of others compiles them in a
+    process that has such limits.
+
+    Attributes:
+        characters: length of the constraint as it was sent.
+        depth: nesting depth of a schema.
+        calls: calls of rules that may be open inside each other, unless a request says otherwise.
+            Texts that nest deeper are not offered.
+        expression_characters: length of the regular expression that is given to `outlines_core`.
+        positions: byte positions of that expression with all repetitions counted, which is
+            roughly its size as a nondeterministic automaton.
+        byte_states: states of the automata over bytes, without common endings.
+        cells: entries of the table from states and kinds of tokens to what they do.
+        window_states: about how many states a canvas is decoded with.
+    """
+
+    characters: int = 256 << 10
+    depth: int = 64
+    calls: int = 64
+    expression_characters: int = 4 << 20
+    positions: int = 200_000
+    byte_states: int = 24_000
+    cells: int = 48 << 20
+    window_states: int = 2048

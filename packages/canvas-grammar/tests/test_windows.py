@@ -1,0 +1,199 @@
+"""The automata that canvases follow: a whole constraint, or the part of it that is near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from canvas_grammar.automaton.configurations import (
+    END_OF_TEXT,
+    NO_STATE,
+    START,
+    Configurations,
+)
+from canvas_grammar.automaton.distance import DEAD, NEVER, fewest_steps
+from canvas_grammar.automaton.pushdown import NO_CLASS, pushdown_tables
+from canvas_grammar.automaton.rule_automata import rule_automata
+from canvas_grammar.automaton.token_automaton import TokenAutomaton
+from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.automaton.windows import window
+from canvas_grammar.grammar.language import Node, literal, sequence
+from canvas_grammar.grammar.regex import regex
+from canvas_grammar.grammar.rules import Call, Rule
+from canvas_grammar.limits import CompileLimits, ConstraintError
+from canvas_grammar_support.helpers import (
+    END,
+    LIMITS,
+    automaton,
+    compiled,
+    letters,
+    pieces,
+)
+from test_configurations import ALL
+from test_configurations import compiled as configurations_of
+
+CONSTRAINTS: list[tuple[str, Any]] = [
+    ("regex", "(a|b)*abc?"),
+    ("regex", "[a-c]{2,5}|1*2"),
+    ("regex", r"\w+é?"),
+    ("choice", ["a", "ab", "abc", ""]),
+]
+
+
+def check_edges(found: TokenAutomaton) -> None:
+    """A class leads to one state, no state is a dead end, and only the end is behind the end."""
+    order = np.lexsort((found.edge_target, found.edge_source))
+    np.testing.assert_array_equal(order, np.arange(len(order)))
+    seen = set()
+    edges = zip(found.edge_source, found.edge_target, found.edge_label, strict=True)
+    for source, target, label in edges:
+        members = found.members[found.label_first[label] : found.label_first[label + 1]].tolist()
+        assert members and members == sorted(members)
+        assert not seen & {(source, kind) for kind in members}
+        seen |= {(source, kind) for kind in members}
+        assert ((found.classes - 1) in members) == (target == found.states - 1)
+    end = found.states - 1
+    assert {kind for source, kind in seen if source == end} == {found.classes - 1}
+
+
+@pytest.mark.parametrize(("kind", "value"), CONSTRAINTS)
+def test_a_whole_constraint(kind: str, value: Any) -> None:
+    found = automaton(kind, value, pieces())
+    check_edges(found)
+    assert set(found.edge_source.tolist()) == set(range(found.states)), "no state is a dead end"
+    # Distances are the fewest tokens.
+    expected: np.ndarray = np.full(found.states, 10**6)
+    expected[-1] = 0
+    for _ in range(found.states):
+        np.minimum.at(expected, found.edge_source, expected[found.edge_target] + 1)
+    np.testing.assert_array_equal(found.distance, expected)
+    assert compiled(kind, value, pieces()).facts.minimum == expected[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("length", "most"), [(4, 5), (8, 12), (3, 40)])
+def test_a_part_of_a_constraint(name: str, length: int, most: int) -> None:
+    """Whatever is left out: what is there is right, and the shortest way to the end is there."""
+    found = configurations_of(ALL[name], depth=8)
+    rng = np.random.default_rng(0)
+    first = START
+    for _ in range(6):
+        part = window(found, first, length, most)
+        check_edges(part.automaton)
+        states = part.states.tolist()
+        assert states[0] == first and states[-1] == END_OF_TEXT
+        sources, targets = part.automaton.edge_source, part.automaton.edge_target
+        for source in range(len(states)):
+            for token in range(len(found.tables.class_of_token)):
+                there = part.automaton.after(source, token)
+                right = found.after(states[source], token)
+                assert right == (right if there == DEAD else states[there])
+        goal: np.ndarray = np.arange(len(states)) == len(states) - 1
+        steps = fewest_steps(sources, targets, goal)
+        distance = found.distance[first]
+        assert steps[0] <= distance or (distance > length and steps[0] == NEVER)
+        from_first = fewest_steps(targets, sources, np.arange(len(states)) == 0)
+        inside = from_first[:-1] if not part.whole else from_first[:0]
+        assert (inside <= length).all(), "no state that the canvas cannot reach"
+        first = states[int(rng.choice(targets[sources == 0]))]
+
+
+def test_a_window_of_endlessly_many_states() -> None:
+    found = configurations_of(ALL["nested"], depth=1000)
+    part = window(found, START, 16, 20)
+    assert not part.whole and len(part.states) <= 21
+    assert window(configurations_of(ALL["nested"], depth=5), START, 16, 200).whole
+
+
+def test_classes_are_numbered_by_their_lowest_token() -> None:
+    found = automaton("regex", "[abc]{1,3}")
+    first = [int(np.flatnonzero(found.class_of_token == n)[0]) for n in range(found.classes - 1)]
+    assert first == sorted(first)
+    assert found.class_of_token[END] == found.classes - 1
+
+
+def test_only_the_empty_text() -> None:
+    found = automaton("choice", [""])
+    assert (found.states, found.classes, int(found.distance[0])) == (2, 1, 1)
+    assert found.advance(0, np.array([END, END])) == 1
+
+
+def test_the_budget() -> None:
+    """The token that ends the text is one of those that `max_tokens` counts."""
+    found = compiled("regex", "a{6}")  # aa aa aa, and the end
+    assert found.facts.minimum == 4
+    found.require(4)
+    with pytest.raises(ConstraintError, match=r"at least 4 tokens .* but only 3 may be put out"):
+        found.require(3)
+    assert compiled("choice", ["abc", "1"]).facts.minimum == 2
+
+
+def test_words_that_the_tokens_cannot_write() -> None:
+    with pytest.raises(ConstraintError, match="written with this tokenizer"):
+        automaton("regex", "x+")
+    # Only what can be finished is offered: b may stand, but not before an x.
+    found = automaton("regex", "b(x|a)|bbx")
+    assert found.advance(0, np.array([2])) != DEAD
+    assert found.advance(0, np.array([2, 2])) == DEAD
+
+
+def test_advance_walks_and_dies() -> None:
+    found = automaton("regex", "(ab)+c?")
+    assert found.advance(0, np.array([4, 1, 2])) == found.advance(0, np.array([1, 2]))
+    assert found.advance(0, np.array([4, 4, 3, END, END])) == found.states - 1
+    assert found.advance(0, np.array([4, 3, 4])) == DEAD
+    assert found.advance(0, np.array([END])) == DEAD
+    assert found.advance(0, np.array([13])) == DEAD, "a token without bytes"
+
+
+def test_several_ends() -> None:
+    known = Vocabulary.of([b"", b"a", b"", b"b"], [2, 0])
+    tables = pushdown_tables(rule_automata(regex("a*"), LIMITS), known, LIMITS)
+    assert tables.class_of_token.tolist() == [1, 0, 1, NO_CLASS]
+
+
+@pytest.mark.parametrize(
+    ("limits", "complaint"),
+    [
+        (CompileLimits(cells=30), "pairs of a state and a kind"),
+        (CompileLimits(byte_states=5), "states over bytes"),
+        (CompileLimits(positions=8), "10 byte positions, at most 8"),
+    ],
+)
+def test_too_large(limits: CompileLimits, complaint: str) -> None:
+    with pytest.raises(ConstraintError, match=complaint):
+        compiled("regex", "[ab]{9}", letters(), limits)
+
+
+def test_a_text_that_must_nest_deeper_than_allowed() -> None:
+    inner: Node = literal("c")
+    for name in "xyz":
+        inner = Call(Rule(name, sequence(literal("a"), inner, literal("b"))))
+    tables = pushdown_tables(rule_automata(inner, LIMITS), letters(), LIMITS)
+    assert Configurations(tables, 2).minimum == 7  # aa a c b b b, and the end
+    with pytest.raises(ConstraintError, match="nests deeper than 1 calls"):
+        Configurations(tables, 1)
+
+
+def test_fewest_steps_of_a_small_graph() -> None:
+    source, target = np.array([0, 1, 2, 3, 0]), np.array([1, 2, 0, 3, 3])
+    goal = np.array([False, False, True, False])
+    assert fewest_steps(source, target, goal).tolist() == [2, 1, 0, NEVER]
+    none = np.array([], dtype=np.int64)
+    assert fewest_steps(none, none, goal).tolist() == [NEVER, NEVER, 0, NEVER]
+
+
+def test_advance_in_parts_is_advance_at_once() -> None:
+    """So a request that comes back is where it was, whatever its canvases were."""
+    ids = np.array([1, 2, 4, 4, 3, 10, 12, END, END])
+    found = automaton("regex", "(a|b)*c[12]*")
+    state = 0
+    for part in np.split(ids, [2, 3, 7]):
+        state = found.advance(state, part)
+    assert state == found.advance(0, ids) == found.states - 1
+    stacks = compiled("regex", "(a|b)*c[12]*").configurations()
+    reached = START
+    for token in ids.tolist():
+        reached = stacks.after(reached, token)
+    assert reached == END_OF_TEXT and stacks.after(START, 13) == NO_STATE
