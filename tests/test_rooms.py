@@ -65,14 +65,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
     "vllm_dllm.vllm_patches": {
-        "vllm", "vllm_dllm.checkpoints", "vllm_dllm.families.registry",
-        "vllm_dllm.frontend", "vllm_dllm.metrics", "vllm_dllm.settings", "vllm_dllm.startup",
+        "vllm", "vllm_dllm.families.registry", "vllm_dllm.frontend", "vllm_dllm.metrics",
+        "vllm_dllm.settings", "vllm_dllm.startup",
     },
-    "vllm_dllm.vllm_patches.http_errors": {
-        "PIL", "aiohttp", "vllm", "vllm_dllm.frontend", "vllm_dllm.vllm_patches.wrapping",
-    },
-    # ZeroMQ's own events of a socket; vLLM depends on it.
-    "vllm_dllm.vllm_patches.engines_elsewhere": {"zmq", "vllm_dllm.vllm_patches"},
     "vllm_dllm.vllm_patches.wrapping": set(),
     "vllm_dllm.vllm_patches.runner": {"vllm_dllm.vllm_patches.wrapping"},
     # The front doors.

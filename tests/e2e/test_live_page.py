@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -234,15 +233,3 @@ def test_a_constrained_answer_appears(tmp_path: Path) -> None:
         assert tokens_of(news(open_to_all), 1) == answer["token_ids"]
         texts = reply.json()["texts"]
         assert "".join(texts[str(token)] for token in answer["token_ids"][:5]) == hostile[:5]
-
-
-@pytest.mark.long
-def test_several_servers_are_refused(live: Server, tmp_path: Path) -> None:
-    """By `vllm serve` itself, before anything is started."""
-    command = [*live.command, "--api-server-count", "2"]
-    done = subprocess.run(
-        command, env=live.environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1
-    last = done.stderr.rstrip().splitlines()[-1]
-    assert "--api-server-count 2 each process knows its own requests only; remove one" in last

@@ -1,7 +1,6 @@
 """Refused at start-up, with the setting's name and the remedy; and what start-up changes by itself.
 
-An engine configuration is made exactly as ``vllm serve`` makes it, without the server; one
-test goes through ``vllm serve`` to see that the message arrives.
+An engine configuration is made exactly as ``vllm serve`` makes it, without the server.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import pytest
 
 from tests import oracle
 from tests.support.checkpoints import TINY_GEMMA
-from tests.support.reference_llada2 import random_checkpoint
-from tests.support.server import ENVIRONMENT, Server
+from tests.support.server import ENVIRONMENT
 
 pytestmark = pytest.mark.e2e
 
@@ -263,35 +261,3 @@ def test_missing_mask_token(model: str, tmp_path: Path) -> None:
     assert "no mask token" in missing["error"]
     assert "--hf-overrides" in missing["error"]
     assert told["mask"] == 5
-
-
-@pytest.mark.slow
-def test_message_arrives_through_vllm_serve(model: str, tmp_path: Path) -> None:
-    flags = ("--additional-config", '{"dllm": {"treshold": 0.5}}')
-    server = Server(Path(model), *flags, log=tmp_path / "log")
-    with pytest.raises(RuntimeError, match="did you mean 'threshold'"):
-        server.__enter__()
-    assert server.process.returncode != 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["activation", pytest.param("experts", marks=pytest.mark.long)])
-def test_unloadable_checkpoints(fault: str, tmp_path: Path) -> None:
-    """Found while loading; the engine's process says which tensor or setting it was.
-
-    `tests/engine/test_checkpoints.py` has the others, in this process.
-    """
-    message = {
-        "activation": "hidden_act 'silu' only, got 'gelu'",
-        "experts": "config.json asks for (16",
-    }[fault]
-    random_checkpoint(
-        tmp_path / "m", 0, **({"hidden_act": "gelu"} if fault == "activation" else {})
-    )
-    if fault == "experts":
-        edit(tmp_path / "m" / "config.json", num_experts=16)
-    with pytest.raises(RuntimeError), Server(tmp_path / "m", log=tmp_path / "log"):
-        pass
-    # At the end, too, where the front end tells what it knows from the engine's process.
-    last = (tmp_path / "log").read_text().rstrip().splitlines()[-1]
-    assert last.startswith("vllm-dllm: the server cannot start: ") and message in last

@@ -21,8 +21,9 @@ REPLICAS = [
     Mistake(
         EVERY,
         {"data_parallel_size": 2, **SPREAD, "enable_eplb": True},
-        "--enable-eplb: vLLM moves experts between ranks on GPUs only",
-        "remove it",
+        "Expert parallelism load balancing",
+        "only supported on CUDA",
+        vllm=True,
     ),
     Mistake(
         ("SDAR",),

@@ -85,7 +85,6 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_there_is_nothing_to_show_the_page_says_why(
     application: Application, reason: str
 ) -> None:
-    """Of servers that were not started by `vllm serve`, which refuses the last two."""
     status, body = application.call()
     assert status == 409
     assert reason in json.loads(body)["error"]

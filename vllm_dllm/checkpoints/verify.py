@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from vllm.logger import init_logger
 
-from vllm_dllm.checkpoints.stored import INDEX, Came, StoredTensors
+from vllm_dllm.checkpoints.stored import Came, StoredTensors
 
 # A model that ties its head to the embedding may have this tensor in its file, too; it is not read.
 HEAD = "lm_head.weight"
@@ -197,53 +194,3 @@ def _unexpected(
 def _same(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether two shapes are equal; those of a single number count as equal, e.g. () and (1,)."""
     return actual == expected or (math.prod(actual) == math.prod(expected) == 1)
-
-
-def name_damage(
-    error: Exception,
-    place: tuple[str | Path, str | None],
-    files: Sequence[str],
-    architectures: Sequence[str],
-) -> None:
-    """Raise an error that names a damaged file, if a damaged file may have caused `error`.
-
-    Does nothing for a checkpoint of other architectures.
-
-    Args:
-        error: the error that loading the checkpoint has raised.
-        place: the checkpoint's name and revision.
-        files: glob patterns of the files to check.
-        architectures: the architectures for which files are checked.
-
-    Raises:
-        ValueError: one of the files cannot be read; the message names it.
-    """
-    from vllm.transformers_utils.repo_utils import try_get_local_file
-
-    config = try_get_local_file(place[0], "config.json", place[1])
-    if not isinstance(config, Path) or _damage(config) is not None:
-        return
-    if not set(json.loads(config.read_text()).get("architectures") or ()) & set(architectures):
-        return
-    folder = config.parent
-    for file in sorted(file for pattern in files for file in folder.glob(pattern)):
-        problem = _damage(file)
-        if problem is not None:
-            raise ValueError(
-                f"{file.name} in {folder} is damaged or incomplete ({problem}); fetch it again"
-            ) from error
-
-
-def _damage(file: Path) -> str | None:
-    """Why a file cannot be read, or None; a safetensors file is also checked for its length."""
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt"):
-                return None
-        content = json.loads(file.read_text())
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        return str(error)
-    if not isinstance(content, dict):
-        return "no JSON object"
-    unmapped = file.name == INDEX and not isinstance(content.get("weight_map"), dict)
-    return "no weight_map" if unmapped else None

@@ -37,7 +37,6 @@ from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, Res
 from vllm_dllm.vllm_patches.runner import (
     allocate_no_grammar_bitmask,
     load_what_is_compiled,
-    outlive_signals,
     tell_of_preemptions,
 )
 
@@ -91,7 +90,6 @@ class DiffusionModelState(ModelState):
         tell_of_preemptions()
         load_what_is_compiled()
         allocate_no_grammar_bitmask()
-        outlive_signals()
         self.sampler: DiffusionSampler | None = None
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
         self.sees_logits = False

@@ -35,8 +35,6 @@ class Family(ABC):
             model reads both with the same mask and the same input.
         self_conditioned: every running request keeps the last prediction of its canvas, so that
             the default of ``max_num_seqs`` depends on the device's memory.
-        tool_parser: vLLM's name (``--tool-call-parser``) of the parser that reads the calls of
-            tools which the authors' chat template shows; None where that is not known.
     """
 
     architecture: ClassVar[str]
@@ -46,7 +44,6 @@ class Family(ABC):
     aligned: ClassVar[bool]
     commits_in_place: ClassVar[bool]
     self_conditioned: ClassVar[bool] = False
-    tool_parser: ClassVar[str | None] = None
 
     @property
     def left_to_vllm(self) -> bool:

@@ -33,7 +33,6 @@ from vllm_dllm.frontend.admission import (
 )
 from vllm_dllm.frontend.http_request import HttpRequest, current
 from vllm_dllm.frontend.live_traces import asked_live
-from vllm_dllm.frontend.shutdown import GracefulShutdown
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
 from vllm_dllm.frontend.tool_calls import constrained_calls, optional_calls
 from vllm_dllm.frontend.traces import asks_for_traces
@@ -66,7 +65,6 @@ class FrontEnd:
 
     Attributes:
         structured: compiles the constraints of structured outputs.
-        shutdown: how this front end's server ends.
         request_classes: vLLM's classes of the requests that may come over HTTP.
         traces_all: every request is traced, for the page of `frontend.live_traces`.
     """
@@ -92,7 +90,6 @@ class FrontEnd:
         self.vocabulary_size = model.get_vocab_size()
         self.served = model.dllm
         self.option_names = self.served.option_names()
-        self.shutdown = GracefulShutdown()
         self.request_classes: list[Any] = []
         self.structured = StructuredOutput(
             ConstraintSettings(

@@ -1,4 +1,4 @@
-"""Defaults for limits that the user did not set: requests, tokens, seconds at shutdown."""
+"""Defaults for limits that the user did not set: requests and tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
-# ``--shutdown-timeout``: how many seconds running requests may take to end.
-DRAIN_SECONDS = 120
 # The most requests that run at a time by default. More of them would make each step longer than
 # their number makes it pay; vLLM's default for large GPUs, 1024, is for steps of a token a request.
 MOST_SEATS = 256
@@ -25,10 +23,6 @@ CANVAS_SHARE = 0.05
 # by rule of thumb: residual, norms, queries, keys, values, the inputs and outputs of the MLP and of
 # the experts.
 FORWARD_COPIES = 16
-
-
-class NotGiven(int):
-    """vLLM's default for a limit, distinguishable from an equal number that the user gave."""
 
 
 def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:

@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
-from vllm_dllm.ranges import SettingsError
-
 # What users write behind ``--middleware``.
 LIVE_PAGE = "vllm_dllm.viewer.live.LivePage"
-
-
-def refuse_several_servers(args: Namespace) -> None:
-    """Refuse the live page where requests are spread over processes or engines.
-
-    Args:
-        args: of the command ``vllm serve``, as the user gave them.
-
-    Raises:
-        SettingsError: the page would show a part of the requests; the message names the option.
-    """
-    if LIVE_PAGE in args.middleware:
-        # Unless it is given, vLLM takes the number of replicas for that of servers.
-        problem = obstacle(args.api_server_count or 1, args.data_parallel_size)
-        if problem is not None:
-            raise SettingsError(problem)
 
 
 def obstacle(api_servers: int, replicas: int) -> str | None:

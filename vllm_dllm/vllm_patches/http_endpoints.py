@@ -7,7 +7,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.vllm_patches import http_errors
 from vllm_dllm.vllm_patches.wrapping import Decorator, wrap
 
 if TYPE_CHECKING:
@@ -34,15 +33,9 @@ def apply(front_end: FrontEnd) -> None:
     front_end.request_classes += [getattr(import_module(m), name) for m, name in REQUESTS]
     handlers = import_module("vllm.entrypoints.serve.engine.serving").BaseServing
     wrap(handlers, "_check_model", _take(front_end))
-    entry = sys.modules.get("vllm.entrypoints.launchers.api_server.entry")
-    if entry is not None:
-        # Only here, because it imports vLLM, which importing this module must not.
-        from vllm_dllm.vllm_patches import shutdown
-
-        shutdown.apply_to_http_server(entry)
+    if "vllm.entrypoints.launchers.api_server.entry" in sys.modules:
         application = import_module("vllm.entrypoints.launchers.app")
         wrap(application, "init_exception_handler", _install(front_end))
-    http_errors.apply()
     # A constraint behind reasoning is refused, and none must be added to such requests.
     if not front_end.structured.settings.begins_with_reasoning:
         follow_parameters()

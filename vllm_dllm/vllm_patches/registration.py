@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_dllm.families.registry import families, served_architectures
+from vllm_dllm.startup.refusal import refusing_readably
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -33,5 +34,5 @@ def register_models() -> None:
         family.register()
         if not family.left_to_vllm:
             ModelRegistry.register_model(architecture, family.model_class)
-        hook = {"verify_and_update_config": staticmethod(family.configure)}
+        hook = {"verify_and_update_config": staticmethod(refusing_readably(family.configure))}
         MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hook)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, front_end_of
-from vllm_dllm.vllm_patches import beam_search, engine_death, http_endpoints, sampling_parameters
+from vllm_dllm.vllm_patches import beam_search, http_endpoints, sampling_parameters
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -35,7 +35,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
             return
         # Only here, because it imports parts of vLLM that other processes do not need.
         from vllm_dllm.frontend.request_hooks import FrontEnd
-        from vllm_dllm.vllm_patches import metrics, traces
+        from vllm_dllm.vllm_patches import metrics, traces, worker_shutdown
 
         sampling_parameters.note_that_our_model_is_served()
         # vLLM closes what is registered there when the engine is shut down or deleted.
@@ -49,7 +49,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         beam_search.refuse_offline()
         traces.apply()
         metrics.apply()
-        engine_death.apply()
+        worker_shutdown.apply()
 
     return init
 
@@ -74,12 +74,7 @@ def _wrap_client() -> None:
     """Wrap the client of an HTTP server. An offline process has not imported it."""
     if "vllm.v1.engine.async_llm" not in sys.modules:
         return
-    # Only here, because it imports vLLM, which importing this module must not.
-    from vllm_dllm.vllm_patches import shutdown
-
-    client = sys.modules["vllm.v1.engine.async_llm"].AsyncLLM
-    wrap(client, "add_request", _admit)
-    shutdown.apply_to_client(client)
+    wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _admit)
 
 
 def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,9 +90,8 @@ def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
         http.queues.append(None)
         prompt_index = len(http.queues) - 1
         try:
-            with front_end.shutdown.adding():
-                params = await front_end.admit(params)
-                queue = await original(self, request_id, prompt, params, *args, **kwargs)
+            params = await front_end.admit(params)
+            queue = await original(self, request_id, prompt, params, *args, **kwargs)
         except Exception as error:
             http.fail(error)
             raise

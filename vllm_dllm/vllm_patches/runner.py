@@ -6,7 +6,6 @@ that the worker imports, so it imports nothing of ours but `wrapping`.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -103,17 +102,3 @@ def _with_complete_functions(original: Callable[..., Any]) -> Callable[..., Any]
         return (of_ours if ours else original)(model, aot_compilation_path)
 
     return try_load_aot_compiled_fn
-
-
-def outlive_signals() -> None:
-    """Leave it to the engine when its worker processes end.
-
-    Terminals and supervisors send a signal to all processes of a server. vLLM's workers would end
-    at once, in the middle of requests that the engine still has to answer. A worker that passes
-    over the signal still ends: when its engine closes their pipe, or dies, and an engine that gets
-    no reaction kills it.
-    """
-    handler = signal.getsignal(signal.SIGTERM)
-    if "WorkerProc." in getattr(handler, "__qualname__", ""):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)

@@ -36,7 +36,6 @@ class DiffusionGemma(Family):
     aligned: ClassVar[bool] = False
     commits_in_place: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = True
-    tool_parser: ClassVar[str | None] = "gemma4"
 
     @property
     def left_to_vllm(self) -> bool:

@@ -19,7 +19,6 @@ class LLaDA2(BlockCausalFamily):
 
     architecture: ClassVar[str] = "LLaDA2MoeModelLM"
     model_class: ClassVar[str] = "vllm_dllm.families.llada2.model:LLaDA2MoeModelLM"
-    tool_parser: ClassVar[str | None] = "hermes"
 
     def register(self) -> None:
         """See `Family.register`: transformers does not know the configuration class."""

@@ -29,7 +29,6 @@ class SDAR(BlockCausalFamily):
     algorithm: ClassVar[str] = "LowConfidenceDynamic"
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|MASK|>", "<MASK>")
     samples: ClassVar[bool] = True
-    tool_parser: ClassVar[str | None] = "hermes"
     config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARConfig
 
     def register(self) -> None:
