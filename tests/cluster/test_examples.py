@@ -10,7 +10,7 @@ import pytest
 from tests.support.checkpoints import ROOT
 
 EXAMPLES = sorted((ROOT / "examples" / "cluster").glob("ray_*.py"))
-PAGE = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "deployment.md").read_text("utf-8")
 MOST_LINES = 60
 
 
