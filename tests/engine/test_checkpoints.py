@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
@@ -114,10 +115,11 @@ def test_a_stale_file_with_the_same_names(broken: Path) -> None:
 
 @pytest.mark.parametrize("size", [7, 300, 100_000])
 def test_a_damaged_file(broken: Path, size: int) -> None:
-    """Cut off inside the length, the header and the tensors."""
+    """Cut off inside the length, the header and the tensors; no engine starts with the rest."""
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    assert "damaged or incomplete" in refused(broken)
+    with pytest.raises(SafetensorError), engine(broken, 32, **TEXT_ONLY_OPTIONS):
+        pass
 
 
 def edit(file: Path, *path: str) -> None:
@@ -150,7 +152,7 @@ def test_gemma_without_a_canvas_length(broken: Path) -> None:
     """transformers would take 256 without a word; `--diffusion-config` may say it instead."""
     edit(broken / "config.json", "canvas_length")
     with (
-        pytest.raises(ValueError, match="no 'canvas_length'"),
+        pytest.raises(RuntimeError, match="no 'canvas_length'"),
         engine(broken, 32, diffusion_config=None, **TEXT_ONLY_OPTIONS),
     ):
         pass

@@ -130,5 +130,5 @@ def test_an_adapter_of_the_head_is_refused(served: Any, tmp_path: Path) -> None:
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     model = random_checkpoint(tmp_path, experts=True, block=BLOCK)
-    with pytest.raises(ValueError, match=r"--enable-lora: on the CPU .* experts"):
+    with pytest.raises(RuntimeError, match=r"--enable-lora: on the CPU .* experts"):
         started(model, enable_lora=True)

@@ -261,7 +261,7 @@ def test_a_contradiction(
         edit(plain / "config.json", **fields)
     else:
         options["hf_overrides"] = fields
-    with pytest.raises(ValueError) as caught, engine(plain, 32, **options):
+    with pytest.raises((ValueError, RuntimeError)) as caught, engine(plain, 32, **options):
         pass
     assert all(word in str(caught.value) for word in words), caught.value
 

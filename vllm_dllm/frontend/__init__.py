@@ -1,4 +1,4 @@
-"""A request in the process that takes it: admission, structured output, the end of the server."""
+"""A request in the process that takes it: admission and structured output."""
 
 from __future__ import annotations
 
