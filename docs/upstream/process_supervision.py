@@ -123,11 +123,10 @@ def exit_status() -> None:
 
 
 def waiting_worker() -> None:
-    """A start that fails for want of KV cache, with a worker that does not react to SIGTERM."""
+    """A start that fails, with a worker that loses the exception which SIGTERM raises in it."""
     with tiny_llama() as (folder, model):
-        deaf = "docs.upstream.deaf_worker.DeafWorker"
-        flags = (f"--worker-cls={deaf}", "--kv-cache-memory-bytes=1", "--max-model-len=2048")
-        server = Server(folder, "server", model, *flags)
+        worker = "docs.upstream.lingering_worker.LingeringWorker"
+        server = Server(folder, "server", model, f"--worker-cls={worker}")
         try:
             failed = wait(lambda: "EngineCore failed" in server.log.read_text(), START_SECONDS)
             assert failed, server.log.read_text()

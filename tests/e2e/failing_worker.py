@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+LINGERS_SECONDS = 3
+
+
+class LingeringError(ArithmeticError):
+    """Takes long to be freed, as the traceback of a compiler does.
+
+    SIGTERM comes meanwhile, and the ``SystemExit`` that vLLM's worker raises is lost in `__del__`.
+    """
+
+    def __del__(self) -> None:
+        time.sleep(LINGERS_SECONDS)
 
 
 class FailingWorker(CPUWorker):
@@ -13,5 +26,5 @@ class FailingWorker(CPUWorker):
     def compile_or_warm_up_model(self) -> Any:
         """See `CPUWorker`."""
         if self.rank == self.parallel_config.world_size - 1:
-            raise ArithmeticError("planted in the warm-up")
+            raise LingeringError("planted in the warm-up")
         return super().compile_or_warm_up_model()
