@@ -163,9 +163,12 @@ def test_a_failed_start_ends(stage: str, workers: int, way: str, tmp_path: Path)
     started = start(failure, workers, way, tmp_path)
     try:
         started.wait_until(lambda: started.says(failure.reason), START_SECONDS)
-        failed = time.monotonic()
-        started.wait_until(lambda: started.process.poll() is not None, END_SECONDS)
-        started.wait_until(lambda: not started.left(), END_SECONDS - (time.monotonic() - failed))
+        # A machine that is busy with other tests takes as much longer.
+        slower = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        started.wait_until(
+            lambda: started.process.poll() is not None and not started.left(),
+            END_SECONDS * slower,
+        )
         assert started.process.returncode == 1
         assert failure.reason in started.log.read_text()
     finally:
