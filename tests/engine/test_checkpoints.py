@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,7 +119,9 @@ def test_a_damaged_file(broken: Path, size: int) -> None:
     """Cut off inside the length, the header and the tensors; no engine starts with the rest."""
     file = broken / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(SafetensorError), engine(broken, 32, **TEXT_ONLY_OPTIONS):
+    # vLLM reads the header by itself where the head is tied to the embedding.
+    reasons = (SafetensorError, ValueError, struct.error)
+    with pytest.raises(reasons), engine(broken, 32, **TEXT_ONLY_OPTIONS):
         pass
 
 
