@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.checkpoints import ROOT
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2
-from vllm_dllm.attention.route_parts import Asked, RouteError
+from vllm_dllm.attention.route_parts import Options, RouteError
 from vllm_dllm.attention.routes import choose_route
 
 COLUMNS = {
@@ -26,7 +26,7 @@ def row(name: str) -> str:
     cells = [name]
     for model, kv_cache_dtype in COLUMNS.values():
         try:
-            route = choose_route(DEVICES[name], model, Asked(kv_cache_dtype=kv_cache_dtype))
+            route = choose_route(DEVICES[name], model, Options(kv_cache_dtype=kv_cache_dtype))
         except RouteError:
             cells.append("refused")
             continue
@@ -44,7 +44,7 @@ def test_the_table(name: str) -> None:
 def test_devices_that_are_not_shown_are_alike() -> None:
     assert row("SM86").replace("SM86", "SM80") == row("SM80")
     with_triton = replace(DEVICES["CPU"], triton=True)
-    assert choose_route(with_triton, LLADA2, Asked()).backend == "CPU_ATTN"
+    assert choose_route(with_triton, LLADA2, Options()).backend == "CPU_ATTN"
 
 
 if __name__ == "__main__":

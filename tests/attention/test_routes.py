@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
 from vllm_dllm.attention.route_parts import (
-    Asked,
     Device,
     LayerShape,
     ModelAttention,
+    Options,
     Route,
     RouteError,
 )
@@ -53,25 +53,25 @@ DEFAULT = "FULL_AND_PIECEWISE"
     ],
 )
 def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[object, ...]) -> None:
-    chosen = choose_route(DEVICES[device], model, Asked(kv_cache_dtype=kv))
+    chosen = choose_route(DEVICES[device], model, Options(kv_cache_dtype=kv))
     assert (chosen.backend, chosen.flash_version, chosen.method, chosen.page_size) == route
 
 
 @pytest.mark.parametrize(
     ("device", "model", "asked", "graphs"),
     [
-        ("SM90", LLADA2, Asked(), DEFAULT),
-        ("SM90", LLADA2, Asked(graphs="FULL"), DEFAULT),
-        ("SM80", LLADA2, Asked("TRITON_ATTN", graphs="FULL"), DEFAULT),
-        ("SM90", LLADA2, Asked("CUSTOM", graphs="FULL"), DEFAULT),
-        ("SM90", LLADA2, Asked(graphs="FULL_DECODE_ONLY"), "FULL_DECODE_ONLY"),
-        ("SM90", LLADA2, Asked(graphs="PIECEWISE"), "PIECEWISE"),
-        ("SM90", GEMMA, Asked(graphs="FULL"), DEFAULT),
-        ("SM100", GEMMA, Asked(graphs="FULL"), "FULL"),
-        ("CPU", LLADA2, Asked(graphs="FULL"), "NONE"),
+        ("SM90", LLADA2, Options(), DEFAULT),
+        ("SM90", LLADA2, Options(graphs="FULL"), DEFAULT),
+        ("SM80", LLADA2, Options("TRITON_ATTN", graphs="FULL"), DEFAULT),
+        ("SM90", LLADA2, Options("CUSTOM", graphs="FULL"), DEFAULT),
+        ("SM90", LLADA2, Options(graphs="FULL_DECODE_ONLY"), "FULL_DECODE_ONLY"),
+        ("SM90", LLADA2, Options(graphs="PIECEWISE"), "PIECEWISE"),
+        ("SM90", GEMMA, Options(graphs="FULL"), DEFAULT),
+        ("SM100", GEMMA, Options(graphs="FULL"), "FULL"),
+        ("CPU", LLADA2, Options(graphs="FULL"), "NONE"),
     ],
 )
-def test_graphs(device: str, model: ModelAttention, asked: Asked, graphs: str) -> None:
+def test_graphs(device: str, model: ModelAttention, asked: Options, graphs: str) -> None:
     """A graph of mode FULL replays mixed batches: only Triton's causal tensor can do that."""
     route = choose_route(DEVICES[device], model, asked)
     assert route.graphs == graphs
@@ -82,25 +82,80 @@ def test_graphs(device: str, model: ModelAttention, asked: Asked, graphs: str) -
 @pytest.mark.parametrize(
     ("device", "model", "asked", "words"),
     [
-        ("SM90", LLADA2, Asked("FLASHINFER"), "backend FLASHINFER: .*max_num_seqs.*FLASH_ATTN or"),
-        ("SM90", GEMMA, Asked("FLASHINFER"), "FLASHINFER: .*differently.*FLASH_ATTN or TRITON"),
-        ("SM90", LLADA2, Asked("FLEX_ATTENTION"), "FLEX_ATTENTION: .*not been tried"),
-        ("SM90", GEMMA, Asked("TRITON_FLASH_ATTN"), "TRITON_FLASH_ATTN: .*not been tried"),
-        ("SM80", GEMMA, Asked("FLASH_ATTN"), "FlashAttention 2 has no causal flag.*TRITON_ATTN"),
-        ("SM100", GEMMA, Asked("FLASH_ATTN"), "on SM90, not on SM100; choose TRITON_ATTN"),
-        ("SM90", GEMMA_REFERENCE, Asked("FLASH_ATTN"), "no left edge.*choose CUSTOM"),
-        ("SM90", LLADA2, Asked("FLASH_ATTN", "fp8"), "FLASH_ATTN: .*no float8 KV cache.*TRITON"),
-        ("SM80", LLADA2, Asked(None, "fp8"), "--kv-cache-dtype fp8: .*SM89.*kv-cache-dtype auto"),
-        ("SM80", LLADA2, Asked("TRITON_ATTN", "fp8"), "TRITON_ATTN: .*--kv-cache-dtype auto"),
-        ("SM90", LLADA2, Asked(None, "nvfp4"), "--kv-cache-dtype nvfp4: "),
-        ("SM90", LLADA2, Asked(page_size=48), "block_size=48 .*multiple of 32"),
-        ("CPU", LLADA2, Asked("TRITON_ATTN"), "TRITON_ATTN: the CPU platform has CPU_ATTN and"),
-        ("CPU", LLADA2, Asked("CUSTOM"), "CUSTOM: vLLM has no Triton here; choose CPU_ATTN"),
-        ("ROCm", LLADA2, Asked("ROCM_ATTN"), "ROCM_ATTN: .*not been tried.*TRITON_ATTN"),
-        ("ROCm", LLADA2, Asked("FLASH_ATTN"), "FLASH_ATTN: ROCm has TRITON_ATTN and CUSTOM only"),
+        (
+            "SM90",
+            LLADA2,
+            Options("FLASHINFER"),
+            "backend FLASHINFER: .*max_num_seqs.*FLASH_ATTN or",
+        ),
+        (
+            "SM90",
+            GEMMA,
+            Options("FLASHINFER"),
+            "FLASHINFER: .*differently.*FLASH_ATTN or TRITON",
+        ),
+        ("SM90", LLADA2, Options("FLEX_ATTENTION"), "FLEX_ATTENTION: .*not been tried"),
+        (
+            "SM90",
+            GEMMA,
+            Options("TRITON_FLASH_ATTN"),
+            "TRITON_FLASH_ATTN: .*not been tried",
+        ),
+        (
+            "SM80",
+            GEMMA,
+            Options("FLASH_ATTN"),
+            "FlashAttention 2 has no causal flag.*TRITON_ATTN",
+        ),
+        (
+            "SM100",
+            GEMMA,
+            Options("FLASH_ATTN"),
+            "on SM90, not on SM100; choose TRITON_ATTN",
+        ),
+        ("SM90", GEMMA_REFERENCE, Options("FLASH_ATTN"), "no left edge.*choose CUSTOM"),
+        (
+            "SM90",
+            LLADA2,
+            Options("FLASH_ATTN", "fp8"),
+            "FLASH_ATTN: .*no float8 KV cache.*TRITON",
+        ),
+        (
+            "SM80",
+            LLADA2,
+            Options(None, "fp8"),
+            "--kv-cache-dtype fp8: .*SM89.*kv-cache-dtype auto",
+        ),
+        (
+            "SM80",
+            LLADA2,
+            Options("TRITON_ATTN", "fp8"),
+            "TRITON_ATTN: .*--kv-cache-dtype auto",
+        ),
+        ("SM90", LLADA2, Options(None, "nvfp4"), "--kv-cache-dtype nvfp4: "),
+        ("SM90", LLADA2, Options(page_size=48), "block_size=48 .*multiple of 32"),
+        (
+            "CPU",
+            LLADA2,
+            Options("TRITON_ATTN"),
+            "TRITON_ATTN: the CPU platform has CPU_ATTN and",
+        ),
+        (
+            "CPU",
+            LLADA2,
+            Options("CUSTOM"),
+            "CUSTOM: vLLM has no Triton here; choose CPU_ATTN",
+        ),
+        ("ROCm", LLADA2, Options("ROCM_ATTN"), "ROCM_ATTN: .*not been tried.*TRITON_ATTN"),
+        (
+            "ROCm",
+            LLADA2,
+            Options("FLASH_ATTN"),
+            "FLASH_ATTN: ROCm has TRITON_ATTN and CUSTOM only",
+        ),
     ],
 )
-def test_refusals(device: str, model: ModelAttention, asked: Asked, words: str) -> None:
+def test_refusals(device: str, model: ModelAttention, asked: Options, words: str) -> None:
     with pytest.raises(RouteError, match=words):
         choose_route(DEVICES[device], model, asked)
 
@@ -109,22 +164,22 @@ def test_a_canvas_longer_than_its_window_is_wrong_on_triton() -> None:
     """The backend drops values beyond the window of a query tile's first row."""
     long = replace(GEMMA, layers=(LayerShape(256, 255), LayerShape(512)))
     with pytest.raises(RouteError, match="canvas of 256 is longer than the window 255"):
-        choose_route(DEVICES["SM100"], long, Asked("TRITON_ATTN"))
-    assert choose_route(DEVICES["SM100"], long, Asked()).backend == "CUSTOM"
+        choose_route(DEVICES["SM100"], long, Options("TRITON_ATTN"))
+    assert choose_route(DEVICES["SM100"], long, Options()).backend == "CUSTOM"
     fits = replace(GEMMA, layers=(LayerShape(256, 256), LayerShape(512)))
-    assert choose_route(DEVICES["SM100"], fits, Asked()).backend == "TRITON_ATTN"
-    assert choose_route(DEVICES["CPU"], long, Asked()).backend == "CPU_ATTN"
+    assert choose_route(DEVICES["SM100"], fits, Options()).backend == "TRITON_ATTN"
+    assert choose_route(DEVICES["CPU"], long, Options()).backend == "CPU_ATTN"
 
 
 def test_without_flash_attention_4_hopper_has_another_route() -> None:
     hopper = cuda(9, 0, 2, 3)
-    route = choose_route(hopper, LLADA2, Asked(kv_cache_dtype="fp8"))
+    route = choose_route(hopper, LLADA2, Options(kv_cache_dtype="fp8"))
     assert (route.backend, route.flash_version) == ("FLASH_ATTN", 3)
-    assert choose_route(hopper, GEMMA, Asked()).backend == "TRITON_ATTN"
+    assert choose_route(hopper, GEMMA, Options()).backend == "TRITON_ATTN"
 
 
 def test_the_log_line() -> None:
-    route = choose_route(DEVICES["SM90"], LLADA2, Asked(kv_cache_dtype="fp8", graphs="FULL"))
+    route = choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8", graphs="FULL"))
     assert str(route) == (
         "TRITON_ATTN, virtual sequences, CUDA graphs FULL_AND_PIECEWISE, KV pages of 32 tokens: "
         "FLASH_ATTN: FlashAttention 4 has no float8 KV cache for heads of 128 on SM90; no CUDA "
@@ -142,7 +197,7 @@ KV_CACHE_DTYPES = (
 )
 MODES = (None, "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 asked_for = st.builds(
-    Asked,
+    Options,
     backend=st.sampled_from(BACKENDS),
     kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
     graphs=st.sampled_from(MODES),
@@ -181,7 +236,7 @@ OPTIONS = (
 )
 
 
-def impossible(device: Device, model: ModelAttention, asked: Asked, route: Route) -> list[str]:
+def impossible(device: Device, model: ModelAttention, asked: Options, route: Route) -> list[str]:
     """What of a route cannot work, said anew and not with the rules that chose it."""
     reference = model.window == "reference" and any(layer.window for layer in model.layers)
     heads = {layer.head_size for layer in model.layers}
@@ -221,7 +276,7 @@ def impossible(device: Device, model: ModelAttention, asked: Asked, route: Route
 @settings(max_examples=2000)
 @given(device=devices, model=attention, asked=asked_for)
 def test_a_route_that_works_or_a_refusal_by_name(
-    device: Device, model: ModelAttention, asked: Asked
+    device: Device, model: ModelAttention, asked: Options
 ) -> None:
     try:
         route = choose_route(device, model, asked)
@@ -229,6 +284,6 @@ def test_a_route_that_works_or_a_refusal_by_name(
         assert str(refusal).startswith(OPTIONS)
         return
     assert impossible(device, model, asked, route) == []
-    # Asked for by name, the same route is not refused.
+    # Options for by name, the same route is not refused.
     again = choose_route(device, model, replace(asked, backend=route.backend, graphs=route.graphs))
     assert replace(again, reason=route.reason) == route

@@ -14,7 +14,13 @@ import torch
 
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
 from vllm_dllm.attention.backend_limits import flash_version
-from vllm_dllm.attention.route_parts import Asked, Device, LayerShape, ModelAttention, RouteError
+from vllm_dllm.attention.route_parts import (
+    Device,
+    LayerShape,
+    ModelAttention,
+    Options,
+    RouteError,
+)
 from vllm_dllm.attention.routes import choose_route
 
 ON_CUDA = {name: device for name, device in DEVICES.items() if device.platform == "cuda"}
@@ -40,7 +46,7 @@ def vllm_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     platform = type(current_platform)
 
-    def see(device: Device, model: ModelAttention, asked: Asked) -> DeviceCapability:
+    def see(device: Device, model: ModelAttention, asked: Options) -> DeviceCapability:
         assert device.capability is not None
         capability = DeviceCapability(*device.capability)
         text = SimpleNamespace(attn_logit_softcapping=None)
@@ -100,7 +106,7 @@ def test_vllm_takes_every_route(name: str, vllm_on: Any) -> None:
 
     device, taken = ON_CUDA[name], 0
     for model, backend, kv in itertools.product(MODELS, BACKENDS, KV_CACHE_DTYPES):
-        asked = Asked(backend, kv)
+        asked = Options(backend, kv)
         capability = vllm_on(device, model, asked)
         for layer in model.layers:
             assert flash_version(device, layer.head_size, asked) == get_flash_attn_version(
@@ -131,7 +137,7 @@ def test_vllm_s_own_order_on_hopper(kv: str, stock: str, vllm_on: Any) -> None:
     """With a float8 KV cache vLLM's order leads to FLASHINFER, which cannot serve LLaDA2."""
     from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 
-    capability = vllm_on(DEVICES["SM90"], LLADA2, Asked(kv_cache_dtype=kv))
+    capability = vllm_on(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype=kv))
     against = reasons_against(
         FlashAttentionBackend,
         capability,
@@ -142,4 +148,4 @@ def test_vllm_s_own_order_on_hopper(kv: str, stock: str, vllm_on: Any) -> None:
         use_mm_prefix=False,
     )
     assert (not against) == (stock == "FLASH_ATTN")
-    assert choose_route(DEVICES["SM90"], LLADA2, Asked(kv_cache_dtype=kv)).backend != "FLASHINFER"
+    assert choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype=kv)).backend != "FLASHINFER"

@@ -21,7 +21,7 @@ from tests.reliability.test_bad_input import (
     setting_and_value,
 )
 from tests.support.strategies import ALWAYS, JSON, WILD, Number, same, share
-from vllm_dllm.settings.checkpoint import parse_checkpoint, parse_sampler
+from vllm_dllm.settings.generation_config import parse_checkpoint, parse_sampler
 from vllm_dllm.settings.resolution import Served, parameter_names
 from vllm_dllm.settings.server import DllmSettings
 

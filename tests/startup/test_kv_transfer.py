@@ -11,12 +11,12 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from tests.support.checkpoints import ROOT
 from vllm_dllm.kv_transfer.connector import ExampleConnector
-from vllm_dllm.startup.kv_transfer import ALLOWED, MODULE, REFUSED, SEVERAL, settle_kv_transfer
+from vllm_dllm.startup.kv_transfer import ALLOWED, MODULE, REFUSED, SEVERAL, check_kv_transfer
 
 
 def settled(**transfer: Any) -> KVTransferConfig:
     config = KVTransferConfig(kv_role="kv_both", **transfer)
-    settle_kv_transfer(
+    check_kv_transfer(
         SimpleNamespace(  # type: ignore[arg-type]
             kv_transfer_config=config,
             cache_config=SimpleNamespace(kv_offloading_size=None, cache_dtype="auto"),

@@ -7,7 +7,7 @@ Pure functions. vLLM's rules are those of the backends' ``validate_configuration
 
 from __future__ import annotations
 
-from vllm_dllm.attention.route_parts import Asked, Device, LayerShape, ModelAttention
+from vllm_dllm.attention.route_parts import Device, LayerShape, ModelAttention, Options
 
 # The name that vLLM has for backends of third parties, and under which ours is registered.
 OURS = "CUSTOM"
@@ -41,7 +41,7 @@ def obstacle_of_layer(
     layer: LayerShape,
     device: Device,
     model: ModelAttention,
-    asked: Asked,
+    asked: Options,
 ) -> str | None:
     """Why a backend cannot serve some layers of a model, or None.
 
@@ -82,7 +82,7 @@ def _obstacle_of_flash(
     layer: LayerShape,
     device: Device,
     model: ModelAttention,
-    asked: Asked,
+    asked: Options,
 ) -> str | None:
     if version is None:
         return f"vLLM has no FlashAttention for {device} here"
@@ -113,7 +113,7 @@ def _obstacle_of_flash(
 
 
 def _obstacle_of_triton(
-    name: str, layer: LayerShape, device: Device, model: ModelAttention, asked: Asked
+    name: str, layer: LayerShape, device: Device, model: ModelAttention, asked: Options
 ) -> str | None:
     """Of vLLM's Triton backend and of ours, which inherits from it."""
     if not device.triton:
@@ -143,7 +143,7 @@ def _obstacle_of_triton(
     return None
 
 
-def flash_version(device: Device, head_size: int, asked: Asked) -> int | None:
+def flash_version(device: Device, head_size: int, asked: Options) -> int | None:
     """The version of FlashAttention that vLLM takes for layers of a diffusion model, or None.
 
     As vLLM's ``get_flash_attn_version``, which prefers version 4 to 3 for diffusion models.

@@ -73,7 +73,7 @@ class ModelAttention:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What the user asked for; None where nothing was.
 
     Attributes:

@@ -27,12 +27,18 @@ from vllm_dllm.attention.backend_limits import (
     obstacle_of_layer,
     page_unit,
 )
-from vllm_dllm.attention.route_parts import Asked, Device, ModelAttention, Route, RouteError
+from vllm_dllm.attention.route_parts import (
+    Device,
+    ModelAttention,
+    Options,
+    Route,
+    RouteError,
+)
 
 DEFAULT_GRAPHS = "FULL_AND_PIECEWISE"
 
 
-def choose_route(device: Device, model: ModelAttention, asked: Asked) -> Route:
+def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route:
     """Choose how a model's masks are computed on a device.
 
     Raises:
@@ -71,7 +77,7 @@ def choose_route(device: Device, model: ModelAttention, asked: Asked) -> Route:
     )
 
 
-def _relaxed(device: Device, model: ModelAttention, asked: Asked) -> tuple[str, str]:
+def _relaxed(device: Device, model: ModelAttention, asked: Options) -> tuple[str, str]:
     """The option that keeps every backend from serving the model, and the remedy."""
     relaxations = {
         f"--kv-cache-dtype {asked.kv_cache_dtype}": (
@@ -102,7 +108,7 @@ def _relaxed(device: Device, model: ModelAttention, asked: Asked) -> tuple[str, 
     return "--model", f"it cannot be served on {device}"
 
 
-def obstacle(name: str, device: Device, model: ModelAttention, asked: Asked) -> str | None:
+def obstacle(name: str, device: Device, model: ModelAttention, asked: Options) -> str | None:
     """Why a backend cannot serve a model, or None."""
     for layer in model.layers:
         version = flash_version(device, layer.head_size, asked) if name == "FLASH_ATTN" else None
@@ -112,7 +118,7 @@ def obstacle(name: str, device: Device, model: ModelAttention, asked: Asked) -> 
     return None
 
 
-def _version_for_all(device: Device, model: ModelAttention, asked: Asked) -> int | None:
+def _version_for_all(device: Device, model: ModelAttention, asked: Options) -> int | None:
     """The lowest of the versions that the layers take."""
     versions = [flash_version(device, layer.head_size, asked) for layer in model.layers]
     return min((version for version in versions if version is not None), default=None)
@@ -143,7 +149,7 @@ def graphs_of(device: Device, backend: str, method: str, asked: str | None) -> s
     return asked or DEFAULT_GRAPHS
 
 
-def _check_page_size(model: ModelAttention, asked: Asked) -> None:
+def _check_page_size(model: ModelAttention, asked: Options) -> None:
     """Pages hold whole blocks: only then does the prefix cache return final keys and values."""
     length = model.canvas_length
     if model.block_causal and asked.page_size is not None and asked.page_size % length:
@@ -154,7 +160,7 @@ def _check_page_size(model: ModelAttention, asked: Asked) -> None:
 
 
 def page_size(
-    device: Device, model: ModelAttention, asked: Asked, version: int | None
+    device: Device, model: ModelAttention, asked: Options, version: int | None
 ) -> int | None:
     """Tokens of a page of the KV cache: the number asked for, or whole blocks.
 

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
-from vllm_dllm.attention.settling import confirm_route
+from vllm_dllm.attention.served_route import confirm_route
 from vllm_dllm.engine.fused_commit import read_again
 from vllm_dllm.engine.interrupted import InterruptedCanvas
 from vllm_dllm.engine.logprobs import LogprobReports

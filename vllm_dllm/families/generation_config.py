@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_dllm.decoding import MODELS, other_kind
 from vllm_dllm.families.base import Family
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.checkpoint import (
+from vllm_dllm.settings.generation_config import (
     LENGTHS,
     SAMPLER,
     SAMPLER_FIELDS,

@@ -15,7 +15,7 @@ from vllm_dllm.engine.step_plan import CommitPolicy
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.generation_config import generation_settings
 from vllm_dllm.families.scheduling import SCHEDULER
-from vllm_dllm.settings.checkpoint import LENGTHS
+from vllm_dllm.settings.generation_config import LENGTHS
 from vllm_dllm.settings.parsing import parse_settings, server_names
 from vllm_dllm.settings.resolution import (
     CHECKPOINT,

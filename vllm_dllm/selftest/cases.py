@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any
 
 from vllm_dllm.attention.backend_limits import candidates_of
-from vllm_dllm.attention.route_parts import Asked, LayerShape, ModelAttention, Route, RouteError
+from vllm_dllm.attention.route_parts import LayerShape, ModelAttention, Options, Route, RouteError
 from vllm_dllm.attention.routes import choose_route, obstacle
 from vllm_dllm.selftest.machine import Machine
 from vllm_dllm.startup.commit_choice import GRANTED, SEPARATE, TWO_BLOCKS
@@ -130,7 +130,7 @@ def absent(machine: Machine) -> list[tuple[str, str]]:
     if not machine.device.triton:
         found.append(("kernels triton", "vLLM has no Triton here"))
     for family, backend in product(FAMILIES, BACKENDS):
-        why = obstacle(backend, machine.device, ATTENTION[family], Asked())
+        why = obstacle(backend, machine.device, ATTENTION[family], Options())
         if why is not None:
             found.append((f"{family}, {backend}", why))
     if not machine.bfloat16:
@@ -144,7 +144,7 @@ def route_of(machine: Machine, case: Case) -> Route | None:
     """The route of a case on a machine, None if it cannot be served as it says."""
     attention = replace(ATTENTION[case.family], dtype=case.dtype, window=case.window)
     graphs = None if machine.is_cpu or case.graphs in (DEFAULT, EAGER) else case.graphs
-    asked = Asked(
+    asked = Options(
         backend=None if case.backend == DEFAULT else case.backend,
         kv_cache_dtype=case.cache,
         graphs=graphs,

@@ -142,7 +142,7 @@ def chosen(llm: Any) -> dict[str, Any]:
     config = llm.llm_engine.vllm_config
     core = llm.llm_engine.engine_core.engine_core
     state = core.model_executor.driver_worker.worker.model_runner.model_state
-    from vllm_dllm.attention.settling import layer_backends
+    from vllm_dllm.attention.served_route import layer_backends
 
     layers = layer_backends(config)
     versions = {layer.flash_version for layer in layers if layer.flash_version}

@@ -60,7 +60,7 @@ def this_machine() -> Machine:
     import torch
     from vllm.platforms import current_platform
 
-    from vllm_dllm.attention.settling import device_here
+    from vllm_dllm.attention.served_route import device_here
 
     device = device_here()
     if device.platform == CPU:

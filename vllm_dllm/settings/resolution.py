@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_dllm.decoding import MODELS, Algorithm, Corruption, algorithms, get_algorithm, other_kind
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError, listed, shown
-from vllm_dllm.settings.checkpoint import MAX_STEPS_FIELD
+from vllm_dllm.settings.generation_config import MAX_STEPS_FIELD
 from vllm_dllm.settings.parsing import parse_request_options, request_names
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.server import STEPS, DllmSettings

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.startup import expert_parallel
-from vllm_dllm.startup.kv_transfer import settle_kv_transfer
+from vllm_dllm.startup.kv_transfer import check_kv_transfer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,12 +58,12 @@ def log_choice(served: Served, canvas: str) -> None:
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore.
 
-    A connector of ``--kv-transfer-config`` that is allowed becomes ours, see `settle_kv_transfer`.
+    A connector of ``--kv-transfer-config`` that is allowed becomes ours, see `check_kv_transfer`.
     """
     for refused, message in (*_of_the_engine(vllm_config), *_of_the_model(vllm_config)):
         if refused:
             raise ValueError(message)
-    settle_kv_transfer(vllm_config)
+    check_kv_transfer(vllm_config)
 
 
 def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:

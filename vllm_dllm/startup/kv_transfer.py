@@ -50,7 +50,7 @@ REFUSED = {
 UNKNOWN = "nothing is known of what it saves"
 
 
-def settle_kv_transfer(vllm_config: VllmConfig) -> None:
+def check_kv_transfer(vllm_config: VllmConfig) -> None:
     """Refuse connectors that cannot keep the rule, and have the others served by our class.
 
     Raises:

@@ -14,7 +14,7 @@ from vllm.config.compilation import CUDAGraphMode
 from tests.support.cuda_paths import backends, graphs
 from tests.support.cuda_paths.backends import Backend
 from tests.support.cuda_paths.watch import Watch
-from vllm_dllm.attention.route_parts import Asked, Device, ModelAttention, Route
+from vllm_dllm.attention.route_parts import Device, ModelAttention, Options, Route
 
 
 @contextlib.contextmanager
@@ -73,22 +73,22 @@ def _routes(backend: Backend, patch: pytest.MonkeyPatch) -> None:
     Numbers are float32, so that tokens can be compared with those of another backend. The route is
     the one of bfloat16, because FlashAttention has no float32.
     """
-    from vllm_dllm.attention import settling
+    from vllm_dllm.attention import served_route
 
     versions = frozenset(range(2, (backend.flash_version or 4) + 1))
-    choose, confirm = settling.choose_route, settling.confirm_layers
+    choose, confirm = served_route.choose_route, served_route.confirm_layers
 
-    def choose_route(device: Device, model: ModelAttention, asked: Asked) -> Route:
+    def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route:
         return choose(device, replace(model, dtype="bfloat16"), asked)
 
     def confirm_layers(
-        layers: Any, device: Device, model: ModelAttention, asked: Asked
+        layers: Any, device: Device, model: ModelAttention, asked: Options
     ) -> str | None:
         return confirm(layers, device, replace(model, dtype="bfloat16"), asked)
 
-    patch.setattr(settling, "device_here", lambda: Device("cuda", (9, 0), True, versions))
-    patch.setattr(settling, "choose_route", choose_route)
-    patch.setattr(settling, "confirm_layers", confirm_layers)
+    patch.setattr(served_route, "device_here", lambda: Device("cuda", (9, 0), True, versions))
+    patch.setattr(served_route, "choose_route", choose_route)
+    patch.setattr(served_route, "confirm_layers", confirm_layers)
 
 
 def _worker(watch: Watch, patch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 
 from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
-from vllm_dllm.attention.settling import settle_route
+from vllm_dllm.attention.served_route import apply_route
 from vllm_dllm.checkpoints.config_fields import source_of
 from vllm_dllm.families.served import configure_engine, settings_of, warn_of_unread
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.checkpoint import LENGTHS
+from vllm_dllm.settings.generation_config import LENGTHS
 from vllm_dllm.settings.request import LENGTH
 from vllm_dllm.settings.resolution import HF_OVERRIDES
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
@@ -59,7 +59,7 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     model = vllm_config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     layers = (LayerShape(model.get_head_size()),)
-    settle_route(vllm_config, ModelAttention(True, length, layers, dtype=dtype))
+    apply_route(vllm_config, ModelAttention(True, length, layers, dtype=dtype))
     served = configure_engine(vllm_config, family)
     greedy_by_default(vllm_config.model_config, family)
     log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")

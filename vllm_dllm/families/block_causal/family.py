@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.checkpoint import parse_checkpoint
+from vllm_dllm.settings.generation_config import parse_checkpoint
 from vllm_dllm.settings.resolution import parameter_names
 
 if TYPE_CHECKING:

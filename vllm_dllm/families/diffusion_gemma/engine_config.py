@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
 from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
-from vllm_dllm.attention.settling import settle_route
+from vllm_dllm.attention.served_route import apply_route
 from vllm_dllm.checkpoints.config_fields import source_of, unknown_gemma_fields
 from vllm_dllm.decoding import EntropyBound
 from vllm_dllm.families.generation_config import generation_settings
@@ -85,7 +85,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     served = configure_engine(vllm_config, family)
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     layers = layer_shapes(vllm_config)
-    settle_route(vllm_config, ModelAttention(False, served.length, layers, settings.window, dtype))
+    apply_route(vllm_config, ModelAttention(False, served.length, layers, settings.window, dtype))
     check_budget(vllm_config, served.length)
     log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.support.routes import DEVICES, GEMMA, LLADA2
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.attention.route_parts import Asked, LayerShape, RouteError
-from vllm_dllm.attention.settling import LayerBackend, _name, confirm_layers, limit_graphs
+from vllm_dllm.attention.route_parts import LayerShape, Options, RouteError
+from vllm_dllm.attention.served_route import LayerBackend, _name, confirm_layers, limit_graphs
 from vllm_dllm.families.block_causal.attention import BlockCausal
 
 HOPPER = DEVICES["SM90"]
@@ -27,18 +27,18 @@ def made(*names: str, version: int | None = None) -> list[LayerBackend]:
 
 
 def test_layers_that_vllm_made() -> None:
-    assert confirm_layers([], HOPPER, GEMMA, Asked()) is None
+    assert confirm_layers([], HOPPER, GEMMA, Options()) is None
     triton = made("TRITON_ATTN", "TRITON_ATTN")
-    assert confirm_layers(triton, HOPPER, GEMMA, Asked()) == "causal tensor"
-    assert confirm_layers(made("CUSTOM", "CUSTOM"), HOPPER, GEMMA, Asked()) == "rules"
+    assert confirm_layers(triton, HOPPER, GEMMA, Options()) == "causal tensor"
+    assert confirm_layers(made("CUSTOM", "CUSTOM"), HOPPER, GEMMA, Options()) == "rules"
     with pytest.raises(RouteError, match=r"global layers, FLASH_ATTN 2: FlashAttention 2 has no"):
-        confirm_layers(made("FLASH_ATTN", version=2), HOPPER, GEMMA, Asked())
+        confirm_layers(made("FLASH_ATTN", version=2), HOPPER, GEMMA, Options())
 
 
 def test_our_backend_has_all_layers_or_none() -> None:
     """It takes rules, not a causal tensor, and all layers share one kind of metadata."""
     with pytest.raises(RouteError, match="others TRITON_ATTN"):
-        confirm_layers(made("CUSTOM", "TRITON_ATTN"), HOPPER, GEMMA, Asked())
+        confirm_layers(made("CUSTOM", "TRITON_ATTN"), HOPPER, GEMMA, Options())
 
 
 def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
@@ -48,8 +48,8 @@ def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
         get_name = staticmethod(lambda: "CUSTOM")
 
     named = made(_name(Foreign))
-    with pytest.raises(RouteError, match=r"CUSTOM of tests\.attention\.test_settling: .*tried"):
-        confirm_layers(named, HOPPER, LLADA2, Asked())
+    with pytest.raises(RouteError, match=r"CUSTOM of tests\.attention\.test_served_route: .*tried"):
+        confirm_layers(named, HOPPER, LLADA2, Options())
 
 
 def graphs(

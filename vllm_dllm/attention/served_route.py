@@ -1,4 +1,4 @@
-"""The route of a served model: settled from vLLM's configuration, confirmed on the loaded layers.
+"""The route of a served model: applied to vLLM's configuration, confirmed on the loaded layers.
 
 `attention.routes` chooses; this module reads what is there and writes what was chosen.
 """
@@ -12,10 +12,10 @@ from vllm.logger import init_logger
 
 from vllm_dllm.attention.backend_limits import OURS, obstacle_of_layer
 from vllm_dllm.attention.route_parts import (
-    Asked,
     Device,
     LayerShape,
     ModelAttention,
+    Options,
     Route,
     RouteError,
 )
@@ -42,11 +42,11 @@ def device_here() -> Device:
     return Device("cuda", (capability.major, capability.minor), HAS_TRITON, versions)
 
 
-def asked_of(vllm_config: VllmConfig) -> Asked:
+def asked_of(vllm_config: VllmConfig) -> Options:
     """What the user asked for."""
     attention, cache = vllm_config.attention_config, vllm_config.cache_config
     mode = vllm_config.compilation_config.cudagraph_mode
-    return Asked(
+    return Options(
         backend=None if attention.backend is None else _name(attention.backend.get_class()),
         kv_cache_dtype=cache.cache_dtype,
         graphs=None if mode is None else mode.name,
@@ -55,7 +55,7 @@ def asked_of(vllm_config: VllmConfig) -> Asked:
     )
 
 
-def settle_route(vllm_config: VllmConfig, model: ModelAttention) -> Route:
+def apply_route(vllm_config: VllmConfig, model: ModelAttention) -> Route:
     """Choose the route before weights are read, tell vLLM of it, and log it in one line.
 
     Raises:
@@ -132,7 +132,7 @@ def confirm_route(vllm_config: VllmConfig, block_causal: bool, length: int, wind
 
 
 def confirm_layers(
-    layers: list[LayerBackend], device: Device, model: ModelAttention, asked: Asked
+    layers: list[LayerBackend], device: Device, model: ModelAttention, asked: Options
 ) -> str | None:
     """The method by which the layers that vLLM made are told a model's masks; None without layers.
 
@@ -182,7 +182,7 @@ def limit_graphs(
 ) -> None:
     """Lower vLLM's mode of CUDA graphs where it is not right for the route, and log that.
 
-    vLLM may raise the mode to ``FULL`` after `settle_route`: it does so where attention is not cut
+    vLLM may raise the mode to ``FULL`` after `apply_route`: it does so where attention is not cut
     out of the compiled graph.
     """
     from vllm.config.compilation import CUDAGraphMode
