@@ -87,7 +87,9 @@ RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
 TRACES = "tests/e2e/test_traces.py::test_watch_and_its_page"
 LIVE_PAGE = "tests/e2e/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
 BENCHMARKS_RUN = "tests/documents/test_benchmarks_run.py::test_a_benchmark_runs"
+RECEIVER = "tests/engine/test_weight_updates.py::test_new_weights_from_a_worker_extension"
 RUN_BY = (
+    Row("docs/weights.md", "class Receiver:", RECEIVER),
     Row("docs/reliability.md", "make fuzz", BENCHMARKS_RUN),
     Row("docs/reliability.md", "make soak", BENCHMARKS_RUN),
     Row("docs/traces.md", "vllm-dllm watch", TRACES),

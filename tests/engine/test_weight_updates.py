@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from vllm.distributed.weight_transfer.base import (
 
 from tests.engine.test_kv_transfer import MODELS, files_in, start
 from tests.engine.test_traces import FAMILIES, completions, mixed
-from tests.support.checkpoints import TEXT_ONLY_OPTIONS
+from tests.support.checkpoints import ROOT, TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
+from tests.support.reference_sdar import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 Weights = dict[str, torch.Tensor]
+QUANTIZED = ROOT / "examples" / "quantize" / "checkpoints"
 
 
 @dataclass
@@ -69,6 +72,7 @@ class FromThisProcess(WeightTransferEngine[NoInfo, Part]):
 
 WeightTransferEngineFactory.register_engine("this-process", FromThisProcess)
 TRANSFER = {"weight_transfer_config": {"backend": "this-process"}}
+TRAINER = {"worker_extension_cls": "tests.support.trainer_side.Receiver"}
 
 
 def changed(path: Path, folder: Path) -> Path:
@@ -107,13 +111,28 @@ def send(running: Engine, weights: Weights, size: int) -> None:
     assert llm.get_weight_version() == "the next one"
 
 
+def load(running: Engine, weights: Weights, size: int) -> None:
+    """Send weights as the worker extensions of trainers do, some tensors at a time."""
+    for part in parts(weights, size):
+        running.llm.collective_rpc("receive", args=(list(part.items()),))
+
+
+def reload(running: Engine, weights: Weights) -> None:
+    iterator = list(weights.items())
+    running.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
+
+
+def experts_of(weights: Weights) -> Weights:
+    return {name: tensor for name, tensor in weights.items() if ".experts." in name}
+
+
 def answers(running: Engine, asked: list[Any]) -> list[list[list[int]]]:
     assert running.llm.reset_prefix_cache()
     return [[list(o.token_ids) for o in outputs] for outputs in completions(running, asked, {})]
 
 
 def options_of(family: str) -> dict[str, Any]:
-    return TRANSFER | (TEXT_ONLY_OPTIONS if family == "gemma" else {})
+    return TRANSFER | TRAINER | (TEXT_ONLY_OPTIONS if family == "gemma" else {})
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -122,6 +141,7 @@ MODES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "compiled, bfloat16": {"enforce_eager": False, "dtype": "bfloat16"},
 }
+QUICK_LOADS = (("llada2", "eager"), ("sdar", "compiled"))
 CASES = [
     pytest.param(
         family,
@@ -150,9 +170,98 @@ def test_new_weights(family: str, mode: str, tmp_path: Path) -> None:
         assert answers(running, asked) == wanted
         send(running, tensors_of(path), size=7)
         assert answers(running, asked) == old
-        weights = list(tensors_of(new).items())
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        reload(running, tensors_of(new))
         assert answers(running, asked) == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [
+        pytest.param(
+            *case,
+            id=", ".join(case),
+            marks=() if case in QUICK_LOADS else pytest.mark.long,
+        )
+        for case in itertools.product(FAMILIES, MODES)
+    ],
+)
+def test_new_weights_from_a_worker_extension(family: str, mode: str, tmp_path: Path) -> None:
+    """Through the model's `load_weights`: one tensor at a time, in buckets, and back again."""
+    path, length, _, _ = FAMILIES[family]
+    options = options_of(family) | MODES[mode]
+    asked = list(mixed(family, 12))
+    new = changed(path, tmp_path / "changed")
+    before, after = tensors_of(path), tensors_of(new)
+    with engine(new, length, **options) as running:
+        wanted = answers(running, asked)
+    with engine(path, length, **options) as running:
+        old = answers(running, asked)
+        assert old != wanted, "the change of weights shows"
+        if experts_of(after):
+            reload(running, before | experts_of(after))
+            with_new_experts = answers(running, asked)
+            reload(running, before)
+            load(running, experts_of(after), size=1)
+            assert answers(running, asked) == with_new_experts
+            load(running, experts_of(before), size=1)
+            assert answers(running, asked) == old
+        load(running, after, size=1)
+        assert answers(running, asked) == wanted
+        load(running, before, size=7)
+        assert answers(running, asked) == old
+        load(running, after, size=len(after))
+        assert answers(running, asked) == wanted
+
+
+def test_experts_and_a_tied_head_of_sdar(tmp_path: Path) -> None:
+    """VLLM packs the shared matrix for the embedding and for the head; both are renewed."""
+    path = random_checkpoint(tmp_path / "sdar", experts=True, block=4, tied=True)
+    new = changed(path, tmp_path / "changed")
+    before, after = tensors_of(path), tensors_of(new)
+    asked = [(list(range(5, 25 + i)), {"max_tokens": 24, "ignore_eos": True}) for i in range(12)]
+    with engine(new, 4) as running:
+        wanted = answers(running, asked)
+    with engine(path, 4, **TRAINER) as running:
+        old = answers(running, asked)
+        assert old != wanted, "the change of weights shows"
+        load(running, after, size=1)
+        assert answers(running, asked) == wanted
+        reload(running, before)
+        assert answers(running, asked) == old
+
+
+def test_a_wrong_bucket_changes_nothing() -> None:
+    """A tensor in its midst has a wrong shape; the next bucket is taken as ever."""
+    path, length, _, _ = FAMILIES["sdar"]
+    asked = list(mixed("sdar", 6))
+    right = tensors_of(path)
+    bucket = {name: torch.zeros_like(tensor) for name, tensor in right.items()}
+    name = "model.layers.3.mlp.down_proj.weight"
+    bucket[name] = bucket[name].T.contiguous()
+    with engine(path, length, **TRAINER) as running:
+        old = answers(running, asked)
+        with pytest.raises(ValueError, match=rf"{name}.*shape"):
+            load(running, bucket, size=len(bucket))
+        with pytest.raises(
+            ValueError, match=r"unexpected tensor 'model\.layers\.3\.mlp\.donw_proj"
+        ):
+            load(running, {"model.layers.3.mlp.donw_proj.weight": bucket[name]}, size=1)
+        assert answers(running, asked) == old
+        load(running, right, size=40)
+        assert answers(running, asked) == old
+
+
+def test_a_quantized_model_takes_whole_reloads_only() -> None:
+    path = QUANTIZED / "tiny-llada2-nvfp4"
+    asked = list(mixed("llada2", 6))
+    name = "model.norm.weight"
+    with engine(path, 32, **TRAINER) as running:
+        old = answers(running, asked)
+        with pytest.raises(ValueError, match=rf"{name}.*quantized; use `reload_weights`"):
+            load(running, {name: torch.zeros_like(tensors_of(path)[name])}, size=1)
+        assert answers(running, asked) == old
+        reload(running, tensors_of(path))
+        assert answers(running, asked) == old
 
 
 @pytest.mark.parametrize(
@@ -164,10 +273,11 @@ def test_invented_weights_are_replaced(family: str, tmp_path: Path) -> None:
     asked = list(mixed(family, 6))
     with engine(path, length, **options_of(family)) as running:
         wanted = answers(running, asked)
-    with engine(path, length, load_format="dummy", **options_of(family)) as running:
-        assert answers(running, asked) != wanted
-        send(running, tensors_of(path), size=40)
-        assert answers(running, asked) == wanted
+    for give in (send, load):
+        with engine(path, length, load_format="dummy", **options_of(family)) as running:
+            assert answers(running, asked) != wanted
+            give(running, tensors_of(path), size=40)
+            assert answers(running, asked) == wanted
 
 
 def test_a_wrong_update_is_refused() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from vllm_dllm.checkpoints.packed_layers import PackedLayers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -19,8 +25,16 @@ class UpdatableWeights:
     transfer), so that only the checkpoint that an engine starts with can be required to be whole.
     """
 
-    _has_weights = False
     _failed_update: str | None = None
+    _packed_layers: PackedLayers | None = None
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self._vllm_config = vllm_config
+
+    def process_weights_after_loading(self) -> None:
+        """VLLM calls this once it has packed the first weights, and only then."""
+        self._packed_layers = PackedLayers(cast(torch.nn.Module, self))
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
         """Pass tensors of a checkpoint on, and raise a ValueError for one that is wrong.
@@ -36,25 +50,56 @@ class UpdatableWeights:
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint, and later an update, which may be a part of one.
 
+        Beside vLLM's ways to update weights this may be called directly, as the worker extensions
+        of trainers do. Then all tensors are verified before the first is written, and packed
+        layers are packed again before it returns.
+
         Raises:
             ValueError: a tensor is wrong, or missing at the start; the message names it. Also for
-                updates that would give wrong tokens: after one that failed half-way, and beside
-                stored keys and values, whose addresses do not know of it.
+                updates that would give wrong tokens: after one that failed half-way, beside
+                stored keys and values, whose addresses do not know of it, and directly where a
+                layer's layout is not known.
         """
         # An engine that started with invented weights gets all of them as an update.
-        is_update = self._has_weights or _is_reloading(self)
-        self._has_weights = True
-        if is_update:
-            self._refuse_wrong_updates()
+        if _is_reloading(self):
+            return self._load_a_reload(weights)
+        if self._packed_layers is None:
+            return self._load_verified(self.verified_weights(weights, whole=True))
+        self._refuse_wrong_updates()
+        bucket = list(weights)
+        self._refuse_unknown_layouts(bucket, self._packed_layers)
+        bucket = list(self.verified_weights(bucket, whole=False))
+        with set_current_vllm_config(self._vllm_config), self._packed_layers.updated():
+            return self._load_verified(bucket)
+
+    def _load_a_reload(self, weights: Weights) -> set[str]:
+        """What comes between the start and the end of one of vLLM's reloads."""
+        self._refuse_wrong_updates()
         try:
-            loader: Any = super()
-            loaded: set[str] = loader.load_weights(
-                self.verified_weights(weights, whole=not is_update)
-            )
+            return self._load_verified(self.verified_weights(weights, whole=False))
         except Exception as error:
-            self._failed_update = f"{error}" if is_update else None
+            self._failed_update = f"{error}"
             raise
+
+    def _load_verified(self, weights: Weights) -> set[str]:
+        loader: Any = super()
+        loaded: set[str] = loader.load_weights(weights)
         return loaded
+
+    def _refuse_unknown_layouts(
+        self, bucket: Sequence[tuple[str, torch.Tensor]], layers: PackedLayers
+    ) -> None:
+        for name, _ in bucket:
+            if self._vllm_config.quant_config is not None:
+                reason = "the model is quantized"
+            elif layers.has_unknown_experts and ".experts." in name:
+                reason = "its kernel has packed the experts"
+            else:
+                continue
+            raise ValueError(
+                f"{name!r} cannot be updated by the model's `load_weights`: {reason}; use "
+                "`reload_weights`"
+            )
 
     def _refuse_wrong_updates(self) -> None:
         if self._failed_update is not None:

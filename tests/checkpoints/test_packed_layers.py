@@ -1,0 +1,62 @@
+"""What vLLM's kernels on a CPU have packed is read back bit by bit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import vllm._C  # noqa: F401
+from vllm._custom_ops import cpu_prepack_moe_weight
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+from vllm_dllm.checkpoints.packed_layers import packed_values
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(8, 64, 128), (3, 192, 32)])
+@pytest.mark.parametrize("isa", ["vec", "amx"])
+def test_experts(shape: tuple[int, int, int], dtype: torch.dtype, isa: str) -> None:
+    if isa == "amx" and not (torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16):
+        pytest.skip("this kernel needs AMX and bfloat16")
+    weight = torch.randn(shape).to(dtype)
+    packed = cpu_prepack_moe_weight(weight, isa)
+    experts = SimpleNamespace(isa=isa)
+    layer = SimpleNamespace(
+        quant_method=SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=experts))
+    )
+    assert not torch.equal(packed.view_as(weight), weight)
+    for name in ("w13_weight", "w2_weight"):
+        assert torch.equal(packed_values(layer, name, packed, weight), weight)
+
+
+def test_padded_experts() -> None:
+    """Channels of 24 become 32, those of gates and of ups for themselves."""
+    gate, up, down = torch.randn(2, 24, 64), torch.randn(2, 24, 64), torch.randn(2, 64, 24)
+    pad = torch.zeros(2, 8, 64)
+    both = torch.cat([gate, pad, up, pad], 1)
+    wide = torch.cat([down, pad.mT], 2)
+    layer = SimpleNamespace(
+        quant_method=SimpleNamespace(
+            moe_kernel=SimpleNamespace(fused_experts=SimpleNamespace(isa="vec"))
+        )
+    )
+    for name, padded, plain in (
+        ("w13_weight", both, torch.cat([gate, up], 1)),
+        ("w2_weight", wide, down),
+    ):
+        packed = cpu_prepack_moe_weight(padded.contiguous(), "vec")
+        assert torch.equal(packed_values(layer, name, packed, plain), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(8, 128), (3, 100), (320, 128), (1024, 768)])
+def test_matrices(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Small ones and large ones, which vLLM packs for different kernels."""
+    layer = torch.nn.Linear(shape[1], shape[0], bias=False, dtype=dtype)
+    weight = layer.weight.data.clone()
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    assert layer.weight.numel() == 0
+    assert torch.equal(packed_values(layer, "weight", layer.weight, weight), weight)
