@@ -218,7 +218,8 @@ def test_experts_and_a_tied_head_of_sdar(tmp_path: Path) -> None:
     path = random_checkpoint(tmp_path / "sdar", experts=True, block=4, tied=True)
     new = changed(path, tmp_path / "changed")
     before, after = tensors_of(path), tensors_of(new)
-    asked = [(list(range(5, 25 + i)), {"max_tokens": 24, "ignore_eos": True}) for i in range(12)]
+    options = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0, "extra_args": {}}
+    asked = [(list(range(5, 25 + i)), options) for i in range(12)]
     with engine(new, 4) as running:
         wanted = answers(running, asked)
     with engine(path, 4, **TRAINER) as running:
