@@ -7,6 +7,7 @@ of packed layers write into plain tensors, which are packed when the update ends
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -161,20 +162,11 @@ def packed_values(layer: Any, name: str, packed: torch.Tensor, like: torch.Tenso
 def _unpacked_experts(
     layer: Any, name: str, packed: torch.Tensor, like: torch.Tensor
 ) -> torch.Tensor:
-    """``[experts, out, in]`` from what vLLM's `cpu_prepack_moe_weight` has made of it.
-
-    It permutes the elements of each expert. Which permutation shows when it packs the digits of
-    the elements' positions, which every dtype holds exactly.
-    """
+    """``[experts, out, in]`` from what vLLM's `cpu_prepack_moe_weight` has made of it."""
     isa = layer.quant_method.moe_kernel.fused_experts.isa
-    count = packed[0].numel()
-    positions = torch.arange(count)
-    origin = torch.zeros(count, dtype=torch.int64)
-    for shift in range(0, count.bit_length(), 8):
-        digits = (positions >> shift & 255).to(packed.dtype).view(1, *packed.shape[1:])
-        origin += cpu_prepack_moe_weight(digits, isa).flatten().long() << shift
     plain = torch.empty_like(packed)
-    plain.view(len(packed), -1)[:, origin] = packed.reshape(len(packed), -1)
+    order = _order_of_packed(packed.shape[1:], packed.dtype, isa)
+    plain.view(len(packed), -1)[:, order] = packed.reshape(len(packed), -1)
     if not torch.equal(_bits(cpu_prepack_moe_weight(plain, isa)), _bits(packed)):
         raise RuntimeError(
             "experts cannot be updated in part here: the kernel's layout is not known; send each "
@@ -186,6 +178,21 @@ def _unpacked_experts(
     gate, up = plain.chunk(2, dim=1)
     size = like.shape[1] // 2
     return torch.cat([gate[:, :size], up[:, :size]], dim=1)
+
+
+@functools.lru_cache(maxsize=2)  # of both matrices of an expert
+def _order_of_packed(shape: torch.Size, dtype: torch.dtype, isa: str) -> torch.Tensor:
+    """Which element of a plain matrix stands at each place of the packed one: int64 ``[elements]``.
+
+    Packing permutes the elements of each expert. How, shows when the digits of their positions are
+    packed, which every dtype holds exactly.
+    """
+    positions = torch.arange(shape.numel())
+    order = torch.zeros_like(positions)
+    for shift in range(0, shape.numel().bit_length(), 8):
+        digits = (positions >> shift & 255).to(dtype).view(1, *shape)
+        order += cpu_prepack_moe_weight(digits, isa).flatten().long() << shift
+    return order
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
