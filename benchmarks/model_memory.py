@@ -246,9 +246,9 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     import torch
 
     from vllm_dllm.decoding import get_algorithm
-    from vllm_dllm.engine.algorithm_state import AlgorithmSlots
-    from vllm_dllm.engine.slots import CanvasKind, SlotState
-    from vllm_dllm.engine.two_blocks import TwoBlockWindow
+    from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
+    from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.slots import AlgorithmSlots, CanvasKind, SlotState
 
     device = torch.device("cpu")
     mask = None if model.is_uniform else model.vocabulary - 1
@@ -260,11 +260,11 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
         if not model.is_uniform:  # the block before the canvas, where commits are fused
             slots.window = TwoBlockWindow(slots, model.positions)
         own = AlgorithmSlots(rule, count, model.canvas, device)
-        return tensor_bytes([slots, own.parameters, own.state])
+        parts = OptionalParts(slots, "raw_logprobs")
+        return tensor_bytes([slots, own.parameters, own.state, *parts.all()])
 
     soft = model.canvas * model.hidden * width if model.is_uniform else 0
-    ranks = 4 * model.canvas  # of logprobs
-    return held(2) - held(1) + ranks + soft
+    return held(2) - held(1) + soft
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves
 from tests.support.fake_accelerator import NAME, Cost, fake_accelerator
 from tests.support.fake_steps import FakeModel, diffusion_gemma
 from tests.support.generated_kernels import generated_kernels
-from vllm_dllm.engine import canvas_update, sampler
-from vllm_dllm.engine.readout import tiled as tiled_readout
-from vllm_dllm.engine.readout.triton import TritonTiledReadout
+from vllm_dllm.engine import readout_tiled as tiled_readout
+from vllm_dllm.engine import sampler, step
+from vllm_dllm.engine.readout_triton import TritonTiledReadout
 from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.ops.statistics import soft_embedding_triton
 from vllm_dllm.ops.statistics import tiled as tiled_statistics
@@ -36,7 +36,7 @@ from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 LAUNCHERS = ("head_triton", "soft_embedding_triton", "rows_triton")
-COMPILING = (canvas_update, sampler, soft_embedding_triton, tiled_readout, tiled_statistics)
+COMPILING = (step, sampler, soft_embedding_triton, tiled_readout, tiled_statistics)
 # From a function to what is called in its place, like `compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -96,7 +96,7 @@ def prepare(model: FakeModel, kernels: str, requests: int, compiler: Compiler | 
             module.compiled = compiler  # type: ignore[attr-defined]
         model.sampler.compiled_algorithm = "EntropyBound"
     kind = TritonTiledReadout if kernels == "triton" else tiled_readout.TiledReadout
-    readout = kind(model.readout.head, model.slots, model.reports, compile=compiler is not None)
+    readout = kind(model.readout.head, model.slots, model.parts, compile=compiler is not None)
     model.readout = model.sampler.readout = readout
     for slot in range(requests):
         model.admit(slot)

@@ -13,9 +13,9 @@ import torch
 
 from tests.support.sampler import Alive, sampler_of, size, slots_of, step, tensors_in
 from vllm_dllm.decoding import Credit, EntropyBound, JointThreshold, LowConfidence
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.dense import DenseReadout
-from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_tiled import TiledReadout
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind
@@ -48,7 +48,7 @@ def gemma(vocabulary: int) -> tuple[DiffusionSampler, torch.Tensor]:
     """A sampler with 64 canvases of DiffusionGemma, and their hidden states."""
     length, hidden = GEMMA["length"], GEMMA["hidden"]
     kind = CanvasKind(length, vocabulary, None, aligned=False)
-    slots = slots_of(kind, [EntropyBound()] * REQUESTS, [WARM_UP] * REQUESTS, 0.9, "meta")
+    slots = slots_of(kind, [EntropyBound()] * REQUESTS, 0.9, "meta")
     head = Head(
         lambda rows, first, end: meta(len(rows), end - first),
         vocabulary,
@@ -62,12 +62,14 @@ def gemma(vocabulary: int) -> tuple[DiffusionSampler, torch.Tensor]:
         token, number = meta(*keys.shape, dtype=torch.int64), meta(*keys.shape)
         return SampledStatistics(token, number, token, number, number), meta(*states.shape)
 
-    def readout(reports: LogprobReports) -> TiledReadout:
-        made = TiledReadout(head, slots, reports)
+    def readout(parts: OptionalParts) -> TiledReadout:
+        made = TiledReadout(head, slots, parts)
         made.statistics = without_rows
         return made
 
-    return sampler_of(slots, readout), meta(REQUESTS * length, hidden, dtype=torch.bfloat16)
+    return sampler_of(slots, readout, [WARM_UP] * REQUESTS), meta(
+        REQUESTS * length, hidden, dtype=torch.bfloat16
+    )
 
 
 def llada2(vocabulary: int) -> tuple[DiffusionSampler, torch.Tensor]:
@@ -75,12 +77,14 @@ def llada2(vocabulary: int) -> tuple[DiffusionSampler, torch.Tensor]:
     length, hidden = LLADA2["length"], LLADA2["hidden"]
     kind = CanvasKind(length, vocabulary, vocabulary - 1, aligned=True)
     algorithms = [LowConfidence(), JointThreshold(), Credit(), LowConfidence()] * (REQUESTS // 4)
-    slots = slots_of(kind, algorithms, [WARM_UP] * REQUESTS, 0.0, "meta")
+    slots = slots_of(kind, algorithms, 0.0, "meta")
 
     def head(rows: torch.Tensor) -> torch.Tensor:
         return meta(len(rows), vocabulary, dtype=torch.bfloat16)
 
-    sampler = sampler_of(slots, lambda reports: DenseReadout(head, slots, reports))
+    sampler = sampler_of(
+        slots, lambda parts: DenseReadout(head, slots, parts), [WARM_UP] * REQUESTS
+    )
     return sampler, meta(REQUESTS * length, hidden, dtype=torch.bfloat16)
 
 
@@ -96,7 +100,7 @@ class Watched:
     def __init__(self, sampler: DiffusionSampler, vocabulary: int, alive: Alive) -> None:
         self.held, self.read = 0, 0
         self.reported: list[int] = []
-        reports = sampler.reports
+        reports = sampler.parts.logprobs
         report, capture = reports.report, reports.capture
 
         def rows() -> int:

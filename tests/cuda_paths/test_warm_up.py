@@ -26,7 +26,7 @@ class Held:
     """What logprobs hold whenever the rows of a batch have been read, and what else is alive."""
 
     def __init__(self, running: Engine) -> None:
-        self.reports = running.runner.model_state.reports
+        self.reports = running.runner.model_state.parts.logprobs
         self.vocabulary = running.slots.kind.vocabulary
         self.bytes: list[int] = []
         self.before = {id(tensor) for tensor in self._with_whole_rows()}

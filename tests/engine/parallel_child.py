@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from tests.support.engine import our_graphs, settings
-from vllm_dllm.engine.readout.dense import DenseReadout
+from vllm_dllm.engine.readout_dense import DenseReadout
 
 
 def watch(worker: Any) -> None:

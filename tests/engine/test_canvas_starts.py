@@ -17,7 +17,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from tests.engine.constrained import MODELS, prompts
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.engine import Engine, engine
-from vllm_dllm.engine.canvas_starts import CanvasStarts
+from vllm_dllm.engine.constraints import CanvasStarts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -63,7 +63,7 @@ def test_answers_are_those_of_a_host_that_is_never_late(running: Engine, stream:
     ]
     asked = prompts(running, len(params), 3)
     expected = running.generate(asked, params)
-    constraints = running.slots.constraints
+    constraints = running.runner.model_state.parts.constraints
     usual, late = constraints.starts, Late(len(running.slots.tail), torch.device("cpu"), late=1)
     constraints.starts = late
     try:

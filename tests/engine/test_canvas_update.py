@@ -11,13 +11,11 @@ import torch
 
 from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Update, reveal
 from vllm_dllm.decoding.base import Algorithm, Canvas
-from vllm_dllm.engine.canvas_update import CanvasUpdate
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import Readings
-from vllm_dllm.engine.readout.dense import DenseReadout
-from vllm_dllm.engine.request_limits import RequestLimits
-from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step_plan import CommitPolicy, StepPlan
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import Readings
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import Choice
 
@@ -58,7 +56,7 @@ def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 1
 
 def plan_of(slots: SlotState, policy: CommitPolicy = FDFO) -> tuple[CanvasUpdate, StepPlan]:
     some = torch.arange(len(slots.phase))
-    update = CanvasUpdate(slots, policy)
+    update = CanvasUpdate(slots, policy, OptionalParts(slots, "raw_logprobs"))
     return update, update.plan(some, some.numpy(), L)
 
 
@@ -69,8 +67,8 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
     assert plan.request.temperature.tolist() == [0.75, 1, 0, 1]
     level = torch.zeros(4 * L, VOCABULARY)
     level[:, 7] = 0.1
-    reports = LogprobReports(slots, "raw_logprobs")
-    readout = DenseReadout(lambda hidden: level.clone(), slots, reports)
+    parts = OptionalParts(slots, "raw_logprobs")
+    readout = DenseReadout(lambda hidden: level.clone(), slots, parts)
     found = readout.read(level, plan.request)
     greedy = (found.statistics.token == 7).all(1)
     assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"
@@ -95,7 +93,7 @@ def test_what_is_written_back(sync: bool) -> None:
     assert slots.ready.tolist() == [L, 0]
     assert slots.step.tolist() == [1, 1]
     assert outcome.leaves.tolist() == [False, False]
-    assert outcome.goes_on.tolist() == [sync, True]
+    assert outcome.goes_on().tolist() == [sync, True]
 
     update, plan = plan_of(slots, update.policy)
     outcome = update.decide(plan, rows, None)
@@ -121,7 +119,7 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     outcome = update.decide(plan, Readings(RowStatistics(tokens, sure)), None)
     update.keep(plan, outcome)
     assert outcome.leaves.tolist() == [True, True, True, False]
-    assert outcome.kv_pending.tolist() == [True, False, False, False]
+    assert outcome.advances.tolist() == [False, True, True, False]
     assert outcome.out.tolist() == [L, L, L, 0]
     assert slots.phase.tolist() == [Phase.DENOISE] * 4
     assert slots.start.tolist() == [2 * L, 2 * L, 2 * L, L]

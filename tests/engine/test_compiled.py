@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters as dynamo
 
 from tests.reliability.drive import Family, gemma, llada2
 from tests.support.engine import Engine, our_graphs
-from vllm_dllm.engine.readout.dense import DenseReadout
-from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_tiled import TiledReadout
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
 from vllm_dllm.ops.statistics.rows import pure_row_statistics

@@ -54,7 +54,7 @@ class FirstSteps:
         self.decoder.decide = self._recorded
 
     def _recorded(self, plan: Any, rows: Any, *rest: Any) -> Any:
-        (group,), step = plan.batches, plan.standing.step
+        (group,), step = plan.batches, plan.status.step
         accept = within_bound(rows.statistics.entropy, group.parameters["entropy_bound"])
         tokens = torch.where(accept, rows.statistics.sample, REJECTED)
         self.accepted.append(tokens[step == 0])

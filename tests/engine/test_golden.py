@@ -9,6 +9,7 @@ import pytest
 
 from tests import oracle
 from tests.support.engine import Engine, count_calls, engine, greedy
+from vllm_dllm.engine.slots import Phase
 
 pytestmark = pytest.mark.engine
 
@@ -156,7 +157,8 @@ def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
 
         def recorded(plan: Any, *rest: Any) -> Any:
             outcome = decide(plan, *rest)
-            changed = (outcome.canvas.tokens != plan.before.tokens).any(1) & ~outcome.commits
+            changed = (outcome.canvas.tokens != plan.before.tokens).any(1)
+            changed &= plan.status.phase != Phase.COMMIT
             for n in changed.nonzero()[:, 0].tolist():
                 slot = int(plan.request.on_host[n])
                 canvases.setdefault(slot, []).append(outcome.canvas.tokens[n].tolist())
@@ -186,7 +188,8 @@ def record_canvases(running: Engine) -> list[list[int]]:
 
     def recorded(plan: Any, *rest: Any) -> Any:
         outcome = decide(plan, *rest)
-        if not outcome.commits.item() and not outcome.canvas.tokens.equal(plan.before.tokens):
+        commits = plan.status.phase.item() == Phase.COMMIT
+        if not commits and not outcome.canvas.tokens.equal(plan.before.tokens):
             canvases.append(outcome.canvas.tokens[0].tolist())
         return outcome
 

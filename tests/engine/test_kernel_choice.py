@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_dllm.engine.readout import kernels as rule
-from vllm_dllm.engine.readout.contract import tile_budget
+from vllm_dllm.engine import readout as rule
+from vllm_dllm.engine.readout import tile_budget
 from vllm_dllm.settings.server import DllmSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from vllm_dllm.decoding import LowConfidence
-from vllm_dllm.engine.canvas_update import CanvasUpdate
 from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.dense import DenseReadout
-from vllm_dllm.engine.request_limits import RequestLimits
-from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step_plan import CommitPolicy
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.row_options import RowOptions, RowOptionState
+from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
 from vllm_dllm.settings.resolution import Choice
 
 L, VOCABULARY = 3, 20
@@ -27,9 +26,9 @@ ASKED = RowOptions(top_k=2, logit_bias={4: 3.0}, logprobs=2, prompt_length=L)
 class RecordedReports(LogprobReports):
     """Keeps the whole rows that logprobs would be computed from, by slot."""
 
-    def __init__(self, slots: SlotState, mode: str) -> None:
-        super().__init__(slots, mode)
-        self.rows: dict[int, torch.Tensor] = {}
+    def __init__(self, slots: SlotState, rows: RowOptionState, mode: str) -> None:
+        super().__init__(slots, rows, mode)
+        self.seen: dict[int, torch.Tensor] = {}
 
     def capture(
         self,
@@ -38,7 +37,7 @@ class RecordedReports(LogprobReports):
         candidates: torch.Tensor,
     ) -> None:
         for index, slot, _ in self.asking(on_host):
-            self.rows[slot] = scores_of(index, slice(0, L))
+            self.seen[slot] = scores_of(index, slice(0, L))
 
 
 def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
@@ -50,14 +49,15 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
         slots.enter(slot, [1] * L, seed=slot)
         slots.configure(slot, choice, temperature, RequestLimits(100))
     slots.phase.fill_(Phase.DENOISE)
-    slots.set_row_options(0, ASKED)
-    reports = RecordedReports(slots, mode)
-    readout = DenseReadout(lambda hidden: hidden.clone(), slots, reports)
+    parts = OptionalParts(slots, mode)
+    parts.rows.enter(0, ASKED)
+    parts.logprobs = reports = RecordedReports(slots, parts.rows, mode)
+    readout = DenseReadout(lambda hidden: hidden.clone(), slots, parts)
     policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
-    plan = CanvasUpdate(slots, policy).plan(torch.arange(2), np.arange(2), L)
+    plan = CanvasUpdate(slots, policy, parts).plan(torch.arange(2), np.arange(2), L)
     readout.read(LOGITS, plan.request)
-    assert list(reports.rows) == [0], "only requests that ask"
-    return reports.rows[0]
+    assert list(reports.seen) == [0], "only requests that ask"
+    return reports.seen[0]
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])

@@ -28,7 +28,7 @@ from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.engine import logprobs
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.slots import Mark, SlotState
-from vllm_dllm.tracing.records import Told
+from vllm_dllm.tracing.records import PassFlags
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -48,9 +48,9 @@ Sampled = tuple[list[Any], torch.Tensor, list[torch.Tensor]]
 def masked_answers(mode: str, dtype: torch.dtype, temperature: float) -> Sampled:
     """The lists, tokens and deciding logits of each canvas in `ASKED`, which commits at once."""
     options = [asked for asked, _ in ASKED.values()]
-    slots = slots_of(MASKED, [AtOnce() for _ in options], [*options], temperature)
+    slots = slots_of(MASKED, [AtOnce() for _ in options], temperature)
     logits = random_rows(len(options) * L, dtype)
-    sampler = sampler_of(slots, reading(slots, logits), mode)
+    sampler = sampler_of(slots, reading(slots, logits), options, mode)
     batch, hidden = range(len(options)), rows_by_index(len(logits))
     assert not step(sampler, hidden, batch).num_sampled.any()
     output = step(sampler, hidden.flip(0), batch)
@@ -91,13 +91,13 @@ def test_tables_on_the_host_say_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_reports_of_a_model_of_noise(mode: str, temperature: float, read_only: bool) -> None:
     """At the step's temperature; greedy and read-only requests report logits as they are."""
     options = [asked for asked, _ in ASKED.values()]
-    slots = slots_of(NOISE, [EntropyBound() for _ in options], options, temperature)
+    slots = slots_of(NOISE, [EntropyBound() for _ in options], temperature)
     slots.max_steps.fill_(1)
     slots.read_only.fill_(read_only)
     slots.fixed[:, 1] = True  # a pinned position keeps its token
     policy = replace(FDFO, in_place=False)
     batch, logits = range(len(options)), random_rows(len(options) * L)
-    sampler = sampler_of(slots, reading(slots, logits), mode, policy)
+    sampler = sampler_of(slots, reading(slots, logits), options, mode, policy)
     hidden = rows_by_index(len(logits))
     output = step(sampler, hidden, batch)
     if not read_only:
@@ -136,9 +136,10 @@ class Asking(Elsewhere):
 
 
 def two_steps(algorithm: Algorithm, *asked: RowOptions | None) -> tuple[Any, SlotState]:
-    slots = slots_of(MASKED, [algorithm] * len(asked), asked)
+    slots = slots_of(MASKED, [algorithm] * len(asked))
     logits = random_rows(len(asked) * L)
-    sampler, hidden = sampler_of(slots, reading(slots, logits)), rows_by_index(len(logits))
+    sampler = sampler_of(slots, reading(slots, logits), asked)
+    hidden = rows_by_index(len(logits))
     step(sampler, hidden, range(len(asked)))
     return step(sampler, hidden, range(len(asked))), slots
 
@@ -151,7 +152,7 @@ def test_a_token_that_was_not_read_ends_its_request(
     monkeypatch.setattr(logprobs, "MOST_ON_DEVICE", 3)
     output, slots = two_steps(Elsewhere(), RowOptions(logprobs=most), None)
     assert slots.failure.tolist() == [Mark.UNREAD_TOKEN, Mark.NONE]
-    assert output.num_nans.tolist() == [Mark.UNREAD_TOKEN, -(Told.COMMITTED | Told.LEFT)]
+    assert output.num_nans.tolist() == [Mark.UNREAD_TOKEN, -(PassFlags.COMMITTED | PassFlags.LEFT)]
     assert output.num_sampled.tolist() == [0, L]
 
 
@@ -199,16 +200,17 @@ def test_neighbours_that_ask_for_nothing_take_no_rows() -> None:
 def test_a_kept_table_moves_with_its_request() -> None:
     """As for a request that is preempted and comes back into another slot."""
     options = RowOptions(logprobs=2)
-    slots = slots_of(MASKED, [LowConfidence()] * 2, [options, None])
-    sampler = sampler_of(slots, reading(slots, random_rows(2 * L)))
-    reports, hidden = sampler.reports, rows_by_index(2 * L)
+    slots = slots_of(MASKED, [LowConfidence()] * 2)
+    sampler = sampler_of(slots, reading(slots, random_rows(2 * L)), [options, None])
+    parts, hidden = sampler.parts, rows_by_index(2 * L)
+    reports = parts.logprobs
     step(sampler, hidden, range(2))
     copy = reports.copy(0)
     assert copy is not None
     assert reports.copy(1) is None
-    slots.set_row_options(1, options)
-    slots.set_row_options(0, RowOptions(token_ids=NAMED))
-    reports.forget(0)
+    parts.leave(0)
+    parts.rows.enter(1, options)
+    parts.rows.enter(0, RowOptions(token_ids=NAMED))
     step(sampler, hidden[L:], [0])
     reports.restore(1, copy)
     again = reports.copy(1)

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.engine.logit_biases import MOST_SCORE, LogitBiases, filtered
-from vllm_dllm.engine.readout.contract import ReadRequest
-from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
+from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.row_options import (
+    MOST_SCORE,
+    LogitBiases,
+    RowOptions,
+    RowOptionState,
+    filtered,
+)
 from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
 
 L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
@@ -77,12 +83,19 @@ def kept(rows: torch.Tensor, options: RowOptions) -> torch.Tensor:
     return keep & (before < options.top_p).gather(-1, order.argsort(-1))
 
 
-def state(history: torch.Tensor) -> SlotState:
+def state(history: torch.Tensor) -> RowOptionState:
     slots = SlotState(
         SLOTS, CanvasKind(L, VOCABULARY, VOCABULARY - 1, aligned=True), torch.device("cpu")
     )
     slots.history = history
-    return slots
+    return RowOptionState(slots)
+
+
+def put(options: RowOptionState, slot: int, asked: RowOptions | None) -> None:
+    """A request that asks for this enters the slot."""
+    options.leave(slot)
+    if asked is not None:
+        options.enter(slot, asked)
 
 
 def request(slots: list[int]) -> ReadRequest:
@@ -108,22 +121,22 @@ def batches() -> list[list[str]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) -> None:
     """Bit for bit what the reference says of the request alone, in slots that others have used."""
-    slots, rng = state(history), np.random.default_rng(2)
-    biases = LogitBiases(slots, VOCABULARY)
+    options, rng = state(history), np.random.default_rng(2)
+    slots, biases = options.slots, LogitBiases(options)
     for names in batches():
         own = rng.permutation(SLOTS)[: len(names)].tolist()
         for slot, name in zip(own, names, strict=True):
-            slots.set_row_options(slot, ASKED[name])
+            put(options, slot, ASKED[name])
             slots.start[slot] = int(rng.integers(PROMPT // L, 4)) * L
         slots.failure.fill_(0)
         logits = (4 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))).to(dtype)
         logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
         wanted = logits.clone().view(-1, L, VOCABULARY)
         for row, slot in enumerate(own):
-            options = ASKED[names[row]] or PLAIN
-            if options.biases:
+            asked = ASKED[names[row]] or PLAIN
+            if asked.biases:
                 before, start = history[slot].tolist(), int(slots.start[slot])
-                wanted[row] = biased(wanted[row], options, before, start)
+                wanted[row] = biased(wanted[row], asked, before, start)
         biases.apply(logits, request(own))
         got = logits.view(-1, L, VOCABULARY)
         for row in range(len(names)):
@@ -133,14 +146,14 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
 
 
 def test_filters_are_each_requests_own(history: torch.Tensor) -> None:
-    slots, rng = state(history), np.random.default_rng(3)
+    options, rng = state(history), np.random.default_rng(3)
     for names in batches():
         own = rng.permutation(SLOTS)[: len(names)].tolist()
         for slot, name in zip(own, names, strict=True):
-            slots.set_row_options(slot, ASKED[name])
+            put(options, slot, ASKED[name])
         logits = 2 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
         before = logits.clone()
-        got = filtered(logits, slots, request(own)).view(-1, L, VOCABULARY)
+        got = filtered(logits, options, request(own)).view(-1, L, VOCABULARY)
         assert torch.equal(logits, before), "the given logits are still needed"
         for row, name in enumerate(names):
             rows = before[row * L : (row + 1) * L]
@@ -149,26 +162,39 @@ def test_filters_are_each_requests_own(history: torch.Tensor) -> None:
 
 
 def test_without_filters_nothing_is_copied(history: torch.Tensor) -> None:
-    slots = state(history)
-    slots.set_row_options(0, ASKED["penalties"])
+    options = state(history)
+    put(options, 0, ASKED["penalties"])
     logits = torch.zeros(2 * L, VOCABULARY)
-    assert filtered(logits, slots, request([0, 1])) is logits
+    assert filtered(logits, options, request([0, 1])) is logits
 
 
 def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None:
     """Each request after each other one in the same slot: as in a slot that is new."""
 
     def result(before: str | None, name: str) -> tuple[Any, ...]:
-        slots = state(history)
+        options = state(history)
         if before is not None:
-            slots.set_row_options(2, ASKED[before])
-        slots.set_row_options(2, ASKED[name])
+            put(options, 2, ASKED[before])
+        put(options, 2, ASKED[name])
         logits = 2 * torch.randn(L, VOCABULARY, generator=seeded(4))
-        LogitBiases(slots, VOCABULARY).apply(logits, request([2]))
-        return logits, filtered(logits, slots, request([2])), slots.failure.clone()
+        LogitBiases(options).apply(logits, request([2]))
+        return logits, filtered(logits, options, request([2])), options.slots.failure.clone()
 
     for name in ASKED:
         fresh = result(None, name)
         for before in ASKED:
             for got, wanted in zip(result(before, name), fresh, strict=True):
                 assert torch.equal(got, wanted), (before, name)
+
+
+def test_options_are_looked_for_in_every_parameter_that_they_are_made_from() -> None:
+    """A parameter that is left out of `ROW_PARAMETERS` would be ignored silently."""
+    read = set()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(DEFAULTS, name)
+
+    assert RowOptions.from_params(Watched(), PROMPT) is None
+    assert read == set(ROW_PARAMETERS)

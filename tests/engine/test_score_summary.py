@@ -9,8 +9,8 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from tests.support.score_rows import NAMED, VOCABULARY, assert_reported, random_rows
-from vllm_dllm.engine import score_summary
-from vllm_dllm.engine.score_summary import ScoreSummary, summarize
+from vllm_dllm.engine import logprobs
+from vllm_dllm.engine.logprobs import ScoreSummary, summarize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -24,7 +24,7 @@ def test_a_summary_is_that_of_the_rows(dtype: torch.dtype, normalizes: bool, ask
     candidates = torch.randint(VOCABULARY, (50, 3), generator=draw)
     candidates[:2] = torch.tensor([[11, 12, 5], [20, 6, 21]])  # ties, and a token at -inf
     ids = torch.tensor(asked) if isinstance(asked, tuple) else asked
-    found = ScoreSummary.of(rows, candidates, ids, normalizes)
+    found = ScoreSummary.from_scores(rows, candidates, ids, normalizes)
     for column in range(3):
         tokens = candidates[:, column]
         score, rank, known = found.chosen(tokens)
@@ -41,14 +41,14 @@ def test_a_summary_is_that_of_the_rows(dtype: torch.dtype, normalizes: bool, ask
 def test_rows_are_summarized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a summary for which all rows of a canvas are in float32 together."""
     rows, candidates = random_rows(10), torch.arange(10)[:, None]
-    whole = ScoreSummary.of(rows, candidates, 2, True)
+    whole = ScoreSummary.from_scores(rows, candidates, 2, True)
     sizes = []
 
     def scores_of(positions: slice) -> torch.Tensor:
         sizes.append(len(rows[positions]))
         return rows[positions]
 
-    monkeypatch.setattr(score_summary, "SUMMARY_BYTES", 4 * 4 * VOCABULARY + 3)
+    monkeypatch.setattr(logprobs, "SUMMARY_BYTES", 4 * 4 * VOCABULARY + 3)
     device = torch.device("cpu")
     parts = summarize(scores_of, candidates, 2, True, 4 * VOCABULARY, device)
     assert sizes == [4, 4, 2]

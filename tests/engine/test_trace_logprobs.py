@@ -50,7 +50,7 @@ def test_logprobs_are_those_that_a_request_gets(family: str) -> None:
     only = {"diffusion_trace": True}
     text_only = TEXT_ONLY_OPTIONS if family == "gemma" else {}
     with engine(path, length, max_num_seqs=24, **text_only) as running:
-        captured = count_calls(running.runner.model_state.reports, "capture")
+        captured = count_calls(running.runner.model_state.parts.logprobs, "capture")
         completions(running, [one for one in asked if reads_no_rows(family, one[1])], only)
         assert not captured, "no rows of logits"
         light = completions(running, asked, only)

@@ -11,8 +11,8 @@ import torch
 from tests.engine.test_golden import CHECKPOINTS, SMALL_POOL, expected, load, submit
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.reference_sdar import random_checkpoint
+from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
 from vllm_dllm.engine.slots import CanvasKind, SlotState
-from vllm_dllm.engine.two_blocks import TwoBlockWindow
 
 ON: dict[str, Any] = {
     "async_scheduling": True,
@@ -53,7 +53,7 @@ def test_the_first_canvas_stands_alone_and_the_next_one_behind_it() -> None:
 def test_masks_never_lie_behind_the_context(known: int, behind: int) -> None:
     found = window(context=64)
     found.enter(1, range(100, 100 + known))
-    assert found.behind_canvas(torch.tensor([1])).tolist() == [behind]
+    assert found.before_canvas(torch.tensor([1])).tolist() == [behind]
     if behind:
         assert found.block[1].tolist() == [156, 157, 158, 159]
 

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_dllm.frontend import live_traces
 from vllm_dllm.frontend.live_traces import MOST_ANSWERS, LiveTraces
-from vllm_dllm.tracing.records import Record, Told
+from vllm_dllm.tracing.records import PassFlags, Record
 
 WIDTH = 4
 
@@ -29,7 +29,7 @@ def put(live: LiveTraces, request: Any, block: int, steps: int = 2) -> None:
         request,
         [
             Record(
-                *(block * steps + step, 0, block * WIDTH, step, Told(0)),
+                *(block * steps + step, 0, block * WIDTH, step, PassFlags(0)),
                 tokens=np.arange(WIDTH) + 10,
                 logprobs=np.zeros(WIDTH, np.float32),
                 probabilities=np.full(WIDTH, 0.5, np.float32),

@@ -198,17 +198,17 @@ def test_who_cannot_be_taken_up_ends_alone(
     running: Engine, monkeypatch: pytest.MonkeyPatch, errors: pytest.LogCaptureFixture
 ) -> None:
     """Catches one request's parameters that take the engine down."""
-    from vllm_dllm.engine import model_state
+    from vllm_dllm.engine import row_options
 
     before = known(running)
-    original = model_state.RowOptions.of
+    original = row_options.RowOptions.from_params
 
     def broken(given: Any, *rest: Any) -> Any:
         if given.top_k == 17:
             raise OverflowError("a number that nobody thought of")
         return original(given, *rest)
 
-    monkeypatch.setattr(model_state.RowOptions, "of", broken)
+    monkeypatch.setattr(row_options.RowOptions, "from_params", broken)
     calm = [params(temperature=0, seed=n, max_tokens=20) for n in range(4)]
     found = running.generate([PROMPT[0], *PROMPT], [params(top_k=17), *calm])
     assert found == [([], "error"), *before]

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as filters
 
 import vllm_dllm
-from vllm_dllm.engine import logit_biases
+from vllm_dllm.engine import row_options
 from vllm_dllm.engine.to_device import to_device
 
 PACKAGE = str(Path(vllm_dllm.__file__).parent) + "/"
@@ -257,7 +257,7 @@ def fake_accelerator() -> Iterator[torch.device]:
         # Without it, a tensor of one element would keep its value.
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
         # The plain form that runs on a GPU without Triton; the CPU's would wait.
-        stack.enter_context(mock.patch.object(logit_biases, "apply_top_k_top_p", filters))
+        stack.enter_context(mock.patch.object(row_options, "apply_top_k_top_p", filters))
         stack.enter_context(mock.patch.object(TokenClasses, "of", _with_values(TokenClasses.of)))
         stack.enter_context(FakeDevice())
         yield torch.device(NAME)

@@ -25,14 +25,14 @@ from vllm import SamplingParams
 
 from tests.support.fake_accelerator import Cost, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.engine.fused_commit import read_again
-from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.block_and_canvas import read_again
 from vllm_dllm.engine.model_state import DiffusionModelState
-from vllm_dllm.engine.readout.dense import DenseReadout
-from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_tiled import TiledReadout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, SlotState
-from vllm_dllm.engine.step_plan import CommitPolicy
+from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
@@ -53,19 +53,19 @@ class FakeModel:
     def __init__(self, served: Served, kind: CanvasKind, hidden: int, device: torch.device) -> None:
         self.served, self.hidden, self.device = served, hidden, device
         self.slots = SlotState(SEATS, kind, device)
-        self.reports = LogprobReports(self.slots, "raw_logprobs")
+        self.parts = OptionalParts(self.slots, "raw_logprobs")
         masked = kind.mask_token is not None
         self.weight = torch.empty(kind.vocabulary, hidden, dtype=torch.bfloat16, device=device)
         self.conditioning = None
         self.readout: Any
         self.attention: Any
         if masked:
-            self.readout = DenseReadout(self._logits, self.slots, self.reports)
+            self.readout = DenseReadout(self._logits, self.slots, self.parts)
             self.attention = BlockCausal(kind.length, device)
         else:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, hidden, torch.add, scale)
-            self.readout = TiledReadout(self._head(kind), self.slots, self.reports)
+            self.readout = TiledReadout(self._head(kind), self.slots, self.parts)
             self.attention = CausalUnlessDenoised(self.slots)
         self.states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=self._zeros(torch.int32, SEATS, POSITIONS)),
@@ -73,7 +73,7 @@ class FakeModel:
         )
         policy = CommitPolicy(False, True, True, in_place=masked)
         self.sampler = DiffusionSampler(
-            self.states, self.slots, policy, self.readout, self.reports, self.conditioning
+            self.states, self.slots, policy, self.readout, self.parts, self.conditioning
         )
         self.admission = self._model_state()
 
@@ -90,7 +90,7 @@ class FakeModel:
     def _model_state(self) -> DiffusionModelState:
         """A model state that admits requests, without vLLM's configuration."""
         state = DiffusionModelState.__new__(DiffusionModelState)
-        state.slots, state.reports, state.served = self.slots, self.reports, self.served
+        state.slots, state.parts, state.served = self.slots, self.parts, self.served
         conditioning = self.conditioning
         state.embeddings = conditioning and SimpleNamespace(conditioning=conditioning)
         state.model_config = SimpleNamespace(max_model_len=POSITIONS)

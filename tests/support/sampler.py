@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_dllm.decoding import Algorithm
 from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import Readout
-from vllm_dllm.engine.request_limits import RequestLimits
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import Readout
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.sampler import DiffusionSampler
-from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step_plan import CommitPolicy
+from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.settings.resolution import Choice
 
 FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
@@ -28,17 +28,15 @@ FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True
 def slots_of(
     kind: CanvasKind,
     algorithms: Sequence[Algorithm],
-    asked: Sequence[RowOptions | None],
     temperature: float = 0.0,
     device: str = "cpu",
 ) -> SlotState:
-    """A denoising canvas for each algorithm, behind a prompt of L tokens, with these options."""
+    """A denoising canvas for each algorithm, after a prompt of L tokens."""
     slots = SlotState(len(algorithms), kind, torch.device(device))
-    for slot, (algorithm, options) in enumerate(zip(algorithms, asked, strict=True)):
+    for slot, algorithm in enumerate(algorithms):
         choice = Choice(algorithm, algorithm.config(), 9, 4, {})
         slots.enter(slot, [1] * kind.length, seed=slot)
         slots.configure(slot, choice, temperature, RequestLimits(10 * kind.length))
-        slots.set_row_options(slot, options)
     slots.phase.fill_(Phase.DENOISE)
     if device == "meta":  # nothing can be copied from there
         slots.spoiled_on_host = slots.spoiled_on_host.to(device)
@@ -47,17 +45,21 @@ def slots_of(
 
 def sampler_of(
     slots: SlotState,
-    readout: Callable[[LogprobReports], Readout],
+    readout: Callable[[OptionalParts], Readout],
+    asked: Sequence[RowOptions | None],
     mode: str = "raw_logprobs",
     policy: CommitPolicy = FDFO,
 ) -> DiffusionSampler:
-    """A sampler with the readout that the function makes."""
-    reports, device = LogprobReports(slots, mode), slots.device
+    """A sampler with the readout that the function makes, whose slots have asked for this."""
+    parts, device = OptionalParts(slots, mode), slots.device
+    for slot, options in enumerate(asked):
+        if options is not None:
+            parts.rows.enter(slot, options)
     history = torch.zeros((len(slots.phase), 64), dtype=torch.int32, device=device)
     states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=history), draft_tokens=slots.tokens.clone()
     )
-    return DiffusionSampler(states, slots, policy, readout(reports), reports)
+    return DiffusionSampler(states, slots, policy, readout(parts), parts)
 
 
 def step(sampler: DiffusionSampler, hidden: torch.Tensor, batch: Sequence[int]) -> Any:
@@ -86,7 +88,9 @@ def tensors_in(held: Any) -> Iterator[torch.Tensor]:
     elif is_dataclass(held):
         yield from tensors_in([getattr(held, f.name) for f in fields(held)])
     elif isinstance(held, LogprobReports):
-        yield from tensors_in([value for name, value in vars(held).items() if name != "slots"])
+        yield from tensors_in(
+            [value for name, value in vars(held).items() if name not in ("slots", "rows")]
+        )
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:

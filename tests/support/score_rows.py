@@ -9,10 +9,10 @@ import torch
 
 from vllm_dllm.decoding import MaskedAlgorithm, StepContext, Update
 from vllm_dllm.decoding.base import Canvas
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import Readout
-from vllm_dllm.engine.readout.dense import DenseReadout
-from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import Readout
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_tiled import TiledReadout
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head
 
@@ -65,20 +65,20 @@ def rows_by_index(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32)[:, None]
 
 
-def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[LogprobReports], Readout]:
+def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[OptionalParts], Readout]:
     """The readout of a head that has these logits, see `rows_by_index`."""
 
     def rows(hidden: torch.Tensor) -> torch.Tensor:
         return logits[hidden[:, 0].long()].clone()
 
     if slots.kind.mask_token is not None:
-        return lambda reports: DenseReadout(rows, slots, reports)
+        return lambda parts: DenseReadout(rows, slots, parts)
     head = Head(
         lambda hidden, first, end: rows(hidden)[:, first:end].float(),
         VOCABULARY,
         embedding=torch.eye(VOCABULARY),
     )
-    return lambda reports: TiledReadout(head, slots, reports)
+    return lambda parts: TiledReadout(head, slots, parts)
 
 
 class AtOnce(MaskedAlgorithm):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_dllm.engine.logprobs import LogprobReports
+from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import Phase, SlotState
 
 # Tensors of `SlotState` that hold the state of a canvas. The other tensors follow from the
@@ -31,7 +31,7 @@ class InterruptedCanvas:
         rows: the slot's rows of the tensors in `OF_CANVAS`, by name.
         algorithm_state: the slot's rows of the algorithm's state, by name.
         block_before: int64 ``[L]``, the tokens of the block before the canvas.
-        output_end: int64 ``[]``, the position behind the request's last token.
+        output_end: int64 ``[]``, the position after the request's last token.
         logprobs: the logprobs of the canvas' decided positions, or None.
     """
 
@@ -42,13 +42,12 @@ class InterruptedCanvas:
     logprobs: LogprobsTensors | None
 
     @classmethod
-    def of(
-        cls, slots: SlotState, slot: int, reports: LogprobReports, total_len: torch.Tensor
-    ) -> InterruptedCanvas:
+    def copy(cls, parts: OptionalParts, slot: int, total_len: torch.Tensor) -> InterruptedCanvas:
         """Copy the canvas in ``slot``.
 
         `total_len` is vLLM's int32 ``[slots]``, the number of tokens of each request.
         """
+        slots = parts.slots
         rows = {name: getattr(slots, name)[slot].clone() for name in OF_CANVAS}
         phase = slots.phase[slot]
         # A request that is preempted again before its prompt has been read again is still in
@@ -64,27 +63,27 @@ class InterruptedCanvas:
             },
             slots.history[slot].index_select(0, before).long(),
             total_len[slot].long(),
-            reports.copy(slot),
+            parts.logprobs.copy(slot) if slots.reports[slot] else None,
         )
 
     def resume(
-        self, slots: SlotState, slot: int, reports: LogprobReports, known: np.ndarray, asked: int
+        self, parts: OptionalParts, slot: int, known: np.ndarray, prompt_length: int
     ) -> None:
         """Put the canvas into the ``slot`` that its request has just entered.
 
         Args:
-            slots: the slots.
+            parts: the optional parts, with the slots.
             slot: the request's new slot.
-            reports: gets the logprobs of the canvas back.
             known: int ``[tokens]``, the tokens that the request has come back with.
-            asked: how many of them are its original prompt.
+            prompt_length: how many of them are its original prompt.
         """
+        slots = parts.slots
         # This waits for the device, but only for requests that stream and have been preempted.
         start, output_end = torch.stack([self.rows["start"], self.output_end]).tolist()
         if start > len(known):
             # vLLM has dropped the result of the step in which the block before this canvas left, so
             # that block has to leave again.
-            self._resume_commit(slots, slot, start - slots.length, output_end, asked)
+            self._resume_commit(slots, slot, start - slots.length, output_end, prompt_length)
         else:
             for name, row in self.rows.items():
                 getattr(slots, name)[slot].copy_(row)
@@ -93,17 +92,18 @@ class InterruptedCanvas:
             # This is less than before if vLLM has dropped what the last step streamed; those tokens
             # are then output again.
             slots.tail[slot].fill_(len(known) - start)
-            slots.constraints.resume(slot, known[asked:], max(start - asked, 0))
+            if slots.constrained[slot]:
+                parts.constraints.resume(slot, known[prompt_length:], max(start - prompt_length, 0))
         if self.logprobs is not None:
-            reports.restore(slot, self.logprobs)
+            parts.logprobs.restore(slot, self.logprobs)
 
     def _resume_commit(
-        self, slots: SlotState, slot: int, start: int, output_end: int, asked: int
+        self, slots: SlotState, slot: int, start: int, output_end: int, prompt_length: int
     ) -> None:
         """Set ``slot`` up to commit the block before the canvas, which begins at ``start``."""
         slots.tokens[slot].copy_(self.block_before)
         slots.masked[slot].fill_(False)
-        slots.fixed[slot].copy_(slots.position < asked - start)
+        slots.fixed[slot].copy_(slots.position < prompt_length - start)
         slots.start[slot].fill_(start)
         slots.ready[slot].fill_(min(output_end - start, slots.length))
         slots.after_prefill[slot].fill_(int(Phase.COMMIT))

@@ -5,8 +5,10 @@ the raw logits (``logprobs_mode``). Those of a model of uniform noise belong to 
 finished the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also
 applies filters before the temperature).
 
-Rows of scores are summarized when they are read, see `ScoreSummary`: what a request holds does not
-depend on the vocabulary. Reading costs a loop over the requests that ask. After it everything is
+Which token a position ends up with is known only after the decoding algorithm has run, long after
+the rows of scores are gone. But only a few tokens are possible (see `Algorithm.step`), so rows are
+summarized when they are read, see `ScoreSummary`: what a request holds does not depend on the
+vocabulary. Reading costs a loop over the requests that ask. After it everything is
 tensor operations on all of them, and nothing waits for the device: vLLM gets the rows of whole
 canvases, those of the tokens that leave first, and takes as many of them as there are tokens.
 
@@ -17,24 +19,23 @@ passed on. All of that waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import torch
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.engine.score_summary import (
-    ScoreSummary,
-    padded,
-    stacked,
-    summarize,
-    summarize_canvases,
-)
+from vllm_dllm.engine.readout import Readings
+from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import Mark, SlotState
+from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 
+# How many bytes of scores in float32 are summarized at a time.
+SUMMARY_BYTES = 64 << 20
 # The most logprobs of a position, beside the chosen token's, that are kept on the device. A request
 # may name as many ids.
 MOST_ON_DEVICE = MAX_LOGPROB_TOKEN_IDS
@@ -53,8 +54,9 @@ class LogprobReports:
         pending: by slot, what was read in this step, until `report`.
     """
 
-    def __init__(self, slots: SlotState, mode: str) -> None:
+    def __init__(self, slots: SlotState, rows: RowOptionState, mode: str) -> None:
         self.slots = slots
+        self.rows = rows
         self.reports_logits = mode in ("raw_logits", "processed_logits")
         self.of_raw_logits = not mode.startswith("processed")
         shape, device = tuple(slots.tokens.shape), slots.device
@@ -65,14 +67,14 @@ class LogprobReports:
         self.pending: dict[int, ScoreSummary] = {}
         self._named: dict[int, torch.Tensor] = {}
 
-    def forget(self, slot: int) -> None:
-        """Drop what was kept for the last request in ``slot``, because a new one enters it."""
+    def leave(self, slot: int) -> None:
+        """Drop what is kept for the request in ``slot``."""
         self.on_host.pop(slot, None)
         self._named.pop(slot, None)
 
     def asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that ask for logprobs."""
-        return [row for row in self.slots.with_row_options(on_host) if row[2].reports]
+        return [row for row in self.rows.of_batch(on_host) if row[2].reports]
 
     def _most(self, options: RowOptions) -> int:
         """How many logprobs a request gets for a position, beside the chosen token's."""
@@ -130,6 +132,12 @@ class LogprobReports:
             ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
             self._named[slot] = to_device(ids, self.slots.device)
         return self._named[slot]
+
+    def observe(
+        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
+    ) -> None:
+        """See `StepObserver`."""
+        self.report(outcome.canvas.tokens, decided, plan.request.slots, plan.request.on_host)
 
     def report(
         self, tokens: torch.Tensor, decided: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray
@@ -209,23 +217,19 @@ class LogprobReports:
         index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
         return tuple(tensor.index_select(0, index) for tensor in tensors)
 
-    def collect(
+    def add_to(
         self,
+        logprobs: LogprobsTensors | None,
         slots: torch.Tensor,
         on_host: np.ndarray,
         num_sampled: torch.Tensor,
         first: torch.Tensor,
     ) -> LogprobsTensors | None:
-        """The logprobs of the tokens that leave now, in batch order; None if nobody asks for any.
+        """See `StepObserver`: the logprobs of the tokens that leave now, in batch order.
 
         Each request that asks has L rows, of which as many count as it outputs tokens.
-
-        Args:
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same slots as a numpy array.
-            num_sampled: int ``[n]``, number of tokens that leave of each canvas.
-            first: int64 ``[n]``, where those tokens begin in their canvas.
         """
+        assert logprobs is None
         asking = [row for row in self.asking(on_host) if row[2].returns]
         if not asking:
             return None
@@ -238,7 +242,7 @@ class LogprobReports:
         starts: np.ndarray = np.zeros(len(on_host), dtype=np.int64)
         starts[rows] = length * np.arange(len(rows))
         slots, first = self._rows((slots, first), rows)
-        # Behind the end of the canvas there is nothing that could leave.
+        # After the end of the canvas there is nothing that could leave.
         position = (first[:, None] + self.slots.position).clamp_max(length - 1)
         row = (slots[:, None] * length + position).flatten()  # [m * L]
         return LogprobsTensors(
@@ -277,7 +281,7 @@ class LogprobReports:
         """
         if slot in self.on_host:
             return self.on_host[slot]
-        options = self.slots.row_options.get(slot)
+        options = self.rows.by_slot.get(slot)
         if options is None or not options.reports:
             return None
         width = 1 + self._most(options)
@@ -294,3 +298,169 @@ class LogprobReports:
         self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
         self.scores[slot, :, :width].copy_(copy.logprobs)
         self.ranks[slot].copy_(copy.selected_token_ranks)
+
+
+@dataclass(frozen=True)
+class ScoreSummary:
+    """The scores of the rows of a canvas that may be reported.
+
+    Attributes:
+        ids: int32 ``[L, K]``, the likeliest tokens, or those that a request has named.
+        scores: float32 ``[L, K]``, their scores.
+        candidates: int64 ``[L, C]``, the tokens that a position may hold after the step.
+        candidate_scores: float32 ``[L, C]``.
+        candidate_ranks: int32 ``[L, C]``, how many tokens of the row score at least as much as the
+            candidate, itself included. vLLM's kernel counts ties the same way.
+    """
+
+    ids: torch.Tensor
+    scores: torch.Tensor
+    candidates: torch.Tensor
+    candidate_scores: torch.Tensor
+    candidate_ranks: torch.Tensor
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: torch.Tensor,
+        candidates: torch.Tensor,
+        asked: int | torch.Tensor,
+        normalizes: bool,
+    ) -> ScoreSummary:
+        """Summarize rows of scores.
+
+        Scores are compared before they are normalized, as vLLM does it: the difference to the
+        log-sum-exp is rounded, which would make ties of different scores.
+
+        Args:
+            scores: ``[rows, vocabulary]``, any floating dtype.
+            candidates: int64 ``[rows, C]``.
+            asked: how many of the likeliest tokens are reported, at most the vocabulary; or the
+                ids to report instead, int64 ``[K]``.
+            normalizes: log-probabilities are reported, not the scores as they are.
+        """
+        rows = scores.float()
+        if isinstance(asked, int):
+            top, ids = rows.topk(asked, -1)
+        else:
+            ids = asked.expand(len(rows), -1)
+            top = rows.gather(1, ids)
+        own = rows.gather(1, candidates)
+        # One candidate at a time, because all of them together would take C times the memory.
+        ranks = [(rows >= score).sum(1, dtype=torch.int32) for score in own.split(1, dim=1)]
+        if normalizes:
+            total = rows.logsumexp(-1, keepdim=True)
+            top, own = top - total, own - total
+        return cls(ids.int(), top, candidates, own, torch.stack(ranks, 1))
+
+    def move_report(self, device: torch.device) -> ScoreSummary:
+        """The same with `ids` and `scores` on another device."""
+        return replace(self, ids=self.ids.to(device), scores=self.scores.to(device))
+
+    def chosen(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Score (float32), rank (int32) and whether it is a candidate (bool) of each token.
+
+        The tensors have the shape of `tokens`, int64 ``[..., L]``; score and rank mean nothing
+        where a token is not a candidate.
+        """
+        equal = self.candidates == tokens[..., None]
+        which = equal.int().argmax(-1, keepdim=True)
+        score, rank = (
+            self.candidate_scores.gather(-1, which),
+            self.candidate_ranks.gather(-1, which),
+        )
+        return score[..., 0], rank[..., 0], equal.any(-1)
+
+
+def summarize(
+    scores_of: Callable[[slice], torch.Tensor],
+    candidates: torch.Tensor,
+    asked: int | torch.Tensor,
+    normalizes: bool,
+    row_bytes: int,
+    device: torch.device,
+) -> ScoreSummary:
+    """Summarize the rows of a canvas, some at a time.
+
+    Args:
+        scores_of: from a slice of positions to their scores ``[rows, vocabulary]``, which may be
+            computed on demand and are not kept.
+        candidates: int64 ``[L, C]``.
+        asked: as for `ScoreSummary.from_scores`.
+        normalizes: as for `ScoreSummary.from_scores`.
+        row_bytes: size of a row in float32.
+        device: where the reported ids and scores go.
+    """
+    length, at_once = len(candidates), max(1, SUMMARY_BYTES // row_bytes)
+    parts = []
+    for first in range(0, length, at_once):
+        rows = slice(first, min(first + at_once, length))
+        part = ScoreSummary.from_scores(scores_of(rows), candidates[rows], asked, normalizes)
+        parts.append(part.move_report(device))
+    return _combined(torch.cat, parts)
+
+
+def summarize_canvases(
+    scores_of: Callable[[int, slice], torch.Tensor],
+    candidates: torch.Tensor,
+    indices: Sequence[int],
+    how: tuple[int, bool],
+    row_bytes: int,
+) -> list[ScoreSummary]:
+    """Summarize canvases that ask for equally many tokens, several at a time where rows are short.
+
+    Args:
+        scores_of: as for `summarize`, with a canvas' index in the batch as its first argument.
+        candidates: int64 ``[n, L, C]``, those of the batch.
+        indices: the canvases to summarize.
+        how: `asked` and `normalizes` of `ScoreSummary.from_scores`.
+        row_bytes: size of a row in float32.
+    """
+    length, (asked, normalizes) = candidates.shape[1], how
+    at_once, found = SUMMARY_BYTES // (row_bytes * length), []
+    if at_once < 2:
+        device = candidates.device
+        return [
+            summarize(
+                partial(scores_of, index), candidates[index], asked, normalizes, row_bytes, device
+            )
+            for index in indices
+        ]
+    for first in range(0, len(indices), at_once):
+        some = indices[first : first + at_once]
+        rows = torch.cat([scores_of(index, slice(0, length)) for index in some])
+        of = torch.cat([candidates[index] for index in some])
+        whole = ScoreSummary.from_scores(rows, of, asked, normalizes)
+        columns = [getattr(whole, f.name).split(length) for f in fields(ScoreSummary)]
+        found += [ScoreSummary(*parts) for parts in zip(*columns, strict=True)]
+    return found
+
+
+def stacked(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
+    """The summaries of canvases with a leading dimension, and `width` columns to report.
+
+    The columns after a canvas' own ones are id 0 at -inf.
+    """
+    parts = [
+        replace(
+            part,
+            ids=padded(part.ids, width, 0),
+            scores=padded(part.scores, width, -torch.inf),
+        )
+        for part in summaries
+    ]
+    return _combined(torch.stack, parts)
+
+
+def _combined(
+    combine: Callable[[list[torch.Tensor]], torch.Tensor], parts: Sequence[ScoreSummary]
+) -> ScoreSummary:
+    return ScoreSummary(
+        *(combine([getattr(part, f.name) for part in parts]) for f in fields(ScoreSummary))
+    )
+
+
+def padded(table: torch.Tensor, width: int, value: float) -> torch.Tensor:
+    """The table ``[..., columns]`` with further columns of this value, up to `width` columns."""
+    missing = width - table.shape[-1]
+    return table if missing <= 0 else torch.nn.functional.pad(table, (0, missing), value=value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -16,21 +16,12 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.served_route import confirm_route
-from vllm_dllm.engine.fused_commit import read_again
-from vllm_dllm.engine.interrupted import InterruptedCanvas
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.pages import Pages
-from vllm_dllm.engine.readout.choice import ReadoutSettings
-from vllm_dllm.engine.request_limits import RequestLimits
-from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import Readout, ReadoutSettings
 from vllm_dllm.engine.sampler import DiffusionSampler
-from vllm_dllm.engine.slots import Mark, SlotState
-from vllm_dllm.engine.step_records import need_rows
-from vllm_dllm.engine.two_blocks import TwoBlockWindow
+from vllm_dllm.engine.slots import CanvasKind, Mark, RequestLimits, SlotState
+from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.warm_up import ReadoutWarmUp
-from vllm_dllm.families.base import Family
-from vllm_dllm.families.registry import family_of
-from vllm_dllm.families.served import canvas_kind, commit_policy
 from vllm_dllm.settings.request import Asked, RequestOptions
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
@@ -40,13 +31,34 @@ from vllm_dllm.vllm_patches.runner import (
     tell_of_preemptions,
 )
 
+if TYPE_CHECKING:
+    from vllm_dllm.engine.interrupted import InterruptedCanvas
+
 logger = init_logger("vllm.dllm")
+
+
+class ModelFamily(Protocol):
+    """What a model state asks of the model's family; see `families.base.Family`."""
+
+    def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
+        """The rule by which queries see keys."""
+        ...
+
+    def embeddings(self, state: DiffusionModelState) -> Any:
+        """The input embeddings; None for a model that reads token ids."""
+        ...
+
+    def readout(
+        self, model: nn.Module, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
+    ) -> Readout:
+        """The readout, which computes row statistics from hidden states."""
+        ...
 
 
 class DiffusionModelState(ModelState):
     """Owns the slots; prepares attention metadata and embeddings for the backbone.
 
-    It knows no algorithm and no model: what differs between models is their `Family`. To vLLM a
+    It knows neither algorithms nor models: what differs between models is their family. To vLLM a
     canvas is L draft tokens that are all rejected (denoise) or all accepted (commit), without a
     bonus token.
     """
@@ -54,28 +66,36 @@ class DiffusionModelState(ModelState):
     num_new_sampled_tokens_per_step = 0
 
     def __init__(
-        self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device
+        self,
+        vllm_config: VllmConfig,
+        model: nn.Module,
+        encoder_cache: Any,
+        device: torch.device,
+        family: ModelFamily,
+        kind: CanvasKind,
+        policy: CommitPolicy,
     ) -> None:
+        """The first four arguments are vLLM's; `families.model_state` adds the others."""
         super().__init__(vllm_config, model, encoder_cache, device)
-        self.family: Family = family_of(vllm_config)
         self.served: Served = vllm_config.model_config.dllm
-        self.policy = commit_policy(vllm_config, self.family, self.served)
-        kind = canvas_kind(vllm_config, self.family, self.served)
+        self.policy = policy
         self.slots = SlotState(self.max_num_reqs, kind, device)
         if self.served.two_blocks:
+            from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
+
             self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
         default = ResolvedRequest.of(self.served.choose(), RequestOptions())
         self.unadmitted: dict[str, Any] = {RESOLVED: default}
         window = self.served.settings.window
         own = confirm_route(vllm_config, kind.aligned, kind.length, window)
-        self.attention: AttentionRule = self.family.attention(self.served, self.slots, own)
-        self.embeddings = self.family.embeddings(self)
-        self.reports = LogprobReports(self.slots, self.model_config.logprobs_mode)
-        settings = ReadoutSettings.of(vllm_config, self.served.settings.kernels)
-        self.readout = self.family.readout(self.model, self.slots, self.reports, settings)
+        self.attention: AttentionRule = family.attention(self.served, self.slots, own)
+        self.embeddings = family.embeddings(self)
+        self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode)
+        settings = ReadoutSettings.from_config(vllm_config, self.served.settings.kernels)
+        self.readout = family.readout(self.model, self.slots, self.parts, settings)
         self.warm_up = ReadoutWarmUp(
             self.readout,
-            self.reports,
+            self.parts,
             self.slots,
             self.model_config.get_hidden_size(),
             self.dtype,
@@ -103,7 +123,7 @@ class DiffusionModelState(ModelState):
             slots=self.slots,
             policy=self.policy,
             readout=self.readout,
-            reports=self.reports,
+            parts=self.parts,
             predictions=None if self.embeddings is None else self.embeddings.conditioning,
             warm_up=self.warm_up,
         )
@@ -122,9 +142,7 @@ class DiffusionModelState(ModelState):
             logger.exception("dllm: request %s could not be taken up", new_req_data.req_id)
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
             self.slots.configure(req_index, self.served.choose(), 0.0, RequestLimits(1))
-            self.slots.constraints.leave(req_index)
-            self.slots.set_row_options(req_index, None)
-            self.reports.forget(req_index)
+            self.parts.leave(req_index)
             self.slots.failure[req_index].fill_(int(Mark.NOT_TAKEN_UP))
 
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
@@ -136,16 +154,16 @@ class DiffusionModelState(ModelState):
         # Only vLLM's warm-up of a GPU comes without what admission adds.
         extra = params.extra_args or self.unadmitted
         resolved = ResolvedRequest.received(extra)
-        asked = len(new_req_data.prompt_token_ids)
-        is_new = len(prompt) == asked
+        prompt_length = len(new_req_data.prompt_token_ids)
+        is_new = len(prompt) == prompt_length
         # The scheduler ends a request at the same token.
-        room = self.max_model_len - asked
+        room = self.max_model_len - prompt_length
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
         limits = RequestLimits(
-            limit - (len(prompt) - asked),
+            limit - (len(prompt) - prompt_length),
             ends,
             read_only=resolved.read_only,
             stream_prefix=resolved.stream_prefix,
@@ -156,29 +174,12 @@ class DiffusionModelState(ModelState):
         self.slots.configure(req_index, choice, params.temperature, limits)
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
-        packed = extra.get(AUTOMATON)
-        if self.sees_logits:
-            self.slots.constraints.enter(req_index, packed, np.asarray(prompt[asked:]))
-        rows = RowOptions.of(params, asked, resolved.constrained)
-        if resolved.asked and (
-            packed is not None
-            or self.reports.reports_logits
-            or need_rows(
-                choice,
-                self.slots.kind,
-                params.temperature,
-                resolved.read_only,
-                rows,
-                self.reports.of_raw_logits,
-            )
-        ):
-            rows = RowOptions.of(params, asked, resolved.constrained, records=True)
-        self.slots.set_row_options(req_index, rows)
-        self.reports.forget(req_index)
+        packed = extra.get(AUTOMATON) if self.sees_logits else None
+        known = np.asarray(prompt)
+        self.parts.enter(req_index, params, resolved, choice, known, prompt_length, packed)
         interrupted = self.interrupted.pop(new_req_data.req_id, None)
         if interrupted is not None:
-            known = np.asarray(prompt)
-            interrupted.resume(self.slots, req_index, self.reports, known, asked)
+            interrupted.resume(self.parts, req_index, known, prompt_length)
         if self.slots.window is not None:
             self.slots.window.enter(req_index, prompt)
 
@@ -193,9 +194,9 @@ class DiffusionModelState(ModelState):
             slot = self.slot_of.get(req_id)
             # A rank that sees no logits does not know how far a canvas has come, and need not know.
             if slot is not None and self.sees_logits and self.slots.streams[slot]:
-                self.interrupted[req_id] = InterruptedCanvas.of(
-                    self.slots, slot, self.reports, self.total_len
-                )
+                from vllm_dllm.engine.interrupted import InterruptedCanvas
+
+                self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)
         for req_id in finished if self.interrupted else ():
             self.interrupted.pop(req_id, None)
 
@@ -218,7 +219,7 @@ class DiffusionModelState(ModelState):
         """Note where the pages of the KV cache are, once vLLM has allocated them.
 
         The readout is compiled here at the latest: where vLLM profiles nothing (a CPU with
-        ``VLLM_CPU_CI_ENV``), this is the first call behind `load_model`.
+        ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
         """
         if self.sampler is not None:
             self.sampler.prepare()
@@ -228,13 +229,13 @@ class DiffusionModelState(ModelState):
     def remove_request(self, req_id: str) -> None:
         """Free a request's slot, and clean its pages if it may have written NaN or infinities.
 
-        An earlier pipeline stage is never told whether a canvas was sound, so it always cleans the
+        An earlier pipeline stage never learns whether a canvas was sound, so it always cleans the
         pages.
         """
         slot = self.slot_of.pop(req_id, None)
         if slot is None:
             return
-        self.slots.constraints.leave(slot)
+        self.parts.leave(slot)
         if not self.sees_logits or self.slots.spoiled_on_host[slot]:
             self.pages.scrub(slot)
 
@@ -251,6 +252,8 @@ class DiffusionModelState(ModelState):
         # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None
         if self.policy.fused and not self.policy.two_blocks:
+            from vllm_dllm.engine.block_and_canvas import read_again
+
             read_again(input_batch, req_states.all_token_ids.gpu)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
@@ -283,3 +286,38 @@ class DiffusionModelState(ModelState):
         # A captured graph must be valid for any length; otherwise the host knows an upper bound.
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)
+
+
+class Pages:
+    """The KV pages of the slots, which are cleaned where a request has written NaN or infinities.
+
+    An attention kernel may multiply unwritten positions of a page by a weight of zero, and zero
+    times NaN is NaN: one spoiled page would spoil every request that gets it later.
+
+    Args:
+        block_tables: vLLM's ``BlockTables``, which know each slot's pages in each KV cache group.
+        groups: the groups, with the names of their layers.
+        layers: vLLM's attention layers by name, each with its ``kv_cache`` ``[pages, ...]``.
+    """
+
+    def __init__(self, block_tables: Any, groups: Sequence[Any], layers: Mapping[str, Any]) -> None:
+        self.block_tables = block_tables
+        self.groups = [[layers[name] for name in group.layer_names] for group in groups]
+
+    def ids(self, slot: int, group: int) -> torch.Tensor:
+        """Ids of the slot's pages in a KV cache group, int64 ``[n]``."""
+        count = int(self.block_tables.num_blocks.np[group, slot])
+        return self.block_tables.block_tables[group].gpu[slot, :count].long()
+
+    def scrub(self, slot: int) -> None:
+        """Replace NaN and infinities in the slot's pages by zeros.
+
+        Finite numbers stay, because other requests may share the pages.
+        """
+        for group, layers in enumerate(self.groups):
+            ids = self.ids(slot, group)
+            for layer in layers:
+                content = layer.kv_cache[ids]
+                # Converted to float32 and back, because this operator is missing for float8.
+                clean = content.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                layer.kv_cache[ids] = clean.to(content.dtype)

@@ -1,4 +1,10 @@
-"""The options of a request that need whole rows of logits: biases, filters and logprobs."""
+"""Options that change or read whole rows of logits: biases, filters and logprobs.
+
+Loaded for the first request that has one. Here are the options of requests, what a step reads of
+them, and how biases and filters change the rows. Biases are applied in vLLM's order: allowed ids,
+bias, minimum length, bans, penalties. Penalties count the tokens before the canvas only, so that
+the tokens of a canvas do not depend on the order in which they are decided.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.slots import Mark, SlotState
 from vllm_dllm.engine.to_device import to_device
+
+# The largest score, by the dtype of logits. Divided by any temperature (at least 0.01) it stays
+# finite.
+MOST_SCORE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 6e4}
 
 
 class RowWork(IntFlag):
@@ -46,7 +59,7 @@ class RowOptions:
         frequency: subtracted from the logit of a token once for each time that the output has it.
         repetition: divides the positive and multiplies the negative logits of tokens in prompt or
             output.
-        prompt_length: number of prompt tokens, behind which the output begins.
+        prompt_length: number of prompt tokens, after which the output begins.
         logprobs: how many of the likeliest tokens to report next to the chosen one; None for no
             report, -1 for the whole vocabulary.
         token_ids: ids to report next to the chosen one, in place of the likeliest.
@@ -70,7 +83,7 @@ class RowOptions:
     records: bool = False
 
     @classmethod
-    def of(
+    def from_params(
         cls, params: Any, prompt_length: int, constrained: bool = False, records: bool = False
     ) -> RowOptions | None:
         """The options in vLLM's ``SamplingParams``, or None where a request has none of them.
@@ -145,13 +158,30 @@ def _ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return to_device(np.array(values, dtype=np.int64), device)
 
 
-class RowOptionTensors:
-    """What a step reads of the options of all slots.
+# Changes and reads whole rows of logits in every way that takes memory.
+COSTLY = RowOptions(
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    logit_bias={0: 1.0},
+    min_tokens=1,
+    ends=(0,),
+    presence=0.5,
+    frequency=0.5,
+    repetition=1.1,
+    logprobs=20,
+)
+
+
+class RowOptionState:
+    """The options of the requests in all slots, and what a step reads of them.
 
     Everything is copied to the device when a request enters its slot, and a step only gathers.
 
     Attributes:
+        by_slot: the options of the requests that have any.
         work: on the host, int ``[slots]``, the `RowWork` of each slot.
+        records: on the host, bool ``[slots]``, `RowOptions.records` of each slot.
         numbers: parameters on the device by their name in `RowOptions`, ``[slots]`` each. Those of
             slots that have no options are meaningless.
     """
@@ -163,25 +193,37 @@ class RowOptionTensors:
         **dict.fromkeys(("top_p", "min_p", "presence", "frequency", "repetition"), torch.float32),
     }
 
-    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
-        self.work: np.ndarray = np.zeros(slots, dtype=np.int64)
+    def __init__(self, slots: SlotState) -> None:
+        self.slots = slots
+        self._vocabulary, self._device = slots.kind.vocabulary, slots.device
+        count = len(slots.phase)
+        self.by_slot: dict[int, RowOptions] = {}
+        self.work: np.ndarray = np.zeros(count, dtype=np.int64)
+        self.records: np.ndarray = np.zeros(count, dtype=bool)
         self.numbers = {
-            name: torch.zeros(slots, dtype=dtype, device=device)
+            name: torch.zeros(count, dtype=dtype, device=self._device)
             for name, dtype in self.DTYPES.items()
         }
-        self._vocabulary = vocabulary
-        self._device = device
         # By slot, only of requests that have them: float32 and bool, ``[vocabulary]`` each.
         self._shift: dict[int, torch.Tensor] = {}
         self._ends: dict[int, torch.Tensor] = {}
 
-    def enter(self, slot: int, options: RowOptions | None) -> None:
-        """Store the options of the request that enters ``slot``, and drop the last one's."""
-        self._shift.pop(slot, None)
-        self._ends.pop(slot, None)
-        work = RowWork.NONE if options is None else options.work
-        self.work[slot] = work
-        if options is None or not work:
+    def leave(self, slot: int) -> None:
+        """Drop the options of the request in ``slot``, if it has any."""
+        for kept in (self.by_slot, self._shift, self._ends):
+            kept.pop(slot, None)
+        self.work[slot] = RowWork.NONE
+        self.records[slot] = self.slots.needs_rows[slot] = self.slots.reports[slot] = False
+
+    def enter(self, slot: int, options: RowOptions) -> None:
+        """Store the options of the request that enters ``slot``."""
+        self.leave(slot)
+        self.by_slot[slot] = options
+        self.slots.needs_rows[slot] = True
+        self.slots.reports[slot] = options.reports
+        self.records[slot] = options.records
+        self.work[slot] = work = options.work
+        if not work:
             return
         # A k of the whole vocabulary keeps all; so does a tiny share, and its logarithm is finite.
         top_k = min(options.top_k or self._vocabulary, self._vocabulary)
@@ -196,11 +238,16 @@ class RowOptionTensors:
             no_id = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
             self._ends[slot] = no_id.index_fill_(0, ends, True)
 
+    def of_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
+        """(index in the batch, slot, options) of the requests of a batch that have options."""
+        rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
+        return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
+
     def work_of(self, on_host: np.ndarray) -> RowWork:
         """All that is to be done to the rows of a batch, whose slots are given."""
         return RowWork(int(np.bitwise_or.reduce(self.work[on_host])))
 
-    def of(self, name: str, slots: torch.Tensor) -> torch.Tensor:
+    def number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """A parameter of ``slots`` (int64 ``[n]``), ``[n]``."""
         return self.numbers[name].index_select(0, slots)
 
@@ -213,3 +260,129 @@ class RowOptionTensors:
         """The tokens that end the output of each slot too early, bool ``[n, vocabulary]``."""
         none = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
         return torch.stack([self._ends.get(slot, none) for slot in on_host.tolist()])
+
+
+class LogitBiases:
+    """Biases the logits of the requests of a batch that have biases, all of them together."""
+
+    def __init__(self, options: RowOptionState) -> None:
+        self.options = options
+        self.slots = options.slots
+        self.vocabulary = options.slots.kind.vocabulary
+
+    def apply(self, logits: torch.Tensor, request: ReadRequest) -> None:
+        """Apply the biases of a batch to its logits ``[n * L, vocabulary]``, in place."""
+        canvases = logits.view(-1, self.slots.length, logits.shape[1])
+        asking = _asking(self.options, request, RowWork.BIASES)
+        if asking is None:
+            return
+        index, slots, on_host = asking
+        own = canvases if index is None else canvases.index_select(0, index)
+        self._apply(own, slots, on_host)
+        if index is not None:
+            canvases.index_copy_(0, index, own)
+
+    def _apply(self, canvases: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> None:
+        """Bias the logits of canvases, ``[n, L, vocabulary]``, in place.
+
+        For any parameters, the results are finite numbers, or -inf for tokens that are ruled out.
+        """
+        options, work = self.options, self.options.work_of(on_host)
+        scores = canvases.float()  # the same tensor if it is float32 already
+        if work & RowWork.SHIFT:
+            shift = options.shifts(on_host)[:, None]
+            scores.add_(shift).masked_fill_(shift == -torch.inf, -torch.inf)
+        if work & RowWork.MIN_TOKENS:
+            start = self.slots.start.index_select(0, slots)
+            before = start - options.number("prompt_length", slots)
+            nth = before[:, None] + self.slots.position  # in the output, [n, L]
+            too_early = nth < options.number("min_tokens", slots)[:, None]
+            scores.masked_fill_(too_early[..., None] & options.ends(on_host)[:, None], -torch.inf)
+        ruled_out = scores == -torch.inf
+        if work & RowWork.PENALTIES:
+            self._penalise(scores, slots)
+        most = MOST_SCORE[canvases.dtype]
+        canvases.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
+        nothing_left = ruled_out.all(2).any(1)
+        failure = self.slots.failure
+        marked = failure.index_select(0, slots).masked_fill(nothing_left, int(Mark.NO_TOKEN_LEFT))
+        failure.index_copy_(0, slots, marked)
+
+    def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
+        """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
+
+        They are for the tokens before the canvas.
+        """
+        history = self.slots.history.index_select(0, slots)
+        tokens = history.long().clamp_(0, self.vocabulary - 1)  # [n, positions]
+        prompt_length = self.options.number("prompt_length", slots)[:, None]
+        start = self.slots.start.index_select(0, slots)[:, None]
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        before = position < torch.maximum(start, prompt_length)
+        seen = torch.zeros((len(slots), self.vocabulary), device=scores.device)
+        count = torch.zeros_like(seen)
+        seen.scatter_add_(1, tokens, before.float())
+        count.scatter_add_(1, tokens, (before & (position >= prompt_length)).float())
+
+        def number(name: str) -> torch.Tensor:
+            return self.options.number(name, slots)[:, None]
+
+        repetition = torch.where(seen > 0, number("repetition"), 1.0)[:, None]
+        positive = scores > 0
+        # One large temporary at a time.
+        scores.div_(torch.where(positive, repetition, 1.0))
+        scores.mul_(torch.where(positive, 1.0, repetition))
+        scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
+
+
+def _asking(
+    options: RowOptionState, request: ReadRequest, work: RowWork
+) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
+    """The canvases of a batch whose requests ask for any of this work, or None if none does.
+
+    Returns:
+        Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots on
+        the device and on the host.
+    """
+    asks = options.work[request.on_host] & work > 0
+    if not asks.any():
+        return None
+    if asks.all():
+        return None, request.slots, request.on_host
+    index = to_device(np.flatnonzero(asks), request.slots.device)
+    return index, request.slots.index_select(0, index), request.on_host[asks]
+
+
+def filtered(logits: torch.Tensor, options: RowOptionState, request: ReadRequest) -> torch.Tensor:
+    """Logits ``[n * L, vocabulary]`` in which the tokens that filters exclude are -inf.
+
+    The filters (top-k, top-p, min-p) of all requests of the batch are applied together. Where no
+    request has a filter, the given logits are returned.
+    """
+    asking = _asking(options, request, RowWork.FILTERS)
+    if asking is None:
+        return logits
+    index, own_slots, on_host = asking
+    if index is None:
+        return _filtered(logits, options, own_slots, on_host)
+    canvases = logits.view(-1, options.slots.length, logits.shape[1])
+    own = canvases.index_select(0, index)
+    changed = _filtered(own.flatten(0, 1), options, own_slots, on_host)
+    return canvases.index_copy(0, index, changed.view_as(own)).flatten(0, 1)
+
+
+def _filtered(
+    logits: torch.Tensor, options: RowOptionState, slots: torch.Tensor, on_host: np.ndarray
+) -> torch.Tensor:
+    """Filter the logits ``[n * L, vocabulary]`` of ``slots`` (int64 ``[n]``), which all ask."""
+    work, length = options.work_of(on_host), options.slots.length
+
+    def per_row(name: str) -> torch.Tensor:
+        return options.number(name, slots).repeat_interleave(length)
+
+    if work & RowWork.MIN_P:
+        floor = logits.amax(-1) + per_row("min_p").log()
+        logits = logits.masked_fill(logits < floor[:, None], -torch.inf)
+    k = per_row("top_k") if work & RowWork.TOP_K else None
+    p = per_row("top_p") if work & RowWork.TOP_P else None
+    return apply_top_k_top_p(logits.clone(), k, p)

@@ -8,7 +8,7 @@ It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`
     commit                 emitted, 0       the canvas leaves, and the cache advances by L
     left without commit    emitted, L       the next step reads this canvas again, and the next one
 
-The table of a window of two blocks is in `engine.two_blocks`.
+The table of a window of two blocks is in `engine.block_and_canvas`.
 
 A steady step consists of tensor operations on all slots at once: there is no loop over requests,
 and nothing that waits for the device.
@@ -23,12 +23,10 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.canvas_update import CanvasUpdate
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import PredictionStore, Readings, Readout
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import PredictionStore, Readings, Readout
 from vllm_dllm.engine.slots import Mark, Phase, SlotState
-from vllm_dllm.engine.step_plan import CanvasRows, CommitPolicy, StepOutcome, StepPlan
-from vllm_dllm.engine.step_records import StepRecords
+from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.ops.compiled import compiled, compiling_ahead
@@ -46,16 +44,15 @@ class DiffusionSampler:
         slots: SlotState,
         policy: CommitPolicy,
         readout: Readout,
-        reports: LogprobReports,
+        parts: OptionalParts,
         predictions: PredictionStore | None = None,
         warm_up: ReadoutWarmUp | None = None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
-        self.canvas_update = CanvasUpdate(slots, policy)
+        self.canvas_update = CanvasUpdate(slots, policy, parts)
         self.readout = readout
-        self.reports = reports
-        self.records = StepRecords(slots, reports)
+        self.parts = parts
         self.predictions = predictions
         self.warm_up = warm_up
         # The algorithm whose canvases are updated by compiled functions, or None for none.
@@ -92,7 +89,7 @@ class DiffusionSampler:
                 self.slots.algorithms.enter(count - 1, choice.algorithm, choice.settings)
                 hidden = self.warm_up.hidden(count * self.slots.length)
                 slot = torch.arange(count, device=hidden.device)
-                self._update(hidden, CanvasRows(slot, np.arange(count), None))
+                self._update(hidden, slot, np.arange(count), self.slots.length)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """Do nothing: the model state has already set the slot up with these parameters."""
@@ -118,26 +115,28 @@ class DiffusionSampler:
             self.prepare()
             self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
+        observers = self.parts.observers(on_host)
         # Where the tokens that leave begin in their canvas; the update resets it.
-        first = self.slots.tail[slot] if self.slots.row_options else None
+        first = self.slots.tail[slot] if observers else None
         if self.slots.window is not None and input_batch.num_draft_tokens:
             hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
             widths //= 2
         if input_batch.num_draft_tokens and widths.all():
-            output = self._update(hidden_states, self._canvases(slot, on_host, widths))
+            output = self._update(hidden_states, slot, on_host, self._width(widths))
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
         if first is not None and input_batch.num_draft_tokens:
-            output.logprobs_tensors = self.reports.collect(slot, on_host, output.num_sampled, first)
-        if self.records.pending is not None:
-            output.logprobs_tensors = self.records.added_to(output.logprobs_tensors, on_host)
+            for observer in observers:
+                output.logprobs_tensors = observer.add_to(
+                    output.logprobs_tensors, slot, on_host, output.num_sampled, first
+                )
         return output
 
-    def _canvases(self, slot: torch.Tensor, on_host: np.ndarray, widths: np.ndarray) -> CanvasRows:
-        width = None
-        if (widths != self.slots.length).any():
-            width = to_device(widths.astype(np.int64), slot.device)
-        return CanvasRows(slot, on_host, width)
+    def _width(self, widths: np.ndarray) -> torch.Tensor | int:
+        """How many positions of each canvas were scheduled: int64 ``[n]``, or L for all of them."""
+        if (widths == self.slots.length).all():
+            return self.slots.length
+        return to_device(widths.astype(np.int64), self.slots.device)
 
     def _among_prefills(
         self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor, widths: np.ndarray
@@ -151,8 +150,8 @@ class DiffusionSampler:
         if input_batch.num_draft_tokens:
             row = to_device(is_canvas := np.flatnonzero(widths), device)
             on_host = input_batch.idx_mapping_np[is_canvas]
-            canvases = self._canvases(slot[row], on_host, widths[is_canvas])
-            output = self._update(hidden_states, canvases)
+            width = self._width(widths[is_canvas])
+            output = self._update(hidden_states, slot[row], on_host, width)
             sampled.index_copy_(0, row, output.sampled_token_ids)
             num_sampled.index_copy_(0, row, output.num_sampled)
             num_rejected.index_copy_(0, row, output.num_rejected)
@@ -165,16 +164,16 @@ class DiffusionSampler:
         """Start the canvas of requests whose prompt is complete, and go back to its beginning."""
         rows = input_batch.num_reqs
         computed = input_batch.num_computed_prefill_tokens_np[:rows]
-        behind = computed + input_batch.num_scheduled_tokens[:rows]
-        done = np.flatnonzero(is_prefill & (behind >= input_batch.prefill_len_np[:rows]))
+        end = computed + input_batch.num_scheduled_tokens[:rows]
+        done = np.flatnonzero(is_prefill & (end >= input_batch.prefill_len_np[:rows]))
         if not len(done):
             return
         row = to_device(done, num_rejected.device)
         slot = input_batch.idx_mapping[row].long()
-        behind = self.slots.tail[slot]
+        back = self.slots.tail[slot]
         if self.slots.window is not None:
-            behind = behind + self.slots.window.behind_canvas(slot)
-        num_rejected.index_copy_(0, row, behind.int())
+            back = back + self.slots.window.before_canvas(slot)
+        num_rejected.index_copy_(0, row, back.int())
         self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
         self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
         self._read_next(slot, self.slots.tokens[slot])
@@ -185,23 +184,32 @@ class DiffusionSampler:
         tokens = canvas if window is None else window.inputs(slot, canvas)
         self.req_states.draft_tokens.index_copy_(0, slot, tokens)
 
-    def _update(self, hidden_states: torch.Tensor, canvases: CanvasRows) -> SamplerOutput:
-        """Update the canvases; the output has a row for each of them."""
-        state, slot, on_host = self.slots, canvases.slot, canvases.slot_on_host
-        present = None
-        width: torch.Tensor | int = state.length
-        if canvases.width is not None:
-            width = canvases.width
-            present = state.position < canvases.width[:, None]
-            hidden_states = self._padded(hidden_states, canvases.width)
+    def _update(
+        self,
+        hidden_states: torch.Tensor,
+        slot: torch.Tensor,
+        on_host: np.ndarray,
+        width: torch.Tensor | int,
+    ) -> SamplerOutput:
+        """Update the canvases of a batch; the output has a row for each of them.
+
+        Args:
+            hidden_states: those of the canvases' positions, in batch order.
+            slot: int64 ``[n]``, their slots.
+            on_host: the same slots as a numpy array.
+            width: see `_width`.
+        """
+        state, present = self.slots, None
+        if not isinstance(width, int):
+            present = state.position < width[:, None]
+            hidden_states = self._padded(hidden_states, width)
         compile = self.compiles(on_host) and present is None
         plan = self.canvas_update.plan(slot, on_host, width, compile)
         readings = self.readout.read(hidden_states, plan.request)
-        # Neither paths of constraints nor logprobs and records, which loop over requests, are
-        # compiled; nor are batches without a soft embedding, which would take a graph of their own.
-        self.records.due = bool(state.records[on_host].any())
-        reports = self.reports.pending or self.records.due
-        compile = compile and plan.request.may_go_on and readings.path is None and not reports
+        # Neither constraints nor observers, which loop over requests, are compiled; nor are batches
+        # without a soft embedding, which would take a graph of their own.
+        joined = plan.request.constraint is not None or bool(plan.observers)
+        compile = compile and plan.request.may_go_on and not joined
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
         # One byte per slot is copied asynchronously, and read steps later.
@@ -215,21 +223,22 @@ class DiffusionSampler:
         return name is not None and states.only(name, on_host)
 
     def _sound(
-        self, hidden: torch.Tensor, readings: Readings, slot: torch.Tensor, skips: torch.Tensor
+        self, plan: StepPlan, outcome: StepOutcome, readings: Readings, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Canvases that were read without NaN and infinities, bool ``[n]``.
 
         Marks the slots of the others as spoiled. Both hidden states and probabilities are checked:
         a greedy choice may hide NaN in the hidden states, and the head may add some of its own.
         """
+        slot, constraint = plan.request.slots, plan.request.constraint
         probability = readings.statistics.probability
         # A sum in float32 is finite where all its terms are.
         finite = hidden.sum(-1, dtype=torch.float32).view(probability.shape).isfinite().all(-1)
         sound = finite & probability.isfinite().all(-1)
-        if readings.path is not None:
+        if constraint is not None:
             # Paths are always feasible, because only their tokens are kept; if one ever is not, an
             # error is better than a wrong answer. A canvas that waits or commits needs none.
-            sound = sound & (readings.path.feasible | skips)
+            sound = sound & (constraint.feasible() | outcome.skips_denoise)
         state = self.slots
         own = state.failure[slot] != int(Mark.NONE)
         # Ruling out every token spoils no pages, but the step after may have written NaN.
@@ -237,7 +246,7 @@ class DiffusionSampler:
         return sound & ~own
 
     def _padded(self, hidden_states: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
-        """Hidden states with L rows for each canvas; the rows behind a narrow one are arbitrary."""
+        """Hidden states with L rows for each canvas; the rows after a narrow one are arbitrary."""
         first = width.cumsum(0) - width
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
@@ -250,19 +259,18 @@ class DiffusionSampler:
         These are the fields `sampled_token_ids`, `num_nans`, `num_sampled` and `num_rejected` of
         ``SamplerOutput``.
 
-        To vLLM, streamed tokens are like a longer prompt: its scheduler continues behind them, and
+        To vLLM, streamed tokens are like a longer prompt: its scheduler continues after them, and
         the worker at the start of the canvas.
         """
-        length, tail, tokens = self.slots.length, plan.standing.tail, outcome.shown
+        length, tail, tokens = self.slots.length, plan.status.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
         # The scheduler ends requests that are not sound, and goes back to the start of the canvas
         # where its keys and values are pending.
-        nans = torch.where(sound, outcome.told, ends).int()
+        nans = torch.where(sound, outcome.flags, ends).int()
         sampled = ((outcome.out - tail) * sound).int()
         if self.slots.window is None:
-            written = outcome.leaves & ~outcome.kv_pending
-            rejected = plan.request.width * ~(written & sound)
+            rejected = plan.request.width * ~(outcome.advances & sound)
         else:
             rejected = self.slots.window.move(plan.request.slots, outcome.leaves, tokens)
         return tokens.gather(1, source), nans, sampled, rejected.int()
@@ -279,21 +287,20 @@ def _finish(
 
     Compiled, a few hundred small operators become a handful of kernels.
     """
-    outcome = sampler.canvas_update.decide(plan, readings, present)
-    slot, on_host = plan.request.slots, plan.request.on_host
-    if sampler.reports.pending or sampler.records.due:
-        decided = sampler.canvas_update.decided(plan, outcome)
-        sampler.reports.report(outcome.canvas.tokens, decided, slot, on_host)
-        if sampler.records.due:
-            sampler.records.note(plan, outcome, decided, readings)
-    tokens = sampler.canvas_update.keep(plan, outcome)
+    update, slot = sampler.canvas_update, plan.request.slots
+    outcome = update.decide(plan, readings, present)
+    if plan.observers:
+        decided = update.decided(plan, outcome)
+        for observer in plan.observers:
+            observer.observe(plan, outcome, decided, readings)
+    tokens = update.keep(plan, outcome, readings.next_canvas)
     if sampler.predictions is not None:
         soft = readings.soft_embedding
         if soft is None:
             sampler.predictions.drop(slot)
         else:
-            sampler.predictions.store(slot, soft, outcome.goes_on)
-    sound = sampler._sound(hidden_states, readings, slot, outcome.skips_denoise)
+            sampler.predictions.store(slot, soft, outcome.goes_on())
+    sound = sampler._sound(plan, outcome, readings, hidden_states)
     output = sampler._output(plan, outcome, sound)
     sampler._read_next(slot, tokens)
     return output

@@ -1,31 +1,33 @@
-"""Request state: one slot per running request, in tensors that are allocated once.
+"""The state of all slots: one slot for each running request, in tensors that are allocated once.
 
-Everything that belongs to a request and changes from step to step lives here, on the
-device, and is updated in place. Phases and masks are explicit: they are never derived
-from token ids.
+Everything that belongs to a request and changes from step to step is here, on the device, and is
+updated in place: its canvas, how far it has come, and the tensors of its decoding algorithm. Phases
+and masks are explicit; they are never derived from token ids.
+
+What only some requests ask for (constraints, biases, logprobs, records) is kept in
+`engine.optional_parts`. A few flags here, on the host, tell a step which of it its batch needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Canvas
-from vllm_dllm.engine.algorithm_state import AlgorithmStates
-from vllm_dllm.engine.constraint_state import Constraints
-from vllm_dllm.engine.request_limits import RequestLimits
-from vllm_dllm.engine.row_options import RowOptions, RowOptionTensors
+from vllm_dllm.decoding import Algorithm, BaseAlgorithm, Canvas, MaskedAlgorithm
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
+from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import Choice
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.two_blocks import TwoBlockWindow
+    from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
+
+MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 # How many end-of-sequence ids of a request may finish a block early. A request with more ids
 # still stops at each of them, because vLLM's scheduler checks them all; its blocks just do not
@@ -35,7 +37,7 @@ NO_TOKEN = -1
 
 
 class Mark(IntEnum):
-    """Why a request ends; the sampler tells the scheduler in vLLM's number of NaNs of a canvas."""
+    """Why a request ends; the scheduler reads it in vLLM's number of NaNs of a canvas."""
 
     NONE = 0
     UNSOUND = 1  # the canvas was read with NaN or infinities
@@ -62,7 +64,7 @@ class CanvasKind:
         mask_token: the token that fills a fresh canvas; None for uniform random tokens.
         aligned: canvases begin at absolute multiples of L, so that the prompt's last
             ``len(prompt) % L`` tokens are the first canvas' fixed positions; otherwise
-            the first canvas begins directly behind the prompt.
+            the first canvas begins directly after the prompt.
     """
 
     length: int
@@ -72,7 +74,7 @@ class CanvasKind:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SlotStatus:
     """How far the requests of a batch have come before a step, in batch order.
 
     The fields are copies of the rows of `SlotState`'s tensors of the same names: ``[n]`` for
@@ -91,7 +93,176 @@ class Standing:
     end_tokens: torch.Tensor
 
 
-STANDING = tuple(f.name for f in fields(Standing))
+STATUS = tuple(f.name for f in fields(SlotStatus))
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Where a request ends, and how its output leaves.
+
+    Attributes:
+        tokens: how many tokens the request may still output.
+        ends: token ids that end the request.
+        read_only: the first canvas is the whole answer.
+        stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
+        records: every pass over the request's canvases is recorded.
+        whole: a canvas leaves when all its positions are decided, not when its answer is.
+    """
+
+    tokens: int
+    ends: Iterable[int] = ()
+    read_only: bool = False
+    stream_prefix: bool = False
+    records: bool = False
+    whole: bool = False
+
+
+class AlgorithmSlots:
+    """One algorithm's tensors for all slots. Rows of slots with other algorithms are never read.
+
+    Attributes:
+        algorithm: the decoding rule.
+        parameters: the algorithm's settings by name, float32 ``[slots]`` each.
+        state: the algorithm's tensors between steps by name, see `StateTensor`.
+        adjusts, asks, schedules: whether the algorithm overrides `adjust`, `ask` and `temperature`.
+            A step only calls methods that are overridden.
+    """
+
+    def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
+        """Allocate the tensors for this number of slots, filled with their initial values."""
+        self.algorithm = algorithm
+        self.parameters = {
+            name: torch.zeros(slots, device=device) for name in algorithm.config.ranges()
+        }
+        self.state = {}
+        for name, spec in algorithm.state.items():
+            shape = (slots, *([length] if spec.per_position else []), *spec.extra)
+            self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
+        rule: Any = type(algorithm)
+        self.adjusts = rule.adjust is not BaseAlgorithm.adjust
+        self.asks = rule.ask is not BaseAlgorithm.ask
+        self.schedules = rule.temperature is not MaskedAlgorithm.temperature
+
+    def enter(self, slot: int, settings: AlgorithmConfig) -> None:
+        """Set the parameters and the initial state of the request that enters ``slot``."""
+        for name, value in settings.values().items():
+            self.parameters[name][slot].fill_(float(value))
+        for name, spec in self.algorithm.state.items():
+            self.state[name][slot].fill_(spec.initial)
+
+    def keep(
+        self, slots: torch.Tensor, new: Mapping[str, torch.Tensor], leaves: torch.Tensor
+    ) -> None:
+        """Store the state of ``slots`` (int64 ``[n]``) for the next step.
+
+        Args:
+            slots: int64 ``[n]``.
+            new: the tensors that the step returned, ``[n, ...]`` each.
+            leaves: bool ``[n]``, canvases that leave. Their state is reset to its initial values.
+        """
+        for name, spec in self.algorithm.state.items():
+            reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
+            self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
+
+
+@dataclass(frozen=True)
+class AlgorithmBatch:
+    """The canvases of a batch that share an algorithm, with their rows of the algorithm's tensors.
+
+    Attributes:
+        all_slots: the algorithm, and its tensors for all slots.
+        index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
+        slots: int64 ``[m]``, the slots of these canvases.
+        canvas: the canvases, ``[m, L]``.
+        parameters: the algorithm's settings by name, float32 ``[m]`` each.
+        state: the algorithm's tensors by name, ``[m, ...]`` each.
+    """
+
+    all_slots: AlgorithmSlots
+    index: torch.Tensor | None
+    slots: torch.Tensor
+    canvas: Canvas
+    parameters: Mapping[str, torch.Tensor]
+    state: Mapping[str, torch.Tensor]
+
+    def rows(self, tensor: MaybeTensor) -> MaybeTensor:
+        """The rows ``[m, ...]`` of these canvases in a tensor ``[n, ...]`` of the whole batch."""
+        if tensor is None or self.index is None:
+            return tensor
+        return tensor.index_select(0, self.index)
+
+    def mark(self, flags: torch.Tensor) -> None:
+        """Set the flags of these canvases; `flags` (bool ``[n]``) has one for the whole batch."""
+        if self.index is None:
+            flags.fill_(True)
+        else:
+            flags.index_fill_(0, self.index, True)
+
+
+class AlgorithmStates:
+    """The tensors of every algorithm that any request has used so far.
+
+    Attributes:
+        by_name: the tensors by the algorithm's name, in the order in which they were first used.
+    """
+
+    def __init__(self, slots: int, length: int, device: torch.device) -> None:
+        self.by_name: dict[str, AlgorithmSlots] = {}
+        self._shape = slots, length
+        self._device = device
+        # For each slot, the position of its algorithm in `by_name`; on the host.
+        self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
+
+    def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
+        """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
+        name = algorithm.name
+        if name not in self.by_name:
+            self.by_name[name] = AlgorithmSlots(algorithm, *self._shape, self._device)
+        self.by_name[name].enter(slot, settings)
+        self._which[slot] = list(self.by_name).index(name)
+
+    def for_slot(self, slot: int) -> AlgorithmSlots:
+        """The tensors of the algorithm that decodes the request in ``slot``."""
+        return list(self.by_name.values())[self._which[slot]]
+
+    def only(self, name: str, on_host: np.ndarray) -> bool:
+        """Whether the requests in these slots (a numpy array) are all decoded by this algorithm."""
+        return name in self.by_name and bool(
+            (self._which[on_host] == list(self.by_name).index(name)).all()
+        )
+
+    def batches(
+        self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas
+    ) -> list[AlgorithmBatch]:
+        """Group the canvases of a batch by algorithm.
+
+        Args:
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same slots as a numpy array.
+            canvas: the canvases, ``[n, L]``.
+
+        Returns:
+            One entry for each algorithm of the batch.
+        """
+        which = self._which[on_host]
+        algorithms = list(self.by_name.values())
+        if (which == which[0]).all():  # most batches have one algorithm
+            return [self.batch(algorithms[which[0]], None, slots, canvas)]
+        batches = []
+        for number in np.unique(which):
+            index = to_device(np.flatnonzero(which == number), self._device)
+            own_slots = slots.index_select(0, index)
+            batches.append(self.batch(algorithms[number], index, own_slots, canvas.take(index)))
+        return batches
+
+    @staticmethod
+    def batch(
+        all_slots: AlgorithmSlots, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
+    ) -> AlgorithmBatch:
+        """The rows of an algorithm's tensors for some canvases, see `AlgorithmBatch`."""
+        parameters = {name: t.index_select(0, slots) for name, t in all_slots.parameters.items()}
+        state = {name: t.index_select(0, slots) for name, t in all_slots.state.items()}
+        return AlgorithmBatch(all_slots, index, slots, canvas, parameters, state)
 
 
 class SlotState:
@@ -119,19 +290,18 @@ class SlotState:
         failure: int32 ``[slots]``, a `Mark` if the request fails because of its own parameters,
             else 0.
         algorithms: the tensors of the decoding algorithms.
-        constraints: the automata that requests follow.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
         streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
         records, whole: on the host, bool ``[slots]``, see `RequestLimits`.
-        row_options: on the host, by slot, the options of requests with biases, filters or logprobs.
-        row_tensors: what a step reads of these options.
+        constrained: on the host, bool ``[slots]``, whether the request follows a constraint.
+        needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
+            read whole rows of logits.
+        reports: on the host, bool ``[slots]``, whether logprobs of the request's tokens are read.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
-        needs_rows: on the host, bool ``[slots]``, whether a slot is in `row_options`.
-        records_rows: on the host, bool ``[slots]``, whether its records need those rows, too.
         spoiled_on_host: bool ``[slots]``, `spoiled` as of the last step that is finished.
     """
 
@@ -162,16 +332,14 @@ class SlotState:
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.position = torch.arange(length, device=device)
         self.algorithms = AlgorithmStates(slots, length, device)
-        self.constraints = Constraints(slots, kind.length, device)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
         self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
         self.streams: np.ndarray = np.zeros(slots, dtype=bool)
         self.records: np.ndarray = np.zeros(slots, dtype=bool)
         self.whole: np.ndarray = np.zeros(slots, dtype=bool)
-        self.row_options: dict[int, RowOptions] = {}
+        self.constrained: np.ndarray = np.zeros(slots, dtype=bool)
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
-        self.records_rows: np.ndarray = np.zeros(slots, dtype=bool)
-        self.row_tensors = RowOptionTensors(slots, kind.vocabulary, device)
+        self.reports: np.ndarray = np.zeros(slots, dtype=bool)
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
         self.spoiled = full(False, torch.bool)
@@ -179,7 +347,7 @@ class SlotState:
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
-        """Set up ``slot`` for a new request: lay out its first canvas behind the prompt."""
+        """Set up ``slot`` for a new request: lay out its first canvas after the prompt."""
         tail = len(prompt) % self.length if self.kind.aligned else 0
         self.seed[slot].fill_(seed)
         self.start[slot].fill_(len(prompt) - tail)
@@ -219,25 +387,11 @@ class SlotState:
         self.records[slot] = limits.records
         self.whole[slot] = limits.whole
 
-    def set_row_options(self, slot: int, options: RowOptions | None) -> None:
-        """Store the options of the request in ``slot`` that change or read whole rows of logits."""
-        self.row_options.pop(slot, None)
-        if options is not None:
-            self.row_options[slot] = options
-        self.needs_rows[slot] = options is not None
-        self.records_rows[slot] = options is not None and options.records
-        self.row_tensors.enter(slot, options)
-
-    def with_row_options(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
-        """(index in the batch, slot, options) of the requests of a batch that have row options."""
-        rows = np.flatnonzero(self.needs_rows[on_host]).tolist()
-        return [(row, int(on_host[row]), self.row_options[int(on_host[row])]) for row in rows]
-
-    def read(self, slots: torch.Tensor) -> tuple[Standing, Canvas]:
+    def read(self, slots: torch.Tensor) -> tuple[SlotStatus, Canvas]:
         """Copies of the state and of the canvases of the requests in ``slots`` (int64 ``[n]``)."""
-        standing = [getattr(self, name).index_select(0, slots) for name in STANDING]
+        status = [getattr(self, name).index_select(0, slots) for name in STATUS]
         canvas = (t.index_select(0, slots) for t in (self.tokens, self.masked, self.fixed))
-        return Standing(*standing), Canvas(*canvas)
+        return SlotStatus(*status), Canvas(*canvas)
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""

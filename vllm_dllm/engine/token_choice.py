@@ -1,34 +1,33 @@
-"""How tokens are chosen from biased rows of logits: by masked models, and by uniform noise."""
+"""The choice of tokens from whole rows of logits: bias, filter, draw, constrain, report.
+
+Loaded for the first batch in which a request draws or needs whole rows; others skip this file. How
+tokens are chosen from biased rows differs between masked models and models of uniform noise;
+everything else is the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.engine.logit_biases import filtered
-from vllm_dllm.engine.readout.contract import ReadRequest
-from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.row_options import LogitBiases, RowOptions, RowWork, filtered
 from vllm_dllm.ops.statistics.rows import (
-    EntropyStatistics,
     RowStatistics,
     SampledStatistics,
     drawn_logprob,
     drawn_weight,
     with_drawn,
 )
-from vllm_dllm.ops.statistics.sampled import draw_and_sum, sampled_statistics
+from vllm_dllm.ops.statistics.sampled import sampled_statistics
 
 if TYPE_CHECKING:
-    from vllm_dllm.constraints.grammar import (
-        BatchConstraint,
-        CanvasLogits,
-        CanvasWindow,
-        ConstrainedPath,
-    )
+    from vllm_dllm.engine.logprobs import LogprobReports
+    from vllm_dllm.engine.optional_parts import OptionalParts
 
 # From (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
@@ -37,48 +36,12 @@ StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Followed:
-    """Some canvases of a part of a batch, and what they must follow.
-
-    Attributes:
-        constraint: of these ``m`` canvases.
-        window: these canvases as the constraint sees them.
-        index: int64 ``[m]``, the canvases' positions in this part of the batch.
-        on_host: the same positions on the host.
-    """
-
-    constraint: BatchConstraint
-    window: CanvasWindow
-    index: torch.Tensor
-    on_host: np.ndarray
-
-    def logits(self, rows: torch.Tensor) -> CanvasLogits:
-        """Their rows of those of the part, ``[n * L, ids]``."""
-        from vllm_dllm.constraints.grammar import CanvasLogits
-
-        length = self.window.forced.shape[1]
-        return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
-
-
 class RowChoice(Protocol):
     """The tokens that were chosen from the rows of a part of the batch."""
 
     @property
     def statistics(self) -> RowStatistics:
         """Statistics ``[rows]``; those of constrained canvases have the tokens of their paths."""
-        ...
-
-    def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
-        """Replace the chosen tokens and their confidences by those of paths.
-
-        Args:
-            followed: some constrained canvases of this part of the batch.
-            draws: whether their requests draw.
-
-        Returns:
-            The paths, whose tokens may be committed.
-        """
         ...
 
     def reported(self, index: int, positions: slice) -> torch.Tensor:
@@ -91,7 +54,10 @@ class RowChoice(Protocol):
         ...
 
 
-class TokenChoice(Protocol):
+Rows = TypeVar("Rows", bound=RowChoice, covariant=True)
+
+
+class TokenChoice(Protocol[Rows]):
     """Chooses tokens from biased rows of logits.
 
     Attributes:
@@ -100,9 +66,7 @@ class TokenChoice(Protocol):
 
     reports_raw: bool
 
-    def choose(
-        self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
-    ) -> RowChoice:
+    def choose(self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None) -> Rows:
         """Filter the rows, and choose or draw tokens; arguments as for `LogitsPipeline.read`."""
         ...
 
@@ -120,7 +84,7 @@ class MaskedRows:
         keys: int64 ``[n, L]``, the keys of the random numbers, or None.
         samples: bool ``[n]``, on the host, whether a request draws.
         length: L.
-        own_at: see `ReadRequest`.
+        own_confidence_temperature: see `ReadRequest`.
         logprob: float32 ``[rows]``, see `Readings`.
     """
 
@@ -132,43 +96,8 @@ class MaskedRows:
     keys: torch.Tensor | None
     samples: list[bool]
     length: int
-    own_at: torch.Tensor | None = None
+    own_confidence_temperature: torch.Tensor | None = None
     logprob: torch.Tensor | None = None
-
-    def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
-        """See `RowChoice`.
-
-        The confidence of a most probable path's token is its probability; that of a drawn path's
-        token comes from `with_drawn`. Positions behind the end of the text have confidence 1.
-        """
-        from vllm_dllm.constraints.grammar import best_tokens, drawn_tokens, path_probability
-
-        statistics, shape, index = self.statistics, (-1, self.length), followed.index
-        greedy = self.greedy.view(*shape).take(index)
-        if draws and self.tempered is not None and self.filtered is not None:
-            assert self.keys is not None
-            keys = self.keys.index_select(0, index)
-            kept, window = followed.logits(self.filtered), followed.window
-            free = kept.drawn(window.wanted(), keys, draw_and_sum)
-            chosen = drawn_tokens(followed.constraint, kept, window, free, keys)
-            tempered = followed.logits(self.tempered)
-            both = torch.stack([chosen.token, greedy.token], -1)
-            weight, largest = tempered.pick(both).unbind(-1)
-            own = None if self.own_at is None else self.own_at.index_select(0, index)[:, None]
-            sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token, own)
-            sure = torch.where(chosen.inside, sampled.probability, 1.0)
-        else:
-            logits = followed.logits(self.logits)
-            free = logits.best(greedy.token)
-            chosen = best_tokens(followed.constraint, logits, followed.window, free)
-            sure = path_probability(chosen, free.weight, greedy.probability)
-        statistics.token.view(shape).index_copy_(0, index, chosen.token)
-        statistics.probability.view(shape).index_copy_(0, index, sure)
-        if isinstance(statistics, EntropyStatistics):
-            own = statistics.entropy.view(shape)
-            entropy = torch.where(chosen.inside, own.index_select(0, index), 0.0)
-            own.index_copy_(0, index, entropy)
-        return chosen
 
     def reported(self, index: int, positions: slice) -> torch.Tensor:
         """See `RowChoice`: the logits from which the tokens were chosen or drawn."""
@@ -183,9 +112,10 @@ class MaskedChoice:
     reports_raw = True
 
     def __init__(
-        self, slots: SlotState, mask_token: int, statistics: StatisticsOfRows, draw: Draw
+        self, parts: OptionalParts, mask_token: int, statistics: StatisticsOfRows, draw: Draw
     ) -> None:
-        self.slots = slots
+        self.parts = parts
+        self.slots = parts.slots
         self.mask_token = mask_token
         self.statistics = statistics
         self.draw = draw
@@ -205,13 +135,15 @@ class MaskedChoice:
         temperature = request.temperature.repeat_interleave(length)
         tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         tempered[:, self.mask_token] = -torch.inf
-        kept = filtered(tempered, self.slots, request)
+        kept = tempered
+        if self.slots.needs_rows[request.on_host].any():
+            kept = filtered(tempered, self.parts.rows, request)
         chosen = greedy
         # Constrained canvases draw when they follow their paths.
-        if (samples & ~self.slots.constraints.constrained(request.on_host)).any():
+        if (samples & ~self.slots.constrained[request.on_host]).any():
             drawn = self.draw(kept, keys.flatten())
-            weight, own_at = drawn_weight(greedy, tempered, drawn), request.own_at_rows(length)
-            chosen = with_drawn(greedy, weight, temperature > 0, drawn, own_at)
+            weight, own = drawn_weight(greedy, tempered, drawn), request.own_confidence_rows(length)
+            chosen = with_drawn(greedy, weight, temperature > 0, drawn, own)
             if request.logprob:
                 logprob = drawn_logprob(greedy, weight, temperature)
         return MaskedRows(
@@ -223,7 +155,7 @@ class MaskedChoice:
             keys=keys,
             samples=samples.tolist(),
             length=length,
-            own_at=request.own_at,
+            own_confidence_temperature=request.own_confidence_temperature,
             logprob=logprob,
         )
 
@@ -248,33 +180,6 @@ class NoiseRows:
     keys: torch.Tensor
     divisor: torch.Tensor
 
-    def follow(self, followed: Followed, draws: bool) -> ConstrainedPath:
-        """See `RowChoice`: tokens come from the most probable path, samples from a drawn one.
-
-        Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
-        behind the budget. Behind the end of a path's text a canvas keeps what the model writes
-        there (DiffusionGemma does not repeat end-of-sequence tokens), because it reads it again.
-        """
-        from vllm_dllm.constraints.grammar import FreeTokens, best_and_drawn_tokens, best_tokens
-
-        constraint, window, own = followed.constraint, followed.window, self.statistics
-        logits = followed.logits(self.logits)
-        free = logits.best(own.token[None])
-        if draws:
-            warmth, keys = self.temperature[None], self.keys[None]
-            sampled = FreeTokens(own.sample[None], free.weight / warmth - own.probability.log())
-            best, drawn = best_and_drawn_tokens(
-                constraint, logits, warmth, window, (free, sampled), keys
-            )
-        else:
-            best = drawn = best_tokens(constraint, logits, window, free)
-        token = torch.where(constraint.behind_end(best)[0], own.token, best.token[0])
-        sample = torch.where(constraint.behind_end(drawn)[0], own.sample, drawn.token[0])
-        pick = [self.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
-        entropy = torch.where(best.inside[0], own.entropy, 0.0)
-        self.statistics = SampledStatistics(token, pick[0], sample, pick[1], entropy)
-        return best
-
     def reported(self, index: int, positions: slice) -> torch.Tensor:
         """See `RowChoice`."""
         return self.logits[positions] / self.divisor
@@ -285,17 +190,114 @@ class NoiseChoice:
 
     reports_raw = False
 
-    def __init__(self, slots: SlotState) -> None:
-        self.slots = slots
+    def __init__(self, parts: OptionalParts) -> None:
+        self.parts = parts
+        self.slots = parts.slots
 
     def choose(
         self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
     ) -> NoiseRows:
         """See `TokenChoice`. Filters apply before the temperature."""
         assert keys is not None
-        kept = filtered(logits, self.slots, request)
+        kept = logits
+        if self.slots.needs_rows[request.on_host].any():
+            kept = filtered(logits, self.parts.rows, request)
         temperature, flat = request.temperature.expand(self.slots.length), keys[0]
         statistics, distribution = sampled_statistics(kept, temperature, flat)
         plain = self.slots.read_only.index_select(0, request.slots) | (request.temperature == 0)
         divisor = torch.where(plain, 1.0, request.temperature)
         return NoiseRows(statistics, distribution, kept, temperature, flat, divisor)
+
+
+class LogitsPipeline(Generic[Rows]):
+    """The one place where whole rows of logits are changed, chosen from and reported."""
+
+    def __init__(self, parts: OptionalParts, choice: TokenChoice[Rows]) -> None:
+        self.slots = parts.slots
+        self.parts = parts
+        self.choice = choice
+
+    def read(
+        self,
+        logits: torch.Tensor,
+        request: ReadRequest,
+        keys: torch.Tensor | None,
+        noise: torch.Tensor | None = None,
+    ) -> Rows:
+        """Choose the tokens of ``n`` canvases.
+
+        Args:
+            logits: ``[n * L, vocabulary]``, overwritten with the biased logits.
+            request: the request for these canvases.
+            keys: int64 ``[n, L]``, the keys of the random numbers; None where no request draws.
+            noise: int64 ``[n, L]``, random tokens that an algorithm of uniform noise may choose.
+
+        Returns:
+            What was chosen, ``[n * L]`` rows.
+        """
+        if request.adjust is not None:
+            ids, amount = (part.reshape(-1, 1) for part in request.adjust)
+            logits.scatter_add_(1, ids, amount.to(logits.dtype))
+        has_options = self.slots.needs_rows[request.on_host].any()
+        reports = self.parts.logprobs if self.slots.reports[request.on_host].any() else None
+        raw = {} if reports is None else self._raw_rows(reports, logits, request.on_host)
+        if has_options:
+            LogitBiases(self.parts.rows).apply(logits, request)
+        chosen = self.choice.choose(logits, request, keys)
+        if request.constraint is not None:
+            request.constraint.choose_paths(chosen, request)
+        if reports is not None:
+            candidates = self._candidates(chosen, request, noise)
+
+            def scores_of(index: int, positions: slice) -> torch.Tensor:
+                rows = raw.get(index)
+                return chosen.reported(index, positions) if rows is None else rows[positions]
+
+            reports.capture(request.on_host, scores_of, candidates)
+        return chosen
+
+    def _reported_raw(
+        self, reports: LogprobReports, on_host: np.ndarray
+    ) -> list[tuple[int, int, RowOptions]]:
+        """The requests whose logprobs are those of raw logits, as `LogprobReports.asking`."""
+        if self.choice.reports_raw and reports.of_raw_logits:
+            return reports.asking(on_host)
+        return []
+
+    def copies_rows(self, on_host: np.ndarray) -> bool:
+        """Whether logits of this batch (slots int ``[n]``) are copied before they are biased."""
+        if not self.slots.reports[on_host].any():
+            return False
+        asking = self._reported_raw(self.parts.logprobs, on_host)
+        return any(bool(options.work & RowWork.BIASES) for _, _, options in asking)
+
+    def _raw_rows(
+        self, reports: LogprobReports, logits: torch.Tensor, on_host: np.ndarray
+    ) -> dict[int, torch.Tensor]:
+        """Raw logits ``[L, vocabulary]`` to report, by index in the batch; biased ones as copies.
+
+        It is only known which tokens to report when biases have been applied.
+        """
+        canvases = logits.unflatten(0, (-1, self.slots.length))
+        return {
+            index: canvases[index].clone() if options.work & RowWork.BIASES else canvases[index]
+            for index, _, options in self._reported_raw(reports, on_host)
+        }
+
+    def _candidates(
+        self, chosen: RowChoice, request: ReadRequest, noise: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The tokens that the canvases may hold after the step, int64 ``[n, L, C]``.
+
+        `Algorithm.step` has the list. Tokens of paths are among the chosen ones.
+        """
+        statistics, length = chosen.statistics, self.slots.length
+        # A tokenizer's id may be one that the head does not have, but only in a prompt.
+        held = self.slots.tokens.index_select(0, request.slots)
+        parts = [statistics.token.view(-1, length), held.clamp_max(self.slots.kind.vocabulary - 1)]
+        if isinstance(statistics, SampledStatistics):
+            parts.append(statistics.sample.view(-1, length))
+        if noise is not None:
+            parts.append(noise)
+        candidates = torch.stack(parts, -1)
+        return candidates if request.ask is None else torch.cat([candidates, request.ask], -1)

@@ -11,28 +11,13 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import EXAMPLE_ROWS, Readout, ReadRequest
-from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import EXAMPLE_ROWS, Readout, ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiling_ahead
 from vllm_dllm.settings.resolution import Choice
 
 logger = init_logger("vllm.dllm")
-
-# A request that changes and reads whole rows of logits in every way that takes memory.
-COSTLY = RowOptions(
-    top_k=50,
-    top_p=0.9,
-    min_p=0.01,
-    logit_bias={0: 1.0},
-    min_tokens=1,
-    ends=(0,),
-    presence=0.5,
-    frequency=0.5,
-    repetition=1.1,
-    logprobs=20,
-)
 
 
 @dataclass
@@ -41,7 +26,7 @@ class ReadoutWarmUp:
 
     Attributes:
         readout: the engine's readout.
-        reports: where the readout keeps logprobs.
+        parts: the engine's optional parts.
         slots: the engine's slots.
         hidden_size: width of hidden states.
         dtype: dtype of hidden states.
@@ -51,7 +36,7 @@ class ReadoutWarmUp:
     """
 
     readout: Readout
-    reports: LogprobReports
+    parts: OptionalParts
     slots: SlotState
     hidden_size: int
     dtype: torch.dtype
@@ -81,20 +66,21 @@ class ReadoutWarmUp:
         have these options. vLLM calls the sampler like this before there are requests; the slots
         are as they were before.
         """
+        from vllm_dllm.engine.row_options import COSTLY
+
         hidden = self.hidden(self.canvases * self.slots.length)
         on_host: np.ndarray = np.arange(self.canvases)
         costly = range(min(self.canvases, self.readout.canvases))
         with torch.inference_mode():
             self.readout.read(hidden, self._request(on_host, needs_rows=False))
             for slot in costly:
-                self.slots.set_row_options(slot, COSTLY)
+                self.parts.rows.enter(slot, COSTLY)
             try:
                 self.readout.read(hidden, self._request(on_host, needs_rows=True))
             finally:
                 for slot in costly:
-                    self.slots.set_row_options(slot, None)
-                    self.reports.forget(slot)
-                self.reports.pending.clear()
+                    self.parts.leave(slot)
+                self.parts.logprobs.pending.clear()
 
     def _request(self, on_host: np.ndarray, needs_rows: bool) -> ReadRequest:
         count, device = len(on_host), self.slots.device

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.logprobs import LogprobReports
-    from vllm_dllm.engine.readout.choice import ReadoutSettings
-    from vllm_dllm.engine.readout.contract import Readout
+    from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.readout import Readout, ReadoutSettings
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.settings.resolution import Served
 
@@ -92,7 +91,7 @@ class Family(ABC):
         self,
         model: nn.Module,
         slots: SlotState,
-        reports: LogprobReports,
+        parts: OptionalParts,
         settings: ReadoutSettings,
     ) -> Readout:
         """The readout, which computes row statistics from hidden states."""

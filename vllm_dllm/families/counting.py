@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 
 from vllm_dllm.metrics.counts import Increments, packed
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
-from vllm_dllm.tracing.records import Told
+from vllm_dllm.tracing.records import PassFlags
 
 
 class CountingRules(DiffusionScheduler):
@@ -57,13 +57,13 @@ class CountingRules(DiffusionScheduler):
         increments = self._increments[self._algorithm_of[request_id]]
         # A failure is a positive number: in its last pass the algorithm ran.
         told = max(-self._marks.get(request_id, 0), 0)
-        if told & Told.COMMITTED:
+        if told & PassFlags.COMMITTED:
             increments.commit_passes += 1
-        elif told & Told.WAITED:
+        elif told & PassFlags.WAITED:
             increments.waiting_passes += 1
         else:
             increments.denoising_steps += 1
-        if told & Told.LEFT:
+        if told & PassFlags.LEFT:
             increments.blocks += 1
         increments.committed_tokens += num_accepted_tokens
         return super().make_spec_decoding_stats(

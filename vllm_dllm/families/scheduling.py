@@ -20,7 +20,7 @@ from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
 from vllm_dllm.tracing.recorder import Recorder
-from vllm_dllm.tracing.records import Told
+from vllm_dllm.tracing.records import PassFlags
 
 logger = init_logger("vllm.dllm")
 
@@ -72,7 +72,7 @@ class CommonRules(DiffusionScheduler):
         """End each request that cannot go on, with an error for it alone and the reason in the log.
 
         The sampler marks their canvases (`Mark`), and says of the others what their pass was
-        (`Told`).
+        (`PassFlags`).
         """
         marks = model_runner_output.num_nans_in_logits or {}
         for request_id, mark in marks.items():
@@ -92,7 +92,7 @@ class CommonRules(DiffusionScheduler):
         leaving = (output for each in outputs.values() for output in each.outputs)
         self.recorder.attach(leaving, self.requests.keys())
         for request_id, mark in marks.items():
-            if mark < 0 and -mark & Told.KV_PENDING and request_id in self.requests:
+            if mark < 0 and -mark & PassFlags.KV_PENDING and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if that were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 from vllm_dllm.decoding import algorithms, get_algorithm
 from vllm_dllm.engine.slots import CanvasKind
-from vllm_dllm.engine.step_plan import CommitPolicy
+from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.generation_config import generation_settings
 from vllm_dllm.families.scheduling import SCHEDULER

@@ -117,7 +117,8 @@ class Served:
         length: L, the canvas length.
         max_steps: the server's cap on the denoise steps of a canvas, or None.
         mask_token: the token that fills a fresh canvas; None for uniform noise.
-        two_blocks: a step over a canvas reads the block before it, too, see `engine.two_blocks`.
+        two_blocks: a step over a canvas reads the block before it, too, see
+            `engine.block_and_canvas`.
     """
 
     corruption: Corruption

@@ -2,14 +2,14 @@
 
 There are three ways:
 
-- *separate*: in a forward pass of its own, behind the block's last denoise step;
+- *separate*: in a forward pass of its own, after the block's last denoise step;
 - *granted*: in the pass of the next block's first denoise step, for which the scheduler grants 2 L
-  tokens (`engine.fused_commit`). The scheduler must know a step's outcome before it plans the next
-  one, so scheduling has to be synchronous;
-- *two blocks*: in every denoise step of the next block, which always reads 2 L tokens
-  (`engine.two_blocks`). The scheduler need not know anything, so a step may be in flight.
+  tokens. The scheduler must know a step's outcome before it plans the next one, so scheduling has
+  to be synchronous;
+- *two blocks*: in every denoise step of the next block, which always reads 2 L tokens. The
+  scheduler need not know anything, so a step may be in flight.
 
-The output is the same.
+The output is the same; `engine.block_and_canvas` has the last two.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dllm.settings.request import Asked
-from vllm_dllm.tracing.records import GIVEN, UNDECIDED, Record, Told
+from vllm_dllm.tracing.records import GIVEN, UNDECIDED, PassFlags, Record
 from vllm_dllm.tracing.trace import Block, Event, Pass, Trace
 
 
@@ -114,7 +114,7 @@ def _block(canvas: _Canvas) -> Block:
         if record.denoised:
             kind = "denoise"
             block.events += _events(record, held)
-        elif record.told & Told.COMMITTED:
+        elif record.told & PassFlags.COMMITTED:
             kind = "commit"
         clock = (record.engine_step, record.milliseconds)
         block.passes.append(Pass(kind, _steps(record), *clock))

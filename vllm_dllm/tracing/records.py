@@ -4,7 +4,7 @@ A record travels as rows beside those of logprobs, because that is a way which v
 under asynchronous scheduling, preemption and ranks. A row is (id int32, score float32, bits int32).
 
     row     id                      score                   bits
-    header  start of the canvas     steps, as an int32      minus the flags `Told`
+    header  start of the canvas     steps, as an int32      minus the flags `PassFlags`
     L rows  token on the canvas     logprob of the token    probability of the token, a float32
 
 A position that this pass did not decide has the probability `UNDECIDED`, one that the request gave
@@ -26,7 +26,7 @@ GIVEN = -2.0
 ABSENT = -1
 
 
-class Told(IntFlag):
+class PassFlags(IntFlag):
     """What a pass was to a sound canvas, sent as the same number, but negative."""
 
     KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
@@ -66,7 +66,7 @@ class Record:
     milliseconds: int
     start: int
     step: int
-    told: Told
+    told: PassFlags
     tokens: np.ndarray
     logprobs: np.ndarray
     probabilities: np.ndarray
@@ -74,7 +74,7 @@ class Record:
     @property
     def denoised(self) -> bool:
         """Whether the decoding algorithm ran."""
-        return not self.told & (Told.COMMITTED | Told.WAITED)
+        return not self.told & (PassFlags.COMMITTED | PassFlags.WAITED)
 
 
 def records(rows: Rows, clocks: list[int], length: int) -> list[Record]:
@@ -106,7 +106,7 @@ def _record(rows: Rows, engine_step: int, milliseconds: int) -> Record:
         milliseconds=milliseconds,
         start=int(rows.ids[0]),
         step=int(rows.scores[0].view(np.int32)),
-        told=Told(-int(rows.bits[0])),
+        told=PassFlags(-int(rows.bits[0])),
         tokens=body.ids,
         logprobs=body.scores,
         probabilities=body.bits.view(np.float32),

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.logprobs import LogprobReports
-    from vllm_dllm.engine.readout.choice import ReadoutSettings
-    from vllm_dllm.engine.readout.contract import Readout
+    from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.readout import Readout, ReadoutSettings
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.settings.resolution import Served
 
@@ -75,13 +74,13 @@ class BlockCausalFamily(Family):
         self,
         model: nn.Module,
         slots: SlotState,
-        reports: LogprobReports,
+        parts: OptionalParts,
         settings: ReadoutSettings,
     ) -> Readout:
         """See `Family.readout`."""
-        from vllm_dllm.engine.readout.choice import masked_readout
+        from vllm_dllm.engine.readout import masked_readout
 
-        return masked_readout(model, slots, reports, settings)
+        return masked_readout(model, slots, parts, settings)
 
     def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
         """See `Family.scheduler`."""

@@ -13,7 +13,7 @@ from vllm_dllm.checkpoints.updates import UpdatableWeights
 from vllm_dllm.ops.statistics.head import Head
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.model_state import DiffusionModelState
+    from vllm_dllm.families.model_state import FamilyModelState
 
 
 class MaskedCanvasModel(UpdatableWeights):
@@ -37,11 +37,11 @@ class MaskedCanvasModel(UpdatableWeights):
     logits_processor: Any
 
     @staticmethod
-    def get_model_state_cls() -> type[DiffusionModelState]:
+    def get_model_state_cls() -> type[FamilyModelState]:
         """The hook through which vLLM's runner takes our request state and sampler."""
-        from vllm_dllm.engine.model_state import DiffusionModelState
+        from vllm_dllm.families.model_state import FamilyModelState
 
-        return DiffusionModelState
+        return FamilyModelState
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states, unchanged: the readout owns the head."""

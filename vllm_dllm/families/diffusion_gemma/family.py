@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.logprobs import LogprobReports
-    from vllm_dllm.engine.readout.choice import ReadoutSettings
-    from vllm_dllm.engine.readout.contract import Readout
+    from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.readout import Readout, ReadoutSettings
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
     from vllm_dllm.settings.resolution import Served
@@ -69,13 +68,13 @@ class DiffusionGemma(Family):
         self,
         model: nn.Module,
         slots: SlotState,
-        reports: LogprobReports,
+        parts: OptionalParts,
         settings: ReadoutSettings,
     ) -> Readout:
         """See `Family.readout`."""
-        from vllm_dllm.engine.readout.choice import noise_readout
+        from vllm_dllm.engine.readout import noise_readout
 
-        return noise_readout(model, slots, reports, settings)
+        return noise_readout(model, slots, parts, settings)
 
     def embeddings(self, state: Any) -> InputEmbeddings:
         """See `Family.embeddings`: tokens, images, and the last prediction."""

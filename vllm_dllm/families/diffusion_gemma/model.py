@@ -32,7 +32,7 @@ from vllm_dllm.ops.statistics.head import Head
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-    from vllm_dllm.engine.model_state import DiffusionModelState
+    from vllm_dllm.families.model_state import FamilyModelState
 
 # Encoder and decoder share their weights.
 _HALVES = ("model.decoder.", "model.encoder.language_model.")
@@ -53,11 +53,11 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
         self.stored = StoredTensors(vllm_config.model_config)
 
     @staticmethod
-    def get_model_state_cls() -> type[DiffusionModelState]:
+    def get_model_state_cls() -> type[FamilyModelState]:
         """The hook through which vLLM's runner takes this package's model state and sampler."""
-        from vllm_dllm.engine.model_state import DiffusionModelState
+        from vllm_dllm.families.model_state import FamilyModelState
 
-        return DiffusionModelState
+        return FamilyModelState
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Hidden states, unchanged: the sampler owns the head."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_dllm.engine.logits_pipeline import LogitsPipeline
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import HEAD_BYTES, Readings, ReadRequest, empty_path
+from vllm_dllm.engine.readout import HEAD_BYTES, Readings, ReadRequest
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.token_choice import MaskedChoice, MaskedRows
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import draw
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.token_choice import LogitsPipeline, MaskedRows
 
 
 class DenseReadout:
@@ -36,22 +39,28 @@ class DenseReadout:
         self,
         head: Callable[[torch.Tensor], torch.Tensor],
         slots: SlotState,
-        reports: LogprobReports,
+        parts: OptionalParts,
         compile: bool = False,
     ) -> None:
         if slots.kind.mask_token is None:
             raise ValueError("this readout is for models with a mask token")
         self.head = head
         self.slots = slots
+        self.parts = parts
         self.mask_token = slots.kind.mask_token
-        vocabulary = slots.kind.vocabulary
-        self.canvases = max(1, HEAD_BYTES // (4 * vocabulary * slots.length))
+        self.canvases = max(1, HEAD_BYTES // (4 * slots.kind.vocabulary * slots.length))
         self.compile = compile
         self.keys = compiled(candidate_keys) if compile else candidate_keys
         self.statistics = self._statistics_of_rows()
         self.draw = compiled(draw) if compile else draw
-        choice = MaskedChoice(slots, self.mask_token, self.statistics, self.draw)
-        self.pipeline = LogitsPipeline(slots, vocabulary, choice, reports)
+
+    @cached_property
+    def pipeline(self) -> LogitsPipeline[MaskedRows]:
+        """How tokens are chosen from whole rows of logits."""
+        from vllm_dllm.engine.token_choice import LogitsPipeline, MaskedChoice
+
+        choice = MaskedChoice(self.parts, self.mask_token, self.statistics, self.draw)
+        return LogitsPipeline(self.parts, choice)
 
     def _statistics_of_rows(self) -> Callable[[torch.Tensor, int, bool], RowStatistics]:
         return compiled(pure_row_statistics) if self.compile else row_statistics
@@ -59,7 +68,7 @@ class DenseReadout:
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""
         adjusts, asks = request.adjust is not None, request.ask is not None
-        if request.needs_rows or request.window is not None or adjusts or asks:
+        if request.needs_rows or request.constraint is not None or adjusts or asks:
             return self._from_logits(hidden, request)
         if request.draws:
             return self._drawn(hidden, request)
@@ -83,7 +92,6 @@ class DenseReadout:
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """The readings by way of whole rows of logits, some canvases at a time."""
         length, count = self.slots.length, len(request.slots)
-        path = None if request.window is None else empty_path(request.window)
         statistics, logprob, asked = [], [], []
         copies = self.pipeline.copies_rows(request.on_host)  # which take as much memory again
         at_once = max(1, self.canvases // 2) if copies else self.canvases
@@ -92,9 +100,7 @@ class DenseReadout:
             part = request.part(first, end)
             logits = self.head(hidden[first * length : end * length])
             keys = self.keys_of(part.slots).view(-1, length) if request.draws else None
-            own_path = None if path is None else path.part(slice(first, end))
-            chosen = self.pipeline.read(logits, part, keys, own_path)
-            assert isinstance(chosen, MaskedRows)
+            chosen = self.pipeline.read(logits, part, keys)
             statistics.append(chosen.statistics)
             if chosen.logprob is not None:
                 logprob.append(chosen.logprob)
@@ -108,7 +114,6 @@ class DenseReadout:
         return Readings(
             joined,
             log_probabilities=log_p,
-            path=path,
             logprob=torch.cat(logprob).view(-1, length) if logprob else None,
         )
 
@@ -139,8 +144,8 @@ class TilesReadout(DenseReadout):
         head: Callable[[torch.Tensor], torch.Tensor],
         tiles: Head,
         slots: SlotState,
-        reports: LogprobReports,
+        parts: OptionalParts,
         compile: bool = False,
     ) -> None:
-        super().__init__(head, slots, reports, compile)
+        super().__init__(head, slots, parts, compile)
         self.tiles = tiles

@@ -1,7 +1,6 @@
-"""The worker's part of tracing: a record of each pass over the canvases of requests that ask.
+"""A record of each pass over the canvases of requests that ask for a trace.
 
-Records are rows behind those of logprobs, see `tracing.records`. A batch without such a request
-costs one look at a list on the host.
+Records are rows after those of logprobs, see `tracing.records`.
 
 The logprob of a decided token is the logarithm of the probability that the decoding algorithm has
 read anyway, or follows from it: `need_rows` says where it does not. Only there whole rows of logits
@@ -11,41 +10,29 @@ are read as for a request that asks for logprobs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import BaseAlgorithm
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.contract import Readings
+from vllm_dllm.engine.logprobs import padded
+from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.engine.score_summary import padded
 from vllm_dllm.engine.slots import CanvasKind, SlotState
-from vllm_dllm.engine.step_plan import StepOutcome, StepPlan
+from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.settings.resolved import ResolvedRequest
 from vllm_dllm.tracing.records import ABSENT, GIVEN, UNDECIDED
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.optional_parts import OptionalParts
 
 # From a tensor ``[n, ...]`` of a batch to the rows of its recorded canvases, ``[m, ...]``.
 Selection = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class PendingRecords:
-    """Records of a step.
-
-    Attributes:
-        on_host: the slots of the recorded canvases, in batch order.
-        columns: int32 ``[3, m + m * L]``: ids, scores and bits of the headers, then those of the
-            positions, see `tracing.records`; scores are the bits of float32.
-    """
-
-    on_host: np.ndarray
-    columns: torch.Tensor
 
 
 def need_rows(
@@ -86,31 +73,50 @@ class StepRecords:
     """Records the passes of a step, between the update of its canvases and its output.
 
     Attributes:
-        due: a request of the batch is recorded; the sampler sets it.
-        pending: what was recorded in this step, until `added_to`.
+        pending: what was recorded in this step, until `add_to`: the slots of the recorded canvases
+            in batch order, on the host, and int32 ``[3, m + m * L]``: ids, scores and bits of the
+            headers, then those of the positions, see `tracing.records`. Scores are the bits of
+            float32.
     """
 
-    def __init__(self, slots: SlotState, reports: LogprobReports) -> None:
+    def __init__(self, slots: SlotState, parts: OptionalParts) -> None:
         self.slots = slots
-        self.reports = reports
-        self.due = False
-        self.pending: PendingRecords | None = None
+        self.parts = parts
+        self.pending: tuple[np.ndarray, torch.Tensor] | None = None
 
-    def note(
+    def row_options(
         self,
-        plan: StepPlan,
-        outcome: StepOutcome,
-        decided: torch.Tensor,
-        readings: Readings,
-    ) -> None:
-        """Record this pass, behind `LogprobReports.report` and before slots are written.
+        params: Any,
+        resolved: ResolvedRequest,
+        choice: Choice,
+        prompt_length: int,
+        is_constrained: bool,
+    ) -> RowOptions | None:
+        """The row options of a request that is recorded, with those that its records need.
 
-        Args:
-            plan: of the step.
-            outcome: of the step.
-            decided: bool ``[n, L]``, see `CanvasUpdate.decided`.
-            readings: what the decoding algorithm read.
+        Arguments are as for `OptionalParts.enter`.
         """
+        rows = RowOptions.from_params(params, prompt_length, resolved.constrained)
+        logprobs = self.parts.logprobs
+        if (
+            is_constrained
+            or logprobs.reports_logits
+            or need_rows(
+                choice,
+                self.slots.kind,
+                params.temperature,
+                resolved.read_only,
+                rows,
+                logprobs.of_raw_logits,
+            )
+        ):
+            return RowOptions.from_params(params, prompt_length, resolved.constrained, records=True)
+        return rows
+
+    def observe(
+        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
+    ) -> None:
+        """See `StepObserver`: record this pass, after `LogprobReports.observe`."""
         request, state = plan.request, self.slots
         recorded = state.records[request.on_host]
         index = None if recorded.all() else to_device(np.flatnonzero(recorded), state.device)
@@ -119,23 +125,23 @@ class StepRecords:
             return tensor if index is None else tensor.index_select(0, index)
 
         tokens = rows(outcome.shown)
-        read = _read(readings, rows, tokens)
+        probability, logprob, by_model = _read(readings, rows, tokens)
         chosen = rows(decided)
-        if read.by_model is not None:
-            chosen = chosen & read.by_model
-        probability = torch.where(chosen, read.probability, UNDECIDED)
+        if by_model is not None:
+            chosen = chosen & by_model
+        probability = torch.where(chosen, probability, UNDECIDED)
         probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
         if not isinstance(request.width, int):
             tokens = tokens.masked_fill(state.position >= rows(request.width)[:, None], ABSENT)
         start = state.start.index_select(0, request.slots)
         on_host = request.on_host[recorded]
-        logprobs = self._logprobs(on_host, read.logprob)
+        logprobs = self._logprobs(on_host, logprob)
         columns = (
             *(rows(start).int(), tokens.int().flatten()),
-            *(rows(plan.standing.step), logprobs.view(torch.int32).flatten()),
-            *(rows(outcome.told).int(), probability.view(torch.int32).flatten()),
+            *(rows(plan.status.step), logprobs.view(torch.int32).flatten()),
+            *(rows(outcome.flags).int(), probability.view(torch.int32).flatten()),
         )
-        self.pending = PendingRecords(on_host, torch.cat(columns).view(3, -1))
+        self.pending = on_host, torch.cat(columns).view(3, -1)
 
     def _logprobs(self, on_host: np.ndarray, read: torch.Tensor) -> torch.Tensor:
         """Logprobs of the tokens that this pass decided, float32 ``[m, L]``.
@@ -144,43 +150,45 @@ class StepRecords:
             on_host: the slots of the recorded canvases, ``[m]``.
             read: those that follow from what the decoding algorithm read, ``[m, L]``.
         """
-        from_rows = self.slots.records_rows[on_host]
+        from_rows = self.parts.rows.records[on_host]
         if not from_rows.any():
             return read
         # The table has no column while all who ask have theirs on the host.
-        table_rows = self.reports.scores[to_device(on_host, self.slots.device)]
+        table_rows = self.parts.logprobs.scores[to_device(on_host, self.slots.device)]
         scores = padded(table_rows, 1, 0)[..., 0]
         for index, slot in enumerate(on_host.tolist()):
-            table = self.reports.on_host.get(slot)
+            table = self.parts.logprobs.on_host.get(slot)
             if table is not None:
                 scores[index] = table.logprobs[:, 0].to(scores.device)
         return torch.where(to_device(from_rows, scores.device)[:, None], scores, read)
 
-    def added_to(
-        self, logprobs: LogprobsTensors | None, batch_on_host: np.ndarray
-    ) -> LogprobsTensors:
-        """The logprobs of a step, and behind them its `pending` records.
-
-        Args:
-            logprobs: as `LogprobReports.collect` returns them.
-            batch_on_host: the slots of the batch.
-        """
+    def add_to(
+        self,
+        logprobs: LogprobsTensors | None,
+        slots: torch.Tensor,
+        on_host: np.ndarray,
+        num_sampled: torch.Tensor,
+        first: torch.Tensor,
+    ) -> LogprobsTensors | None:
+        """See `StepObserver`: the logprobs of a step, and after them its `pending` records."""
         pending, self.pending = self.pending, None
-        assert pending is not None
-        recorded = set(pending.on_host.tolist())
-        indices = [i for i, slot in enumerate(batch_on_host.tolist()) if slot in recorded]
-        starts, own = [0] * len(batch_on_host), 0
+        if pending is None:
+            return logprobs
+        recorded_on_host, columns = pending
+        recorded = set(recorded_on_host.tolist())
+        indices = [i for i, slot in enumerate(on_host.tolist()) if slot in recorded]
+        starts, own = [0] * len(on_host), 0
         if logprobs is not None:
             starts = list(logprobs.cu_num_generated_tokens or starts)
             own = len(logprobs.logprob_token_ids)
-        marks = [*starts[: len(batch_on_host)], own, *indices]
-        return _joined(logprobs, pending.columns, marks)
+        marks = [*starts[: len(on_host)], own, *indices]
+        return _joined(logprobs, columns, marks)
 
 
 def _joined(
     logprobs: LogprobsTensors | None, columns: torch.Tensor, marks: list[int]
 ) -> LogprobsTensors:
-    """Logprobs, and behind them the rows of records, ``[3, rows]`` as in `PendingRecords`."""
+    """Logprobs, and after them the rows of records, ``[3, rows]`` as in `StepRecords`."""
     ids, scores, bits = columns.unbind()
     ids, scores = ids.unsqueeze(1), scores.view(torch.float32).unsqueeze(1)
     if logprobs is None:
@@ -194,32 +202,29 @@ def _joined(
     )
 
 
-class _Read(NamedTuple):
-    """What the decoding algorithm has read of the tokens on canvases, ``[m, L]``.
-
-    Attributes:
-        probability: float32.
-        logprob: float32.
-        by_model: bool, the model has chosen them; None where it has chosen all of them.
-    """
-
-    probability: torch.Tensor
-    logprob: torch.Tensor
-    by_model: torch.Tensor | None = None
-
-
-def _read(readings: Readings, rows: Selection, tokens: torch.Tensor) -> _Read:
-    """What was read of the recorded canvases, which `rows` selects; `tokens` is what they hold.
+def _read(
+    readings: Readings, rows: Selection, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What was read of the tokens on the recorded canvases.
 
     A model of uniform noise writes a token at every position in every step. Where it is neither
     the likeliest one nor the one that was drawn, it is noise.
+
+    Args:
+        readings: of the whole batch.
+        rows: selects the recorded canvases.
+        tokens: int64 ``[m, L]``, what they hold.
+
+    Returns:
+        Probabilities and logprobs, float32 ``[m, L]``, and whether the model has chosen the tokens,
+        bool ``[m, L]``, or None where it has chosen all of them.
     """
     statistics = readings.statistics
     probability = rows(statistics.probability).float()
     if not isinstance(statistics, SampledStatistics):
         known = readings.logprob
-        return _Read(probability, probability.log() if known is None else rows(known))
+        return probability, probability.log() if known is None else rows(known), None
     is_likeliest = tokens == rows(statistics.token)
     probability = torch.where(is_likeliest, probability, rows(statistics.sample_probability))
     by_model = is_likeliest | (tokens == rows(statistics.sample))
-    return _Read(probability, probability.log(), by_model)
+    return probability, probability.log(), by_model

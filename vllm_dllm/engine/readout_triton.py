@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_dllm.engine.logprobs import LogprobReports
-from vllm_dllm.engine.readout.dense import TilesReadout
-from vllm_dllm.engine.readout.tiled import TiledReadout
+from vllm_dllm.engine.readout_dense import TilesReadout
+from vllm_dllm.engine.readout_tiled import TiledReadout
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import head_statistics
@@ -18,6 +18,9 @@ from vllm_dllm.ops.statistics.rows import RowStatistics, greedy_part
 from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import Result
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.optional_parts import OptionalParts
 
 
 class TritonDenseReadout(TilesReadout):
@@ -31,10 +34,10 @@ class TritonDenseReadout(TilesReadout):
         head: Callable[[torch.Tensor], torch.Tensor],
         tiles: Head,
         slots: SlotState,
-        reports: LogprobReports,
+        parts: OptionalParts,
         compile: bool = False,
     ) -> None:
-        super().__init__(head, tiles, slots, reports, compile)
+        super().__init__(head, tiles, slots, parts, compile)
         if tiles.weight is None:
             raise ValueError("this head has no weight for kernels to read")
         # Probabilities are the model's own, at temperature 1: no row counts as greedy.
@@ -60,9 +63,9 @@ class TritonTiledReadout(TiledReadout):
     """See `Readout`; for a model of uniform noise."""
 
     def __init__(
-        self, head: Head, slots: SlotState, reports: LogprobReports, compile: bool = False
+        self, head: Head, slots: SlotState, parts: OptionalParts, compile: bool = False
     ) -> None:
-        super().__init__(head, slots, reports, compile)
+        super().__init__(head, slots, parts, compile)
         self.statistics = partial(tiles_by_kernel, compile=compile)
 
 

@@ -1,34 +1,66 @@
-"""A window of two blocks: every step reads the finished block before a canvas and the canvas.
+"""Passes over a finished block and the canvas after it, so that no pass only commits.
 
-With blocks of 4 a pass that only commits is a third to a half of all passes. Here there is none: a
-canvas leaves as soon as it is finished, and the next step's window is this block and the next
-canvas, so that the block's final keys and values are written while the canvas is denoised. The
-block-causal mask hides the canvas from the block. The block is read again in each further step,
-which costs L queries and changes nothing.
+A finished canvas leaves at once (`CommitPolicy.fused`); its final keys and values are written while
+the next canvas is denoised. The block-causal mask hides the canvas from the block. There are two
+ways, and `startup.commit_choice` says when each is taken.
 
-To vLLM a window is 2 L draft tokens. Its scheduler always grants that many, and counts the tokens
-that leave as accepted drafts; where the worker is, it never asks. So a step may be in flight, and
-all steps have the same length, for which one CUDA graph is enough:
+*Fused commits* (`read_again`): the worker stays at the start of the canvas that has left. To vLLM's
+scheduler the request then has L tokens that were never computed, as in a prompt, and the next
+canvas as draft tokens after them, so it grants 2 L tokens for one step. The first L tokens write
+the block's keys and values, the other L are the new canvas. The scheduler must know a step's
+outcome before it plans the next step, so this needs synchronous scheduling.
+
+*A window of two blocks* (`TwoBlockWindow`): every step reads the finished block and the canvas.
+With blocks of 4 a pass that only commits would be a third to a half of all passes. The block is
+read again in each further step, which costs L queries and changes nothing. To vLLM a window is 2 L
+draft tokens. Its scheduler always grants that many, and counts the tokens that leave as accepted
+drafts; it never asks where the worker is. So a step may be in flight, and all steps have the same
+length, for which one CUDA graph is enough:
 
     step                            tokens   accepted by the scheduler   the worker goes on by
     denoise                         2 L      0                           0
-    the first canvas is finished    2 L      those behind the prompt     0
+    the first canvas is finished    2 L      those after the prompt      0
     another canvas is finished      2 L      L                           L
 
 The first canvas of a request has no block before it that would have to be written. It takes the
-first place in the window, and there are masks behind it, whose keys and values nobody reads. Only
-if they would lie behind the end of the context, the prompt's last whole block is read again.
+first place in the window, and there are masks after it, whose keys and values are never read. Only
+if they would lie beyond the end of the context, the prompt's last whole block is read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
+
+
+def read_again(input_batch: Any, history: torch.Tensor) -> None:
+    """Write the tokens of blocks that are committed in this step into the model's input.
+
+    vLLM only writes prompt tokens and draft tokens there, and these are neither.
+
+    Args:
+        input_batch: vLLM's ``InputBatch``.
+        history: int ``[slots, positions]``, every token of the requests.
+    """
+    drafts = input_batch.num_draft_tokens_per_req
+    before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)
+    is_prompt = input_batch.num_computed_prefill_tokens_np < input_batch.prefill_len_np
+    rows = np.flatnonzero((before > 0) & ~is_prompt)
+    if not len(rows):
+        return
+    count = before[rows]
+    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
+    both: np.ndarray = np.stack([np.repeat(rows, count), token])
+    row, at = to_device(both, history.device)
+    slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
+    input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)
 
 
 class TwoBlockWindow:
@@ -58,7 +90,7 @@ class TwoBlockWindow:
             row: np.ndarray = np.array(known[start - self.length : start], dtype=np.int64)
             self.block[slot].copy_(to_device(row, self.block.device))
 
-    def behind_canvas(self, slot: torch.Tensor) -> torch.Tensor:
+    def before_canvas(self, slot: torch.Tensor) -> torch.Tensor:
         """How far the window begins before the canvas, int64 ``[n]``: 0 or L."""
         return self.has_block[slot] * self.length
 

@@ -1,0 +1,547 @@
+"""The constraints of running requests: what their tokens must follow, and how far they have come.
+
+Loaded for the first request that has a constraint; this file alone knows how paths through an
+automaton are found. One step serves all constrained canvases of a batch, whatever their automata
+are; see `canvas_grammar.decoding` for what it computes.
+
+A canvas of a large constraint follows the part of it that is near the canvas' first state, and only
+the host can find that part. When a canvas leaves, its slot *asks*: a number on the device grows.
+The numbers and the states are copied to the host after every step, and the host answers at the
+first step that can read the copy without waiting. Until then the new canvas waits: a step changes
+nothing of it. On a GPU that is one step for each canvas, because the host prepares a step while the
+one before it is running. The number of steps depends on nothing else, so all ranks agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from vllm_dllm.constraints.grammar import (
+    NO_STATE,
+    START,
+    AutomatonBatch,
+    BatchClasses,
+    BatchConstraint,
+    CanvasLogits,
+    CanvasWindow,
+    CompiledConstraint,
+    CompileLimits,
+    Configurations,
+    ConstrainedPath,
+    FreeTokens,
+    OwnEdges,
+    TokenClasses,
+    best_and_drawn_tokens,
+    best_tokens,
+    drawn_tokens,
+    path_probability,
+    window,
+)
+from vllm_dllm.decoding import Canvas
+from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.step import StepPlan
+from vllm_dllm.engine.to_device import can_pin, to_device
+from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows, RowChoice
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics, with_drawn
+from vllm_dllm.ops.statistics.sampled import draw_and_sum
+
+# Numbers that a slot may use for one request, so that a late copy never concerns another one.
+NUMBERS = 1 << 32
+# About how many states a canvas follows, and the parts of a constraint that are kept.
+MOST_STATES = CompileLimits().window_states
+MOST_VIEWS = 64
+FREE = -1
+# For how many sets of canvases the union of their automata is kept. A steady batch is one set for
+# each part that the readout makes of it, or two where some of its requests draw.
+MOST_KEPT = 8
+
+Single = TypeVar("Single", OwnEdges, TokenClasses)
+Joined = TypeVar("Joined", AutomatonBatch, BatchClasses)
+
+
+class Unions(Generic[Single, Joined]):
+    """What has been made of some parts, for the next step with the very same parts."""
+
+    def __init__(self, make: Callable[[Sequence[Single]], Joined]) -> None:
+        self.make: Callable[[Sequence[Single]], Joined] = make
+        # The parts are kept too, so that their ids are those of no other objects.
+        self.kept: dict[tuple[int, ...], tuple[Sequence[Single], Joined]] = {}
+
+    def union(self, parts: Sequence[Single]) -> Joined:
+        """The union of these parts, in this order."""
+        key = tuple(map(id, parts))
+        if key not in self.kept:
+            if len(self.kept) >= MOST_KEPT:
+                self.kept.clear()
+            self.kept[key] = parts, self.make(parts)
+        return self.kept[key][1]
+
+
+class Constraints:
+    """The constraint of each slot (kept on the host) and its state (kept on the device).
+
+    A canvas follows a part of its constraint that begins in the state before the canvas; see
+    `canvas_grammar.automaton.windows`.
+
+    Attributes:
+        state: int64 ``[slots]``, the state in the slot's view after the tokens output so far.
+        followers: the constraints of running requests, by number.
+        views: by slot, the part of its constraint that its canvas follows.
+    """
+
+    def __init__(self, slots: SlotState) -> None:
+        count, device = len(slots.phase), slots.device
+        self.slots = slots
+        self.state = torch.zeros(count, dtype=torch.int64, device=device)
+        self.device = device
+        self.length = slots.length
+        self.followers: dict[int, Follower] = {}
+        self.views: dict[int, View] = {}
+        self._which: np.ndarray = np.full(count, FREE, dtype=np.int64)
+        self.starts = CanvasStarts(count, device)
+        self._next = 0
+        self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
+        self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.of)
+
+    def enter(self, slot: int, packed: bytes, output: np.ndarray) -> None:
+        """Set up ``slot`` for a request whose next canvas is a new one.
+
+        Args:
+            slot: the request's slot.
+            packed: the request's packed constraint.
+            output: int ``[tokens]``, the tokens it had output before it was preempted.
+        """
+        self.leave(slot)
+        self.slots.constrained[slot] = True
+        self._which[slot] = self._number(packed)
+        self.resume(slot, output, len(output))
+
+    def resume(self, slot: int, output: np.ndarray, before: int) -> None:
+        """Give ``slot`` the view of a canvas that has begun.
+
+        Args:
+            slot: the slot of a request with a constraint.
+            output: int ``[tokens]``, all tokens that the request has output.
+            before: how many of them were output before the canvas began.
+        """
+        follower, tokens = self.followers[int(self._which[slot])], output.tolist()
+        first = follower.after(tokens[:before])
+        view = self.views[slot] = follower.view(START if first == NO_STATE else first)
+        self.starts.enter(slot, moves=not view.whole)
+        reached = NO_STATE if first == NO_STATE else follower.after(tokens[before:], first)
+        self.state[slot].fill_(view.place(reached))
+
+    def _begin_canvases(self) -> None:
+        """Give canvases that have begun the part of their constraints that is near."""
+        for slot, place in self.starts.begun():
+            follower = self.followers[int(self._which[slot])]
+            self.views[slot], place = follower.next_view(self.views[slot], place)
+            self.state[slot].fill_(place)
+            self.starts.answer(slot)
+
+    def leave(self, slot: int) -> None:
+        """Free ``slot``, and its constraint unless other slots follow it."""
+        number, self._which[slot] = int(self._which[slot]), FREE
+        self.slots.constrained[slot] = False
+        self.starts.leave(slot)
+        if number == FREE:
+            return
+        self.views.pop(slot, None)
+        if not (self._which == number).any():
+            del self.followers[number]
+            self._automata.kept.clear()
+            self._classes.kept.clear()
+
+    def _number(self, packed: bytes) -> int:
+        """The number of a constraint; requests with equal constraints share one."""
+        key = hashlib.sha256(packed).hexdigest()
+        for number, follower in self.followers.items():
+            if follower.key == key:
+                return number
+        self._next += 1
+        self.followers[self._next] = Follower(key, packed, self.length, self.device)
+        return self._next
+
+    def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
+        """What the canvases of a step must follow.
+
+        Args:
+            plan: of the step.
+            revises: bool ``[n]``, canvases whose visible tokens may change in this step.
+        """
+        self._begin_canvases()
+        request, now, before = plan.request, plan.status, plan.before
+        stays = torch.where(revises[:, None], before.fixed, ~before.masked)
+        window = CanvasWindow(
+            state=self.state.index_select(0, request.slots),
+            first=now.tail,
+            budget=now.remaining,
+            width=torch.zeros_like(now.tail) + request.width,
+            forced=torch.where(stays, before.tokens, -1),
+        )
+        waits = self.starts.waits(request.slots, request.on_host)
+        return ConstrainedStep(self, request.slots, window, ConstrainedPath.empty(window), waits)
+
+    def of_batch(self, on_host: np.ndarray) -> BatchConstraint:
+        """What constrained canvases must follow; kept for the next step with the same canvases.
+
+        Args:
+            on_host: their slots, int ``[n]``.
+        """
+        edges = [self.views[slot].edges for slot in on_host.tolist()]
+        classes = [self.followers[number].classes for number in self._which[on_host].tolist()]
+        return BatchConstraint(self._automata.union(edges), self._classes.union(classes))
+
+    def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
+        return AutomatonBatch.of(parts, lambda array: to_device(array, self.device))
+
+    def advance(
+        self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor, leaves: torch.Tensor
+    ) -> None:
+        """Advance the states of ``slots`` (int64 ``[n]``) by the tokens that were output.
+
+        `out` int64 ``[n]`` is the length of the prefix of each canvas that has been output so far.
+        Where it has not grown, the state stays the same. Where a canvas `leaves`, bool ``[n]``, the
+        next one begins.
+        """
+        self.state.index_copy_(0, slots, path.states.gather(1, out[:, None])[:, 0])
+        self.starts.tell(self.state, slots, leaves)
+
+
+class ConstrainedStep:
+    """See `StepConstraint`.
+
+    Attributes:
+        slots: int64 ``[n]``, the slots of the batch.
+        window: the canvases as their constraints see them: which tokens stay, and which may change.
+        path: the paths of constrained canvases, written when they are chosen.
+        waits: see `StepConstraint`.
+    """
+
+    def __init__(
+        self,
+        constraints: Constraints,
+        slots: torch.Tensor,
+        window: CanvasWindow,
+        path: ConstrainedPath,
+        waits: torch.Tensor | None,
+    ) -> None:
+        self.constraints = constraints
+        self.slots = slots
+        self.window = window
+        self.path = path
+        self.waits = waits
+
+    def part(self, rows: slice) -> ConstrainedStep:
+        """See `StepConstraint`."""
+        waits = None if self.waits is None else self.waits[rows]
+        window, path = self.window.part(rows), self.path.part(rows)
+        return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
+
+    def choose_paths(self, chosen: RowChoice, request: ReadRequest) -> None:
+        """See `StepConstraint`."""
+        slots, on_host = self.constraints.slots, request.on_host
+        constrained, samples = slots.constrained[on_host], slots.samples[on_host]
+        for draws in (False, True):
+            where = np.flatnonzero(constrained & (samples == draws))
+            if not len(where):
+                continue
+            index = to_device(where, slots.device)
+            constraint = self.constraints.of_batch(on_host[where])
+            followed = Followed(constraint, self.window.take(index), index, where)
+            if isinstance(chosen, MaskedRows):
+                path = follow_in_masked_rows(chosen, followed, draws)
+            else:
+                assert isinstance(chosen, NoiseRows)
+                path = follow_in_noise_rows(chosen, followed, draws)
+            self.path.put(index, path)
+
+    def kept_to_paths(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
+        """See `StepConstraint`."""
+        fixed = canvas.fixed | skips[:, None]
+        tokens = self.path.keep(canvas.tokens, canvas.masked, fixed)
+        return replace(canvas, tokens=tokens)
+
+    def feasible(self) -> torch.Tensor:
+        """See `StepConstraint`."""
+        return self.path.feasible
+
+    def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
+        """See `StepConstraint`."""
+        self.constraints.advance(self.slots, self.path, out, leaves)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Some canvases of a part of a batch, and what they must follow.
+
+    Attributes:
+        constraint: of these ``m`` canvases.
+        window: these canvases as the constraint sees them.
+        index: int64 ``[m]``, the canvases' positions in this part of the batch.
+        on_host: the same positions on the host.
+    """
+
+    constraint: BatchConstraint
+    window: CanvasWindow
+    index: torch.Tensor
+    on_host: np.ndarray
+
+    def logits(self, rows: torch.Tensor) -> CanvasLogits:
+        """Their rows of those of the part, ``[n * L, ids]``."""
+        length = self.window.forced.shape[1]
+        return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
+
+
+def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> ConstrainedPath:
+    """Replace the tokens of a masked model and their confidences by those of paths.
+
+    The confidence of a most probable path's token is its probability; that of a drawn path's
+    token comes from `with_drawn`. Positions after the end of the text have confidence 1.
+    """
+    statistics, shape, index = rows.statistics, (-1, rows.length), followed.index
+    greedy = rows.greedy.view(*shape).take(index)
+    if draws and rows.tempered is not None and rows.filtered is not None:
+        assert rows.keys is not None
+        keys = rows.keys.index_select(0, index)
+        kept, window = followed.logits(rows.filtered), followed.window
+        free = kept.drawn(window.wanted(), keys, draw_and_sum)
+        chosen = drawn_tokens(followed.constraint, kept, window, free, keys)
+        tempered = followed.logits(rows.tempered)
+        both = torch.stack([chosen.token, greedy.token], -1)
+        weight, largest = tempered.pick(both).unbind(-1)
+        own = rows.own_confidence_temperature
+        own = None if own is None else own.index_select(0, index)[:, None]
+        sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token, own)
+        sure = torch.where(chosen.inside, sampled.probability, 1.0)
+    else:
+        logits = followed.logits(rows.logits)
+        free = logits.best(greedy.token)
+        chosen = best_tokens(followed.constraint, logits, followed.window, free)
+        sure = path_probability(chosen, free.weight, greedy.probability)
+    statistics.token.view(shape).index_copy_(0, index, chosen.token)
+    statistics.probability.view(shape).index_copy_(0, index, sure)
+    if isinstance(statistics, EntropyStatistics):
+        own = statistics.entropy.view(shape)
+        entropy = torch.where(chosen.inside, own.index_select(0, index), 0.0)
+        own.index_copy_(0, index, entropy)
+    return chosen
+
+
+def follow_in_noise_rows(rows: NoiseRows, followed: Followed, draws: bool) -> ConstrainedPath:
+    """Replace the tokens of a model of uniform noise: those of the best path, and of a drawn one.
+
+    Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
+    after the budget. After the end of a path's text a canvas keeps what the model writes
+    there (DiffusionGemma does not repeat end-of-sequence tokens), because it reads it again.
+    """
+    constraint, window, own = followed.constraint, followed.window, rows.statistics
+    logits = followed.logits(rows.logits)
+    free = logits.best(own.token[None])
+    if draws:
+        warmth, keys = rows.temperature[None], rows.keys[None]
+        sampled = FreeTokens(own.sample[None], free.weight / warmth - own.probability.log())
+        best, drawn = best_and_drawn_tokens(
+            constraint, logits, warmth, window, (free, sampled), keys
+        )
+    else:
+        best = drawn = best_tokens(constraint, logits, window, free)
+    token = torch.where(constraint.behind_end(best)[0], own.token, best.token[0])
+    sample = torch.where(constraint.behind_end(drawn)[0], own.sample, drawn.token[0])
+    pick = [rows.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
+    entropy = torch.where(best.inside[0], own.entropy, 0.0)
+    rows.statistics = SampledStatistics(token, pick[0], sample, pick[1], entropy)
+    return best
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of a constraint that a canvas follows.
+
+    Attributes:
+        edges: its automaton, to be joined with others; on the host.
+        states: int64 ``[states]``, the number of each of its states in the constraint.
+        whole: whether nothing is left out, so that every canvas may follow it.
+    """
+
+    edges: OwnEdges
+    states: np.ndarray
+    whole: bool
+
+    def place(self, state: int) -> int:
+        """The number of a constraint's state in this part; the dead one if it is not in it."""
+        found = np.flatnonzero(self.states == state)
+        return int(found[0]) if len(found) else self.edges.dead
+
+
+class Follower:
+    """A constraint that requests follow.
+
+    Attributes:
+        key: digest of the packed constraint.
+        configurations: its states, found as far as canvases reach.
+        classes: its classes of tokens, on the device.
+    """
+
+    def __init__(self, key: str, packed: bytes, length: int, device: torch.device) -> None:
+        """Unpack the constraint that comes with a request, and copy its classes to the device.
+
+        All that depends on its values is computed on the host, so that nothing waits for the
+        device. `length` is L.
+        """
+        self.key = key
+        self.length = length
+        self.configurations: Configurations = CompiledConstraint(packed).configurations()
+        tables = self.configurations.tables
+        classes = TokenClasses.of(tables.class_of_token, tables.classes)
+        self.classes = _on_device(classes, device)
+        self._views: OrderedDict[int, View] = OrderedDict()
+        self.view(START)
+
+    def view(self, state: int) -> View:
+        """The part that a canvas follows which begins in a state."""
+        first = self._views.get(START)
+        if first is not None and first.whole:
+            return first
+        if state not in self._views:
+            found = window(self.configurations, state, self.length, MOST_STATES)
+            edges = OwnEdges.of(found.automaton, found.depth)
+            self._views[state] = View(edges, found.states, found.whole)
+            while len(self._views) > MOST_VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(state)
+        return self._views[state]
+
+    def after(self, tokens: Iterable[int], state: int = START) -> int:
+        """The state after some tokens, or `NO_STATE`."""
+        for token in tokens:
+            state = self.configurations.after(state, token)
+        return state
+
+    def next_view(self, view: View, place: int) -> tuple[View, int]:
+        """The view of a canvas that begins at a place of a view, and its place there."""
+        if place >= view.edges.dead:
+            return view, view.edges.dead
+        state = int(view.states[place])
+        found = self.view(state)
+        return found, found.place(state)
+
+
+def _on_device(classes: TokenClasses, device: torch.device) -> TokenClasses:
+    """A copy with its tensors on the device."""
+    named = {f.name: getattr(classes, f.name) for f in fields(classes)}
+    tensors = {name: part for name, part in named.items() if isinstance(part, torch.Tensor)}
+    return replace(classes, **{name: to_device(part, device) for name, part in tensors.items()})
+
+
+class _Copy:
+    """A buffer on the host for one copy from the device."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.device = device
+        self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=can_pin(device))
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """The buffer itself."""
+        return self.tensor.numpy()
+
+    @cached_property
+    def event(self) -> torch.Event | None:
+        """Says when a copy is done; None where copying waits."""
+        return torch.Event(self.device) if can_pin(self.device) else None
+
+    def take(self, values: torch.Tensor) -> None:
+        """Begin to copy."""
+        self.tensor.copy_(values, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+
+    def read(self) -> np.ndarray:
+        """What was copied; waits if that is not done."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.array
+
+
+class CanvasStarts:
+    """Which slots have begun a canvas and ask for what it must follow.
+
+    Attributes:
+        late: how many steps pass between a copy and its use, 0 or 1.
+    """
+
+    def __init__(self, slots: int, device: torch.device, late: int | None = None) -> None:
+        self.late = int(can_pin(device)) if late is None else late
+        self.asked = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.answered = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.moving = torch.zeros(slots, dtype=torch.int64, device=device)
+        # The same on the host: which constraints are larger than a view, and the last answers.
+        self._moves: np.ndarray = np.zeros(slots, dtype=bool)
+        self._last: np.ndarray = np.zeros(slots, dtype=np.int64)
+        self._free = [_Copy(slots, device) for _ in range(self.late + 1)]
+        self._waiting: list[_Copy] = []
+        self._requests = 0
+
+    def enter(self, slot: int, moves: bool) -> None:
+        """Set up ``slot`` for a canvas that has what it needs; `moves` if its next one may not."""
+        self._requests += 1
+        first = self._requests * NUMBERS
+        self._moves[slot], self._last[slot] = moves, first
+        self.moving[slot].fill_(int(moves))
+        self.asked[slot].fill_(first)
+        self.answered[slot].fill_(first)
+
+    def leave(self, slot: int) -> None:
+        """Expect no canvas of ``slot``."""
+        self._moves[slot] = False
+
+    def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
+        """Canvases that have no answer yet, bool ``[n]``; None where none can be waiting.
+
+        Args:
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same on the host.
+        """
+        if not self.late or not self._moves[on_host].any():
+            return None
+        return self.asked.index_select(0, slots) != self.answered.index_select(0, slots)
+
+    def tell(self, states: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor) -> None:
+        """Let canvases that begin after those that leave ask, and begin to copy.
+
+        Args:
+            states: int64, the states of all slots.
+            slots: int64 ``[n]``, the slots of the batch.
+            leaves: bool ``[n]``, whose canvas leaves.
+        """
+        if not self._moves.any():
+            return
+        self.asked.index_add_(0, slots, self.moving.index_select(0, slots) * leaves)
+        copy = self._free.pop()
+        copy.take(torch.stack([self.asked, states]))
+        self._waiting.append(copy)
+
+    def begun(self) -> Iterator[tuple[int, int]]:
+        """The slots that ask, and the states in which their canvases begin."""
+        while len(self._waiting) > self.late:
+            copy = self._waiting.pop(0)
+            asked, states = copy.read()
+            slots = np.flatnonzero(self._moves & (asked == self._last + 1))
+            found = list(zip(slots.tolist(), states[slots].tolist(), strict=True))
+            self._free.append(copy)
+            yield from found
+
+    def answer(self, slot: int) -> None:
+        """The canvas of ``slot`` has what it needs."""
+        self._last[slot] += 1
+        self.answered[slot].fill_(int(self._last[slot]))

@@ -1,0 +1,155 @@
+"""What only some requests ask for: constraints, options on rows of logits, logprobs, and records.
+
+Each of these parts is imported and made for the first request that asks for it. A step finds out
+from the slots' flags on the host whether its batch needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from vllm.sampling_params import SamplingParams
+
+from vllm_dllm.engine.slots import SlotState
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.constraints import Constraints
+    from vllm_dllm.engine.logprobs import LogprobReports
+    from vllm_dllm.engine.records import StepRecords
+    from vllm_dllm.engine.row_options import RowOptionState
+    from vllm_dllm.engine.step import StepObserver
+    from vllm_dllm.settings.resolution import Choice
+    from vllm_dllm.settings.resolved import ResolvedRequest
+
+# The parameters that `RowOptions` is made from. A request that leaves them all at their defaults
+# has no such options.
+ROW_PARAMETERS = (
+    "allowed_token_ids",
+    "bad_words_token_ids",
+    "frequency_penalty",
+    "logit_bias",
+    "logprob_token_ids",
+    "logprobs",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "repetition_penalty",
+    "top_k",
+    "top_p",
+)
+DEFAULTS = SamplingParams()
+
+
+class RequestPart(Protocol):
+    """Something that is kept for the requests in some slots."""
+
+    def leave(self, slot: int) -> None:
+        """Forget the request in ``slot``; it need not have been known."""
+        ...
+
+
+AnyPart = TypeVar("AnyPart", bound=RequestPart)
+
+
+class OptionalParts:
+    """The optional parts of an engine's steps.
+
+    Attributes:
+        made: the parts that requests have asked for so far.
+    """
+
+    def __init__(self, slots: SlotState, logprobs_mode: str) -> None:
+        """`logprobs_mode` is vLLM's ``--logprobs-mode``."""
+        self.slots = slots
+        self.logprobs_mode = logprobs_mode
+        self.made: list[RequestPart] = []
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """The constraints of requests."""
+        from vllm_dllm.engine.constraints import Constraints
+
+        return self._kept(Constraints(self.slots))
+
+    @cached_property
+    def rows(self) -> RowOptionState:
+        """The options that change or read whole rows of logits."""
+        from vllm_dllm.engine.row_options import RowOptionState
+
+        return self._kept(RowOptionState(self.slots))
+
+    @cached_property
+    def logprobs(self) -> LogprobReports:
+        """The logprobs of canvases that have not left yet."""
+        from vllm_dllm.engine.logprobs import LogprobReports
+
+        return self._kept(LogprobReports(self.slots, self.rows, self.logprobs_mode))
+
+    @cached_property
+    def records(self) -> StepRecords:
+        """Records of passes over canvases."""
+        from vllm_dllm.engine.records import StepRecords
+
+        return StepRecords(self.slots, self)
+
+    def _kept(self, part: AnyPart) -> AnyPart:
+        self.made.append(part)
+        return part
+
+    def enter(
+        self,
+        slot: int,
+        params: Any,
+        resolved: ResolvedRequest,
+        choice: Choice,
+        prompt: np.ndarray,
+        prompt_length: int,
+        packed: bytes | None,
+    ) -> None:
+        """Set up what the request that enters ``slot`` asks for, and forget the one before it.
+
+        Args:
+            slot: the request's slot.
+            params: vLLM's ``SamplingParams``.
+            resolved: the request's options.
+            choice: how it is decoded.
+            prompt: int ``[tokens]``, the prompt, and after it the output of a resumed request.
+            prompt_length: how many of these tokens are the original prompt.
+            packed: the request's packed constraint, or None.
+        """
+        self.leave(slot)
+        if packed is not None:
+            self.constraints.enter(slot, packed, prompt[prompt_length:])
+        if resolved.asked:
+            options = self.records.row_options(
+                params, resolved, choice, prompt_length, packed is not None
+            )
+        elif any(getattr(params, name) != getattr(DEFAULTS, name) for name in ROW_PARAMETERS):
+            from vllm_dllm.engine.row_options import RowOptions
+
+            options = RowOptions.from_params(params, prompt_length, resolved.constrained)
+        else:
+            return
+        if options is not None:
+            self.rows.enter(slot, options)
+
+    def all(self) -> list[RequestPart]:
+        """Every part, as if requests had asked for all of them."""
+        return [self.constraints, self.rows, self.logprobs]
+
+    def leave(self, slot: int) -> None:
+        """Forget the request in ``slot``."""
+        for part in self.made:
+            part.leave(slot)
+
+    def observers(self, on_host: np.ndarray) -> Sequence[StepObserver]:
+        """What observes the steps of the requests in these slots, int ``[n]``."""
+        found: list[StepObserver] = []
+        if self.slots.reports[on_host].any():
+            found.append(self.logprobs)
+        if self.slots.records[on_host].any():
+            found.append(self.records)
+        return found

@@ -1,0 +1,345 @@
+"""Readouts: from the hidden states of canvases to what a decoding algorithm reads.
+
+Here are what a step asks of a readout and what it gets, and the choice of an engine's readout,
+which is made once when the engine starts. There is a class for each way to compute it, in a file of
+its own: from whole rows of logits (`readout_dense`), over tiles of the head (`readout_tiled`), and
+by Triton kernels (`readout_triton`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from vllm.config.compilation import CompilationMode
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.logger import init_logger
+from vllm.triton_utils import HAS_TRITON
+
+from vllm_dllm.decoding import Canvas
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.ops.statistics.rows import RowStatistics
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.token_choice import RowChoice
+
+logger = init_logger("vllm.dllm")
+
+# How many bytes the temporaries between hidden states and statistics may take: for whole rows of
+# logits, and for tiles of them. A small tile stays in a CPU's caches. On a GPU each operator on a
+# tile is a kernel to launch, so tiles are large and few.
+HEAD_BYTES = 256 << 20
+TILE_BYTES_CPU = 32 << 20
+TILE_BYTES_GPU = 1 << 30
+# Number of rows of the examples with which functions are compiled ahead of time: those of a few
+# canvases, for which the compiler lays out its loops. Compiled functions take any number of rows.
+EXAMPLE_ROWS = 128
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """The canvases of a batch, and what must be read for them from the model's output.
+
+    Attributes:
+        slots: int64 ``[n]``, the slots of the batch, on the device.
+        on_host: the same slots as a numpy array.
+        width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+        temperature: float32 ``[n]``, the temperatures of this step; 0 is greedy.
+        draws: whether any request of the batch draws.
+        needs_rows: whether any request of the batch has biases, filters or logprobs.
+        adjust: ids int64 ``[n, L]`` and what to add to their logits (float32 ``[n, L]``), or None.
+        ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
+        entropy: whether entropies are needed.
+        constraint: what these canvases must follow; None where no request has a constraint.
+        may_go_on: whether any canvas may be denoised again after this step, as far as the host
+            knows; if not, no soft embedding is needed.
+        own_confidence_temperature: float32 ``[n]``, see `with_drawn`; None where no algorithm of
+            the batch asks for it.
+        logprob: whether `Readings.logprob` is needed.
+    """
+
+    slots: torch.Tensor
+    on_host: np.ndarray
+    width: torch.Tensor | int
+    temperature: torch.Tensor
+    draws: bool = False
+    needs_rows: bool = False
+    adjust: tuple[torch.Tensor, torch.Tensor] | None = None
+    ask: torch.Tensor | None = None
+    entropy: bool = False
+    constraint: StepConstraint | None = None
+    may_go_on: bool = True
+    own_confidence_temperature: torch.Tensor | None = None
+    logprob: bool = False
+
+    def part(self, first: int, end: int) -> ReadRequest:
+        """The request for the canvases ``first..end`` of the batch."""
+        rows = slice(first, end)
+        own = self.own_confidence_temperature
+        return replace(
+            self,
+            slots=self.slots[rows],
+            on_host=self.on_host[rows],
+            width=self.width if isinstance(self.width, int) else self.width[rows],
+            temperature=self.temperature[rows],
+            adjust=None if self.adjust is None else (self.adjust[0][rows], self.adjust[1][rows]),
+            ask=None if self.ask is None else self.ask[rows],
+            constraint=None if self.constraint is None else self.constraint.part(rows),
+            own_confidence_temperature=None if own is None else own[rows],
+        )
+
+    def own_confidence_rows(self, length: int) -> torch.Tensor | None:
+        """`own_confidence_temperature` of the ``n * length`` positions."""
+        own = self.own_confidence_temperature
+        return None if own is None else own.repeat_interleave(length)
+
+
+class StepConstraint(Protocol):
+    """What the constrained canvases of a step must follow; see `engine.constraints`.
+
+    Attributes:
+        waits: canvases whose constraint has not been looked up yet, which stay as they are; bool
+            ``[n]``, or None where there can be none.
+    """
+
+    waits: torch.Tensor | None
+
+    def part(self, rows: slice) -> StepConstraint:
+        """The same of a slice of the canvases; paths that it chooses are those of the whole."""
+        ...
+
+    def choose_paths(self, chosen: RowChoice, request: ReadRequest) -> None:
+        """Replace the tokens that were chosen for constrained canvases by those of paths.
+
+        Args:
+            chosen: from the whole rows of logits of these canvases; written in place.
+            request: the request for these canvases.
+        """
+        ...
+
+    def kept_to_paths(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
+        """The canvases after an algorithm's step, with the path's token at decided positions.
+
+        `skips` (bool ``[n]``) are canvases that this pass does not denoise.
+        """
+        ...
+
+    def feasible(self) -> torch.Tensor:
+        """Canvases that have a path, bool ``[n]``; without a constraint they always have."""
+        ...
+
+    def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
+        """Advance the constraints by what was output.
+
+        Args:
+            out: int64 ``[n]``, length of the prefix of each canvas that has been output so far.
+            leaves: bool ``[n]``, canvases after which the next one begins.
+        """
+        ...
+
+
+@dataclass
+class Readings:
+    """What a readout has computed from the hidden states of a batch of canvases.
+
+    Attributes:
+        statistics: row statistics ``[n, L]``.
+        noise: int64 ``[n, L]``, uniform random tokens; None for a masked model.
+        next_canvas: int64 ``[n, L]``, uniform random tokens with which the canvases after these
+            begin; None for a masked model, or where not all canvases are L wide.
+        soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale; None for a masked
+            model, or where no canvas may go on.
+        log_probabilities: float32 ``[n, L, K]``, those of the ids in `ReadRequest.ask`, or None.
+        logprob: float32 ``[n, L]``, the log-probabilities at temperature 1 of the tokens in
+            `statistics`, filters aside. Those of requests with biases or constraints are
+            meaningless. None where it is not needed, and for a model of uniform noise.
+    """
+
+    statistics: RowStatistics
+    noise: torch.Tensor | None = None
+    next_canvas: torch.Tensor | None = None
+    soft_embedding: torch.Tensor | None = None
+    log_probabilities: torch.Tensor | None = None
+    logprob: torch.Tensor | None = None
+
+
+class Readout(Protocol):
+    """Computes `Readings` from hidden states; an engine has one, chosen when it starts.
+
+    Attributes:
+        canvases: of how many canvases there are whole rows of logits at a time.
+    """
+
+    canvases: int
+
+    def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+        """The readings of a batch, from its hidden states ``[n * L, hidden]``."""
+        ...
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """Call every compiled function of a step once, to compile it before the first request.
+
+        All ranks call this together.
+
+        Args:
+            hidden: example hidden states, ``[EXAMPLE_ROWS, hidden]``.
+        """
+        ...
+
+
+def tile_budget(device: torch.device) -> int:
+    """How many bytes the temporaries of a tile may take on a device."""
+    return TILE_BYTES_CPU if device.type == "cpu" else TILE_BYTES_GPU
+
+
+def batch_extremes(state: SlotState) -> tuple[int, int]:
+    """Number of rows of the smallest and of the largest possible batch of canvases."""
+    slots, length = state.tokens.shape
+    return length, slots * length
+
+
+class PredictionStore(Protocol):
+    """Keeps a self-conditioned model's last prediction of each canvas."""
+
+    def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
+        """Store soft embeddings.
+
+        Args:
+            slot: int64 ``[n]``.
+            soft: float32 ``[n, L, hidden]``, soft embeddings of their canvases.
+            keep: bool ``[n]``; where it is false the slot's prediction is reset to zeros.
+        """
+        ...
+
+    def drop(self, slot: torch.Tensor) -> None:
+        """Reset the predictions of ``slot`` (int64 ``[n]``) to zeros."""
+        ...
+
+
+logger = init_logger("vllm.dllm")
+
+
+def takes_triton(kernels: str, model: Any, masked: bool, device: torch.device, ranks: int) -> bool:
+    """Whether this package's Triton kernels compute the row statistics; says so in the log.
+
+    All ranks that share the head call this together, and all get the same answer.
+
+    Args:
+        kernels: ``dllm.kernels``.
+        model: has `has_plain_head` and `tiled_head`, see `MaskedCanvasModel`.
+        masked: whether the model is a masked one.
+        device: where the model is.
+        ranks: number of ranks that the head is spread over.
+    """
+    if kernels != "auto":
+        logger.info("dllm: row statistics by %s, as dllm.kernels says", kernels)
+        return kernels == "triton"
+    obstacle = _obstacle(model, device)
+    if obstacle is not None:
+        logger.info("dllm: row statistics by torch (dllm.kernels=auto: %s)", obstacle)
+        return False
+    begin = time.perf_counter()
+    failed = _failures(model, masked)
+    if failed:
+        logger.warning("dllm: Triton kernels failed their self-test: %s", "; ".join(failed))
+    if _on_any_rank(bool(failed), device, ranks):
+        logger.warning("dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)")
+        return False
+    logger.info(
+        "dllm: row statistics by triton (dllm.kernels=auto: the self-test passed in %.1f s)",
+        time.perf_counter() - begin,
+    )
+    return True
+
+
+def _obstacle(model: Any, device: torch.device) -> str | None:
+    """Why the kernels are not even tried, or None. The same on all ranks."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "no CUDA device"
+    if not HAS_TRITON:
+        return "vLLM has no Triton here"
+    if not model.has_plain_head:
+        return "the head is quantized, or more than a matrix"
+    return None
+
+
+def _failures(model: Any, masked: bool) -> list[str]:
+    """The checks that the kernels fail, by name; a kernel that does not run fails, too."""
+    try:
+        from vllm_dllm.ops.statistics.self_test_triton import failures
+
+        return failures(model.tiled_head(), masked)
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _on_any_rank(failed: bool, device: torch.device, ranks: int) -> bool:
+    if ranks == 1:
+        return failed
+    return bool(tensor_model_parallel_all_reduce(torch.tensor([float(failed)], device=device))[0])
+
+
+@dataclass(frozen=True)
+class ReadoutSettings:
+    """What the choice of a readout depends on.
+
+    Attributes:
+        kernels: ``dllm.kernels``, see `takes_triton`.
+        compile: compile what runs after the model, because vLLM compiles the model too.
+        ranks: number of ranks that the head is spread over.
+    """
+
+    kernels: str
+    compile: bool
+    ranks: int
+
+    @classmethod
+    def from_config(cls, vllm_config: VllmConfig, kernels: str) -> ReadoutSettings:
+        """From vLLM's configuration and ``dllm.kernels``."""
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        return cls(kernels, compiles(vllm_config), ranks)
+
+
+def compiles(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled, too."""
+    compilation = vllm_config.compilation_config
+    return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
+
+
+def masked_readout(
+    model: Any, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
+) -> Readout:
+    """The readout of a masked model. `model` has the members of `MaskedCanvasModel`."""
+    from vllm_dllm.engine.readout_dense import DenseReadout
+
+    common = slots, parts, settings.compile
+    if not model.has_head:  # an earlier pipeline stage, which never reads
+        return DenseReadout(model.head, *common)
+    if takes_triton(settings.kernels, model, True, slots.device, settings.ranks):
+        from vllm_dllm.engine.readout_triton import TritonDenseReadout
+
+        return TritonDenseReadout(model.head, model.tiled_head(), *common)
+    if settings.ranks > 1 and model.has_plain_head:
+        from vllm_dllm.engine.readout_tiled import ShardedReadout
+
+        return ShardedReadout(model.head, model.tiled_head(), *common)
+    return DenseReadout(model.head, *common)
+
+
+def noise_readout(
+    model: Any, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
+) -> Readout:
+    """The readout of a model of uniform noise. `model` has `has_plain_head` and `tiled_head`."""
+    if takes_triton(settings.kernels, model, False, slots.device, settings.ranks):
+        from vllm_dllm.engine.readout_triton import TritonTiledReadout
+
+        return TritonTiledReadout(model.tiled_head(), slots, parts, settings.compile)
+    from vllm_dllm.engine.readout_tiled import TiledReadout
+
+    return TiledReadout(model.tiled_head(), slots, parts, settings.compile)

@@ -1,0 +1,502 @@
+"""What one step plans, decides and keeps, for a batch of canvases.
+
+- `CanvasUpdate.plan` groups the canvases by algorithm, and says what must be read from the model's
+  output.
+- `CanvasUpdate.decide` runs the algorithms. An algorithm computes the next canvas and whether it is
+  done; this becomes what the canvas does next: go on, wait, commit, or leave.
+- `CanvasUpdate.keep` writes that to the slots.
+
+All of this is tensor operations on all canvases at once; the only loop is over the algorithms that
+share the batch. What only some requests ask for joins a step in two places: a `StepConstraint`
+makes canvases wait and keeps their tokens to paths, and a `StepObserver` sees what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
+from vllm_dllm.decoding.completion import decided_prefix, first_end
+from vllm_dllm.engine.readout import Readings, ReadRequest
+from vllm_dllm.engine.slots import (
+    AlgorithmBatch,
+    AlgorithmSlots,
+    AlgorithmStates,
+    Phase,
+    SlotState,
+    SlotStatus,
+)
+from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.tracing.records import PassFlags
+
+if TYPE_CHECKING:
+    from vllm.v1.outputs import LogprobsTensors
+
+    from vllm_dllm.engine.optional_parts import OptionalParts
+
+# Status, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
+Batch = tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CommitPolicy:
+    """When a canvas leaves, that is, when its tokens are output and its slot starts the next one.
+
+    Attributes:
+        sync: a finished canvas waits until all canvases of the batch are finished.
+        early: a canvas may leave before all its positions are decided, see `emitted_length`.
+        skip_last_commit: the last canvas of a request leaves without a commit.
+        in_place: a denoise pass over a final canvas is as good as a commit, because the model
+            reads both with the same mask and the same input.
+        fused: a canvas leaves before its commit, and the commit shares a forward pass with the
+            first step of the next canvas.
+        two_blocks: as `fused`, and the commit is repeated with every step of the next canvas, so
+            that the scheduler need not know when it is due.
+    """
+
+    sync: bool
+    early: bool
+    skip_last_commit: bool
+    in_place: bool
+    fused: bool = False
+    two_blocks: bool = False
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The batch before the update.
+
+    Attributes:
+        before: the canvases, ``[n, L]``.
+        status: how far their requests have come.
+        batches: the canvases, grouped by algorithm.
+        request: what must be read from the model's output.
+        observers: they see what this step decides.
+    """
+
+    before: Canvas
+    status: SlotStatus
+    batches: Sequence[AlgorithmBatch]
+    request: ReadRequest
+    observers: Sequence[StepObserver] = ()
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The batch after the update. Tensors are bool ``[n]`` unless another type is given.
+
+    Attributes:
+        canvas: the updated canvases, ``[n, L]``.
+        shown: int64 ``[n, L]``, the tokens of `canvas`; those of a commit are the tokens that the
+            model has read, whatever the algorithm would change in them.
+        state: for each algorithm of the batch, the tensors that it keeps for its next step.
+        ready: int64 ``[n]``, length of the prefix that may leave; 0 while there is none.
+        skips_denoise: this pass did not denoise the canvas, which is committed or waits.
+        ready_to_leave: a prefix may leave, and it need not wait for other canvases.
+        leaves: a prefix leaves in this step, and the slot starts its next canvas.
+        begins: the slot's next pass is the first of a canvas: of the next one where a canvas
+            leaves, or of the same one where it has waited for its constraint.
+        advances: the canvas leaves, and its keys and values are final, so the cache goes past it;
+            with fused commits they may still have to be written.
+        flags: int64 ``[n]``, what the scheduler learns about the pass: minus its `PassFlags`.
+        out: int64 ``[n]``, length of the prefix that has been output after this step.
+    """
+
+    canvas: Canvas
+    shown: torch.Tensor
+    state: list[Mapping[str, torch.Tensor]]
+    ready: torch.Tensor
+    skips_denoise: torch.Tensor
+    ready_to_leave: torch.Tensor
+    leaves: torch.Tensor
+    begins: torch.Tensor
+    advances: torch.Tensor
+    flags: torch.Tensor
+    out: torch.Tensor
+
+    def goes_on(self) -> torch.Tensor:
+        """Canvases that are denoised further, bool ``[n]``."""
+        return ~(self.ready_to_leave | self.begins)
+
+
+class StepObserver(Protocol):
+    """Sees what steps decide, and adds to the output of the requests that asked for it."""
+
+    def observe(
+        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
+    ) -> None:
+        """Look at a step, before it is written to the slots.
+
+        `decided` is bool ``[n, L]``, the positions whose token was chosen in this step.
+        """
+        ...
+
+    def add_to(
+        self,
+        logprobs: LogprobsTensors | None,
+        slots: torch.Tensor,
+        on_host: np.ndarray,
+        num_sampled: torch.Tensor,
+        first: torch.Tensor,
+    ) -> LogprobsTensors | None:
+        """Add to the logprobs of a step's output.
+
+        Args:
+            logprobs: what other observers have put there.
+            slots: int64 ``[rows]``, the slots of the whole batch, prefills included.
+            on_host: the same slots as a numpy array.
+            num_sampled: int ``[rows]``, how many tokens leave.
+            first: int64 ``[rows]``, where those tokens begin in their canvas.
+        """
+        ...
+
+
+class CanvasUpdate:
+    """Runs the algorithms of a batch and applies the `CommitPolicy`: plan, decide, keep."""
+
+    def __init__(self, slots: SlotState, policy: CommitPolicy, parts: OptionalParts) -> None:
+        self.slots = slots
+        self.policy = policy
+        self.parts = parts
+
+    def plan(
+        self,
+        slots: torch.Tensor,
+        on_host: np.ndarray,
+        width: torch.Tensor | int,
+        compile: bool = False,
+    ) -> StepPlan:
+        """Group the canvases by algorithm, and find what must be read from the model's output.
+
+        Args:
+            slots: int64 ``[n]``, the slots of the batch.
+            on_host: the same slots as a numpy array.
+            width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+            compile: read the slots' tensors by a compiled function; all canvases must share an
+                algorithm.
+        """
+        state, read = self.slots, _read_batch_compiled if compile else _read_batch
+        now, before, batches, temperature = read(state, slots, on_host)
+        algorithms, draws = [each.all_slots for each in batches], bool(state.samples[on_host].any())
+        request = ReadRequest(
+            slots,
+            on_host,
+            width,
+            draws=draws,
+            needs_rows=bool(state.needs_rows[on_host].any()),
+            adjust=_adjustments(batches) if any(each.adjusts for each in algorithms) else None,
+            ask=_asked_ids(batches) if any(each.asks for each in algorithms) else None,
+            entropy=any(each.algorithm.reads_entropy for each in algorithms),
+            temperature=temperature,
+            may_go_on=not state.one_step[on_host].all(),
+            own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
+            logprob=draws and bool(state.records[on_host].any()),
+        )
+        plan = StepPlan(before, now, batches, request, self.parts.observers(on_host))
+        if state.constrained[on_host].any():
+            revises = _edited(plan) & ~self._finished(now)
+            constraint = self.parts.constraints.begin_step(plan, revises)
+            plan = replace(plan, request=replace(request, constraint=constraint))
+        return plan
+
+    def _finished(self, now: SlotStatus) -> torch.Tensor:
+        """Canvases that this pass finds finished: they commit or wait for others, bool ``[n]``."""
+        return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
+
+    def decide(
+        self, plan: StepPlan, readings: Readings, present: torch.Tensor | None
+    ) -> StepOutcome:
+        """Run the algorithms, and decide for each canvas whether it goes on, commits or leaves.
+
+        `present` is as in `StepContext`.
+        """
+        now, policy, constraint = plan.status, self.policy, plan.request.constraint
+        commits = now.phase == int(Phase.COMMIT)
+        # Without lockstep the two are the same, and one comparison serves for both.
+        skips = self._finished(now) if policy.sync else commits
+        waits = None if constraint is None else constraint.waits  # for its constraint
+
+        canvas, done, state = _denoised(plan, readings, present)
+        if constraint is not None and self.slots.kind.mask_token is not None:
+            canvas = constraint.kept_to_paths(canvas, skips)
+        if waits is not None:
+            skips = skips | waits
+        stays = skips if policy.sync else waits
+        if stays is not None:
+            canvas = _kept_where(stays, plan.before, canvas)
+        limit = (now.tail + now.remaining).clamp_min(1)
+        reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
+        ready = self._ready(plan, canvas, done, reach)
+        if stays is not None:
+            ready = torch.where(stays, now.ready, ready)
+
+        ready_to_leave = (ready > 0) & (ready > 0).all() if policy.sync else ready > 0
+        needs_no_commit = self._needs_no_commit(plan, canvas, reach <= ready)
+        if policy.fused:  # left without commit
+            leaves = commits | ready_to_leave
+        else:
+            leaves = commits | (ready_to_leave & needs_no_commit)
+        advances = leaves
+        if policy.fused and not policy.two_blocks:
+            advances = leaves & (commits | needs_no_commit)
+        streamed = self._streamed(plan, canvas, ready_to_leave, limit)
+        return StepOutcome(
+            canvas=canvas,
+            shown=torch.where(commits[:, None], plan.before.tokens, canvas.tokens),
+            state=state,
+            ready=ready,
+            skips_denoise=skips,
+            ready_to_leave=ready_to_leave,
+            leaves=leaves,
+            begins=leaves if waits is None else leaves | waits,
+            advances=advances,
+            flags=self._flags(commits, leaves, None if stays is None else skips, advances),
+            out=torch.where(leaves, torch.where(commits, now.ready, ready), streamed),
+        )
+
+    def _flags(
+        self,
+        commits: torch.Tensor,
+        leaves: torch.Tensor,
+        skips: torch.Tensor | None,
+        advances: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `StepOutcome.flags`; `skips` is None where no canvas can be waiting."""
+        flags = torch.add(commits * -int(PassFlags.COMMITTED), leaves, alpha=-int(PassFlags.LEFT))
+        if skips is not None:
+            flags = torch.add(flags, skips, alpha=-int(PassFlags.WAITED))
+        if self.policy.fused and not self.policy.two_blocks:
+            flags = torch.add(flags, leaves & ~advances, alpha=-int(PassFlags.KV_PENDING))
+        return flags
+
+    def decided(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
+        """The positions whose token was chosen in this step, bool ``[n, L]``."""
+        before, after = plan.before, outcome.canvas
+        if self.slots.kind.mask_token is None:
+            chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
+        else:
+            chosen = (after.tokens != before.tokens) | before.masked
+        return chosen & ~(after.masked | outcome.skips_denoise[:, None])
+
+    def keep(
+        self, plan: StepPlan, outcome: StepOutcome, fresh: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Write the outcome to the slots.
+
+        Args:
+            plan: the batch before the update.
+            outcome: the batch after it.
+            fresh: see `Readings.next_canvas`.
+
+        Returns:
+            The tokens to read next, int64 ``[n, L]``.
+        """
+        state, now, leaves, begins = self.slots, plan.status, outcome.leaves, outcome.begins
+        slots, width = plan.request.slots, plan.request.width
+        for batch, new in zip(plan.batches, outcome.state, strict=True):
+            if batch.all_slots.algorithm.state:
+                batch.all_slots.keep(batch.slots, new, batch.rows(begins))
+        commits_next = outcome.ready_to_leave & ~leaves
+        phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
+        state.phase.index_copy_(0, slots, phase.to(torch.int8))
+        state.remaining.index_copy_(0, slots, now.remaining + now.tail - outcome.out)
+        state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
+        state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
+        state.step.index_copy_(0, slots, (now.step + 1).masked_fill(begins, 0))
+        if plan.request.constraint is not None:
+            plan.request.constraint.advance(outcome.out, leaves)
+        return state.advance(slots, outcome.canvas, leaves, width, fresh)
+
+    def _ready(
+        self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
+    ) -> torch.Tensor:
+        """Length of the prefix that may leave, int64 ``[n]``; edited canvases only leave whole."""
+        width = plan.request.width
+        edits = [batch.all_slots.algorithm.edits for batch in plan.batches]
+        if all(edits):
+            return torch.where(done, width, 0)
+        ready = emitted_length(canvas, reach, self.policy.early)
+        whole = self.slots.whole[plan.request.on_host]
+        if self.policy.early and whole.any():
+            is_whole = to_device(whole, canvas.tokens.device)
+            ready = torch.where(is_whole, emitted_length(canvas, reach, early=False), ready)
+        if any(edits):
+            ready = torch.where(_edited(plan), torch.where(done, width, 0), ready)
+        return ready
+
+    def _needs_no_commit(
+        self, plan: StepPlan, canvas: Canvas, is_last: torch.Tensor
+    ) -> torch.Tensor:
+        """Canvases that need no (further) forward pass over their final tokens, bool ``[n]``.
+
+        ``is_last`` (bool ``[n]``) is true for canvases in which their request ends.
+        """
+        needless = plan.status.read_only
+        if self.policy.skip_last_commit:
+            needless = needless | is_last
+        if self.policy.in_place:
+            unread = (canvas.tokens != plan.before.tokens) | canvas.masked
+            needless = needless | ~unread.any(1)
+        return needless
+
+    def _streamed(
+        self, plan: StepPlan, canvas: Canvas, ready_to_leave: torch.Tensor, limit: torch.Tensor
+    ) -> torch.Tensor:
+        """Length of the prefix that has been output while a canvas stays, int64 ``[n]``.
+
+        It is unchanged, unless `stream_prefix` lets the prefix leave that is decided by now.
+        """
+        state, request, tail = self.slots, plan.request, plan.status.tail
+        if state.kind.mask_token is None or not state.streams[request.on_host].any():
+            return tail
+        sends = state.stream_prefix.index_select(0, request.slots) & ~ready_to_leave
+        # The last position leaves with its canvas: vLLM counts tokens that are output as computed,
+        # and would share a completely output page before its keys and values are final.
+        decided = decided_prefix(canvas).clamp_max(state.length - 1)
+        return torch.where(sends, torch.minimum(decided, limit), tail)
+
+
+def _read_batch(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
+    """Read the rows of a batch, of slots as in `CanvasUpdate.plan`."""
+    now, before = state.read(slots)
+    batches = state.algorithms.batches(slots, on_host, before)
+    return now, before, batches, _temperatures(batches, now)
+
+
+def _read_batch_compiled(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
+    """`_read_batch` in a few kernels, for canvases that share an algorithm."""
+    all_slots = state.algorithms.for_slot(int(on_host[0]))
+    now, before, parameters, own, temperature = compiled(read_rows)(state, all_slots, slots)
+    batch = AlgorithmBatch(all_slots, None, slots, before, parameters, own)
+    return now, before, [batch], temperature
+
+
+def read_rows(
+    state: SlotState, all_slots: AlgorithmSlots, slots: torch.Tensor
+) -> tuple[SlotStatus, Canvas, dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
+    """What `_read_batch_compiled` compiles: status, canvases, parameters, state, temperatures."""
+    now, before = state.read(slots)
+    batch = AlgorithmStates.batch(all_slots, None, slots, before)
+    return now, before, dict(batch.parameters), dict(batch.state), _temperatures([batch], now)
+
+
+def _edited(plan: StepPlan) -> torch.Tensor:
+    """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
+    edited = torch.zeros_like(plan.status.read_only)
+    for batch in plan.batches:
+        if batch.all_slots.algorithm.edits:
+            batch.mark(edited)
+    return edited
+
+
+def _denoised(
+    plan: StepPlan, readings: Readings, present: torch.Tensor | None
+) -> tuple[Canvas, torch.Tensor, list[Mapping[str, torch.Tensor]]]:
+    """Run every algorithm on its canvases.
+
+    Returns:
+        The canvases and whether they are done (bool ``[n]``), in batch order, and what each
+        algorithm keeps for its next step.
+    """
+    updates = [_step(batch, plan, readings, present) for batch in plan.batches]
+    state = [update.state for update in updates]
+    if len(updates) == 1:
+        return updates[0].canvas, updates[0].done, state
+    tokens, masked, done = (
+        _in_batch_order(parts, plan.batches)
+        for parts in (
+            [update.canvas.tokens for update in updates],
+            [update.canvas.masked for update in updates],
+            [update.done for update in updates],
+        )
+    )
+    return Canvas(tokens, masked, plan.before.fixed), done, state
+
+
+def _step(
+    batch: AlgorithmBatch, plan: StepPlan, readings: Readings, present: torch.Tensor | None
+) -> Update:
+    """Run one step of an algorithm on its canvases."""
+    now, index, statistics = plan.status, batch.index, readings.statistics
+    step = batch.rows(now.step)
+    context = StepContext(
+        statistics=statistics if index is None else statistics.take(index),
+        last=step + 1 >= batch.rows(now.max_steps),
+        parameters=batch.parameters,
+        state=batch.state,
+        step=step,
+        noise=batch.rows(readings.noise),
+        present=batch.rows(present),
+        asked=batch.rows(readings.log_probabilities),
+    )
+    return batch.all_slots.algorithm.step(batch.canvas, context)
+
+
+def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
+    """The canvases of ``before`` where ``old`` (bool ``[n]``) is true, else those of ``after``."""
+    keep = old[:, None]
+    return Canvas(
+        torch.where(keep, before.tokens, after.tokens),
+        torch.where(keep, before.masked, after.masked),
+        after.fixed,
+    )
+
+
+def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.Tensor:
+    """The temperature at which the logits of this step are sampled, float32 ``[n]``."""
+    if not any(batch.all_slots.schedules for batch in batches):
+        return now.temperature
+    parts = []
+    for batch in batches:
+        own, step, last = map(batch.rows, (now.temperature, now.step, now.schedule_steps))
+        parts.append(batch.all_slots.algorithm.temperature(own, (step, last), batch.parameters))
+    return parts[0] if len(parts) == 1 else _in_batch_order(parts, batches)
+
+
+def _adjustments(batches: Sequence[AlgorithmBatch]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """See `ReadRequest.adjust`."""
+    parts = [batch.all_slots.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
+    ids = _in_batch_order([part and part[0] for part in parts], batches)
+    amounts = _in_batch_order([part and part[1] for part in parts], batches)
+    return None if ids is None or amounts is None else (ids, amounts)
+
+
+def _asked_ids(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
+    """See `ReadRequest.ask`."""
+    return _in_batch_order([b.all_slots.algorithm.ask(b.state) for b in batches], batches)
+
+
+def _own_confidence(
+    batches: Sequence[AlgorithmBatch], temperature: torch.Tensor
+) -> torch.Tensor | None:
+    """See `ReadRequest.own_confidence_temperature`; `temperature` is float32 ``[n]``."""
+    owns = [batch.all_slots.algorithm.own_confidence for batch in batches]
+    if not any(owns):
+        return None
+    parts = [
+        torch.full_like(batch.slots, own, dtype=torch.bool)
+        for batch, own in zip(batches, owns, strict=True)
+    ]
+    own = _in_batch_order(parts, batches)
+    return None if own is None else temperature * own
+
+
+def _in_batch_order(
+    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
+) -> torch.Tensor | None:
+    """The rows of all algorithms in batch order, 0 where a part is None; None if all parts are."""
+    first = next((part for part in parts if part is not None), None)
+    if first is None or batches[0].index is None:
+        return first
+    count = sum(len(batch.slots) for batch in batches)
+    whole = first.new_zeros((count, *first.shape[1:]))
+    for part, batch in zip(parts, batches, strict=True):
+        if part is not None and batch.index is not None:
+            whole.index_copy_(0, batch.index, part)
+    return whole
