@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
+from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import FLOOR, CanvasWindow, ClassPaths
 from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar_support.chi_square import chi_square, limit

@@ -6,9 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from canvas_grammar.automaton.byte_tables import END, SYMBOL, expression_table
-from canvas_grammar.automaton.chains import chain_table
-from canvas_grammar.automaton.distance import DEAD
+from canvas_grammar.automaton.byte_tables import END, SYMBOL, chain_table, expression_table
+from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.grammar.language import (
     Node,
     as_expression,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from canvas_grammar.automaton.token_automaton import NO_CLASS
+from canvas_grammar.automaton.windows import NO_CLASS
 from canvas_grammar.decoding import canvas_logits
 from canvas_grammar.decoding import class_weights as reduction
 from canvas_grammar.decoding.canvas_logits import CanvasLogits, FreeTokens, draw_rows

@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from canvas_grammar.automaton.distance import DEAD
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
+from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.constrained_step import (
     ConstrainedPath,
     path_probability,

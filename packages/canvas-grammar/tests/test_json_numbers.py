@@ -10,10 +10,10 @@ from fractions import Fraction
 from random import Random
 
 import pytest
-from canvas_grammar.grammar.automata import Automaton
 from canvas_grammar.grammar.json_facts import NumberFacts
 from canvas_grammar.grammar.json_numbers import number_language, number_tree
 from canvas_grammar.grammar.language import Node
+from canvas_grammar.grammar.rules import Automaton
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives, random_text
 from hypothesis import assume, example, given, settings

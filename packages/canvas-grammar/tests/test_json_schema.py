@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from canvas_grammar.automaton.compilation import Constraint, constraint_language
-from canvas_grammar.grammar.json.shapes import SUPPORTED
+from canvas_grammar.grammar.json.parts import SUPPORTED
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives
 from canvas_grammar_support.helpers import STRING, dumped, record

@@ -6,10 +6,9 @@ from itertools import product
 from random import Random
 
 import pytest
+from canvas_grammar.grammar.context_free import _Side, calls, cycles, reachable
 from canvas_grammar.grammar.ebnf import ebnf
 from canvas_grammar.grammar.language import Node
-from canvas_grammar.grammar.reachable import calls, cycles, reachable
-from canvas_grammar.grammar.recursion import _Side
 from canvas_grammar.grammar.rules import Rule
 from canvas_grammar_support.derivations import derives
 from canvas_grammar_support.helpers import LIMITS

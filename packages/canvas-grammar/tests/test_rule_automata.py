@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from canvas_grammar.automaton.distance import DEAD
+from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.rule_automata import RuleAutomata, rule_automata
 from canvas_grammar.grammar.language import Node, either, literal, optional, repeat, sequence
 from canvas_grammar.grammar.regex import regex

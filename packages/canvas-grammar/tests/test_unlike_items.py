@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from canvas_grammar.grammar.few_numbers import few_numbers, surely_within
+from canvas_grammar.grammar.decimals import few_numbers, surely_within
 from canvas_grammar.grammar.json.facts import fits_number
 from canvas_grammar.grammar.json.unlike_items import MOST_KINDS
 from canvas_grammar.grammar.json_facts import NumberFacts

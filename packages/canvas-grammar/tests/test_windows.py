@@ -12,12 +12,11 @@ from canvas_grammar.automaton.configurations import (
     START,
     Configurations,
 )
-from canvas_grammar.automaton.distance import DEAD, NEVER, fewest_steps
+from canvas_grammar.automaton.graph import DEAD, NEVER, fewest_steps
 from canvas_grammar.automaton.pushdown import NO_CLASS, pushdown_tables
 from canvas_grammar.automaton.rule_automata import rule_automata
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
 from canvas_grammar.automaton.vocabulary import Vocabulary
-from canvas_grammar.automaton.windows import window
+from canvas_grammar.automaton.windows import TokenAutomaton, window
 from canvas_grammar.grammar.language import Node, literal, sequence
 from canvas_grammar.grammar.regex import regex
 from canvas_grammar.grammar.rules import Call, Rule

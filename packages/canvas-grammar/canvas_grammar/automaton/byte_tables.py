@@ -13,14 +13,15 @@ many characters. So such a set is put in front, and the automaton starts behind 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
 
 import numpy as np
 from outlines_core import Index, Vocabulary
 
-from canvas_grammar.automaton.distance import DEAD
-from canvas_grammar.automaton.equal_rows import equal_rows
+from canvas_grammar.automaton.graph import DEAD, equal_rows
+from canvas_grammar.grammar.language import Chain, Node, Repeat
 from canvas_grammar.limits import ConstraintError
 
 SYMBOL = 0  # the byte with which symbols begin
@@ -145,3 +146,195 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     place = np.cumsum(kept) - 1
     number = place[number]
     return renumbered(table[kept], number), number
+
+
+# ---- Tables of long chains, put together from the tables of their parts.
+#
+# The time that `outlines_core` takes grows with the square of the optional members of an object,
+# and with every copy of what is repeated. Here each part becomes a table once. Chains are put
+# together from their ends: what is optional is a choice between it with all that follows, and what
+# follows. Only the bytes that both of them can read first are looked at.
+
+# Chains with fewer copies of parts are left to `outlines_core`.
+FEWEST_COPIES = 16
+# Parts of fewer byte positions are no pieces of their own, unless they are repeated.
+LEAST_POSITIONS = 4
+MOST_PAIRS = 4096  # that a choice looks at
+
+Piece = tuple[Node, int, int]  # a part, and how often it may come at least and at most
+
+
+def chain_table(
+    node: Node, plain: Callable[[Node], np.ndarray], most_states: int
+) -> np.ndarray | None:
+    """The table of a chain with many pieces, or None where `outlines_core` should build it.
+
+    Args:
+        node: the language.
+        plain: from a part to its table, as `expression_table` of the part and the symbol of the
+            end.
+        most_states: the largest number of states.
+
+    Returns:
+        int32 ``[states, 256]``, as from `plain`.
+
+    Raises:
+        ConstraintError: it has more states.
+    """
+    pieces = list(_pieces(node))
+    if sum(most for _, _, most in pieces) - len(pieces) + _optional(pieces) < FEWEST_COPIES:
+        return None
+    chain = _Chain(most_states)
+    try:
+        start = chain.end()
+        for part, least, most in reversed(pieces):
+            start = chain.repeated(plain(part), start, least, most)
+    except _AmbiguousError:
+        return None
+    return chain.table(start)
+
+
+def _optional(pieces: list[Piece]) -> int:
+    return sum(least < most for _, least, most in pieces)
+
+
+def _pieces(node: Node) -> Iterable[Piece]:
+    """The parts of a chain; those that come once, next to each other, are one piece."""
+    once: list[Node] = []
+    for part in _parts(node):
+        most = part.most if isinstance(part, Repeat) else None
+        if most is None or (most == 1 and part.positions < LEAST_POSITIONS):
+            once.append(part)
+            continue
+        if once:
+            yield Chain(tuple(once)), 1, 1
+            once = []
+        assert isinstance(part, Repeat)
+        yield part.part, part.least, most
+    if once:
+        yield Chain(tuple(once)), 1, 1
+
+
+def _parts(node: Node) -> Iterable[Node]:
+    if isinstance(node, Chain):
+        for part in node.parts:
+            yield from _parts(part)
+    else:
+        yield node
+
+
+class _AmbiguousError(Exception):
+    """Where a part ends cannot be told from the next byte."""
+
+
+class _Chain:
+    """A growing table. All its states lead to the symbol of the end."""
+
+    def __init__(self, most_states: int) -> None:
+        self.most_states = most_states
+        self.rows: np.ndarray = np.full((256, 256), DEAD, dtype=np.int32)
+        self.count = 0
+
+    def end(self) -> int:
+        """A state with nothing but the symbol of the end."""
+        first = self._new(3)
+        self.rows[first, SYMBOL] = first + 1
+        self.rows[first + 1, END] = first + 2
+        return first
+
+    def repeated(self, table: np.ndarray, behind: int, least: int, most: int) -> int:
+        """The start of `least` to `most` repetitions in front of what starts in `behind`.
+
+        Raises:
+            _AmbiguousError: the end of a repetition cannot be told from what follows.
+        """
+        part = _Part(table)
+        start = behind
+        for _ in range(most - least):
+            start = self._either(self._before(part, start), behind)
+        for _ in range(least):
+            start = self._before(part, start)
+        return start
+
+    def table(self, start: int) -> np.ndarray:
+        """The table with its start in row 0."""
+        number: np.ndarray = np.arange(self.count, dtype=np.int32)
+        number[[0, start]] = start, 0
+        return renumbered(self.rows[number], number)
+
+    def _new(self, states: int) -> int:
+        first = self.count
+        self.count += states
+        check_states(self.count, self.most_states)
+        if self.count > len(self.rows):
+            more = max(len(self.rows), states)
+            self.rows = np.pad(self.rows, ((0, more), (0, 0)), constant_values=DEAD)
+        return first
+
+    def _before(self, part: _Part, behind: int) -> int:
+        """The start of a part in front of what starts in `behind`."""
+        first = self._new(len(part.rows))
+        number = part.number + first
+        number[part.last] = behind
+        rows = renumbered(part.rows, number)
+        following = self.rows[behind]
+        for state in part.may_end.tolist():
+            if ((rows[state] != DEAD) & (following != DEAD)).any():
+                raise _AmbiguousError
+            rows[state] = np.maximum(rows[state], following)
+        self.rows[first : first + len(rows)] = rows
+        return int(number[0])
+
+    def _either(self, one: int, two: int) -> int:
+        """The start of two alternatives, of which both may be read on."""
+        number: dict[tuple[int, int], int] = {(one, two): self._new(1)}
+        ahead = [(one, two)]
+        for pair in ahead:  # grows while it is read
+            left, right = self.rows[pair[0]], self.rows[pair[1]]
+            row = np.where(left == DEAD, right, left)
+            for byte in np.flatnonzero((left != DEAD) & (right != DEAD) & (left != right)).tolist():
+                both = int(left[byte]), int(right[byte])
+                if both not in number:
+                    if len(ahead) == MOST_PAIRS:
+                        raise _AmbiguousError
+                    number[both] = self._new(1)
+                    ahead.append(both)
+                row[byte] = number[both]
+            self.rows[number[pair]] = row
+        return number[one, two]
+
+
+class _Part:
+    """The table of a part without the symbol of the end.
+
+    Attributes:
+        rows: int32 ``[states, 256]``, of the states in which something is read.
+        number: int32 ``[old states]``, the place in `rows` of each state of the part's table.
+        last: bool ``[old states]``, states in which the part must end.
+        may_end: int64, places in `rows` of states in which it may end or go on.
+    """
+
+    def __init__(self, table: np.ndarray) -> None:
+        """Of a table with the symbol of the end.
+
+        Raises:
+            _AmbiguousError: the part ends where it may also call a rule, or has no text.
+        """
+        symbol = table[:, SYMBOL]
+        ends = (symbol != DEAD) & (table[symbol, END] != DEAD)
+        reads = table != DEAD
+        behind = np.unique(symbol[ends])
+        if (reads[behind].sum(1) > 1).any():
+            raise _AmbiguousError
+        table = table.copy()
+        table[ends, SYMBOL] = DEAD
+        reads = table != DEAD
+        self.last = ends & ~reads.any(1)
+        kept = reads.any(1)
+        kept[behind] = False
+        if not (kept[0] or self.last[0]):
+            raise _AmbiguousError
+        # States that are not kept are `last`, or the symbol's, to which nothing leads any more.
+        self.number = np.where(kept, kept.cumsum() - 1, 0).astype(np.int32)
+        self.rows = table[kept]
+        self.may_end = np.flatnonzero((ends & kept)[kept])

@@ -6,15 +6,14 @@ import json
 
 from canvas_grammar.automaton.compiled import CompiledConstraint, Facts
 from canvas_grammar.automaton.configurations import START, Configurations
-from canvas_grammar.automaton.empty_language import EmptyLanguageError
 from canvas_grammar.automaton.pushdown import pushdown_tables
-from canvas_grammar.automaton.rule_automata import rule_automata
+from canvas_grammar.automaton.rule_automata import EmptyLanguageError, rule_automata
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import window
 from canvas_grammar.constraint import Constraint
 from canvas_grammar.grammar.grammars import grammar
-from canvas_grammar.grammar.json.layout import JsonLayout
 from canvas_grammar.grammar.json.reader import JsonReader, read_schema
+from canvas_grammar.grammar.json.values import JsonLayout
 from canvas_grammar.grammar.language import ANY, Chars, Node, intersection
 from canvas_grammar.grammar.regex import choice, regex
 from canvas_grammar.grammar.structural_tag import read_structural_tag

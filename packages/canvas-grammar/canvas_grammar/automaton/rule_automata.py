@@ -9,6 +9,7 @@ two automata, and are called like rules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,19 +17,47 @@ import numpy as np
 from canvas_grammar.automaton.byte_tables import (
     END,
     SYMBOL,
+    chain_table,
     check_states,
     expression_table,
     kept_states,
     merged_states,
 )
-from canvas_grammar.automaton.chains import chain_table
-from canvas_grammar.automaton.distance import DEAD
-from canvas_grammar.automaton.empty_language import EmptyLanguageError
-from canvas_grammar.automaton.useful_states import alive_states, used_states
-from canvas_grammar.grammar.automata import Automaton
+from canvas_grammar.automaton.graph import DEAD, alive_states, used_states
+from canvas_grammar.grammar.json.values import names_a_place
 from canvas_grammar.grammar.language import Node, as_expression, check_size
-from canvas_grammar.grammar.rules import Behind, Both, Call, Without
+from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
 from canvas_grammar.limits import CompileLimits, ConstraintError
+
+# ---- The refusal of a constraint without any text, which names the place if it knows one.
+
+MESSAGE = "the constraint allows no output at all"
+
+
+class EmptyLanguageError(ConstraintError):
+    """A language has no text at all.
+
+    Attributes:
+        rules: the numbers of its rules without any text, those of outer rules first.
+        nodes: what these rules are, once that is known.
+    """
+
+    def __init__(self, rules: list[int], place: str = "", nodes: Sequence[Node] = ()) -> None:
+        super().__init__(f"{place}: {MESSAGE}" if place else MESSAGE)
+        self.rules = rules
+        self.nodes = nodes
+
+    def named(self, nodes: Sequence[Node]) -> EmptyLanguageError:
+        """The same error with the place of the innermost rule that has one in a schema.
+
+        Args:
+            nodes: what each number stands for.
+        """
+        empty = [nodes[rule] for rule in self.rules]
+        names = [node.rule.name for node in empty if isinstance(node, Call)]
+        places = [name for name in names if names_a_place(name)]
+        return EmptyLanguageError(self.rules, places[-1] if places else "", empty)
+
 
 # Symbols of calls are two bytes below `END`, neither of which is 0.
 BASE = END - 1

@@ -15,9 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canvas_grammar.automaton.byte_moves import ByteMoves
-from canvas_grammar.automaton.followers import Followers
-from canvas_grammar.automaton.outcomes import LEFT, NO_WAY, Alternative, Outcomes
+from canvas_grammar.automaton.byte_moves import (
+    LEFT,
+    NO_WAY,
+    Alternative,
+    ByteMoves,
+    Followers,
+    Outcomes,
+)
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.limits import CompileLimits, ConstraintError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
+from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.label_bundles import LabelBundles
 
 # The distance of the state that is behind a token that the automaton does not allow.

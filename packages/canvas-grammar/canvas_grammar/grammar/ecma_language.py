@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from canvas_grammar.grammar.ecma_classes import ASCII_WORD, escaped_class
-from canvas_grammar.grammar.ecma_tree import (
+from canvas_grammar.grammar.ecma import (
+    ASCII_WORD,
     Ahead,
     Alternatives,
     Anchor,
@@ -25,6 +25,7 @@ from canvas_grammar.grammar.ecma_tree import (
     Repetition,
     Sequence,
     Tree,
+    escaped_class,
 )
 from canvas_grammar.grammar.language import (
     EMPTY_TEXT,

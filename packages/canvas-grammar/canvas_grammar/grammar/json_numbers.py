@@ -14,25 +14,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from canvas_grammar.grammar.automata import finite_automaton
-from canvas_grammar.grammar.decimal_conditions import (
-    Compared,
-    Condition,
-    Multiple,
-    Seen,
-    Whole,
-    least_common_multiple,
-)
-from canvas_grammar.grammar.decimal_shape import (
+from canvas_grammar.grammar.decimals import (
     COMPLETE,
     DIGITS,
     START,
+    Compared,
+    Condition,
+    Multiple,
     Position,
+    Seen,
     Shape,
+    Whole,
     bounds,
     divisors,
+    few_numbers,
+    least_common_multiple,
+    surely_within,
 )
-from canvas_grammar.grammar.few_numbers import few_numbers, surely_within
 from canvas_grammar.grammar.json_facts import NumberFacts
 from canvas_grammar.grammar.language import (
     NOTHING,
@@ -44,7 +42,7 @@ from canvas_grammar.grammar.language import (
     repeat,
     sequence,
 )
-from canvas_grammar.grammar.shared import REMEMBERED, shared
+from canvas_grammar.grammar.rules import REMEMBERED, finite_automaton, shared
 from canvas_grammar.limits import ConstraintError
 
 LARGEST_EXPONENT = 308  # of a double

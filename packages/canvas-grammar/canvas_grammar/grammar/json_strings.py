@@ -15,23 +15,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
+from canvas_grammar.grammar.ecma import Repetition, Sequence, Tree, parse
 from canvas_grammar.grammar.ecma_language import (
     Writing,
     found_in,
     matched_by,
     whole_text,
 )
-from canvas_grammar.grammar.ecma_parser import parse
-from canvas_grammar.grammar.ecma_tree import Repetition, Sequence, Tree
-from canvas_grammar.grammar.json_facts import StringFacts
-from canvas_grammar.grammar.json_formats import AUTOMATA
-from canvas_grammar.grammar.json_values import (
+from canvas_grammar.grammar.json.values import (
     ANY_BUT_CONTROLS,
     ANY_BUT_NULL,
     ANY_CHARACTER,
     QUOTE,
     inside_string,
 )
+from canvas_grammar.grammar.json_facts import StringFacts
+from canvas_grammar.grammar.json_formats import AUTOMATA
 from canvas_grammar.grammar.language import (
     ANY,
     NOTHING,
@@ -41,8 +40,7 @@ from canvas_grammar.grammar.language import (
     repeat,
     sequence,
 )
-from canvas_grammar.grammar.rules import Both, Without
-from canvas_grammar.grammar.shared import REMEMBERED, shared
+from canvas_grammar.grammar.rules import REMEMBERED, Both, Without, shared
 from canvas_grammar.limits import ConstraintError
 
 # Each character that is counted takes nine states of an automaton.

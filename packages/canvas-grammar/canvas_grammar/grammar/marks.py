@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from canvas_grammar.grammar.automata import Automaton
 from canvas_grammar.grammar.language import Node, literal
+from canvas_grammar.grammar.rules import Automaton
 
 CALL, CALL_END, DELIMITER = "<|tool_call>", "<tool_call|>", '<|"|>'
 MARKS = {CALL: 0xF8, CALL_END: 0xF9, DELIMITER: 0xFA}

@@ -15,7 +15,7 @@ from re import _constants as constants  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from canvas_grammar.grammar.ecma_classes import (
+from canvas_grammar.grammar.ecma import (
     ASCII_DIGIT,
     ASCII_WORD,
     LINE_FEED,

@@ -13,8 +13,8 @@ from typing import Any
 from canvas_grammar.grammar.ebnf import ebnf
 from canvas_grammar.grammar.free_text import dispatched, free_text, marked
 from canvas_grammar.grammar.json.gemma import gemma_arguments
-from canvas_grammar.grammar.json.layout import short
 from canvas_grammar.grammar.json.reader import SchemaLanguage, read_schema
+from canvas_grammar.grammar.json.values import short
 from canvas_grammar.grammar.language import Node, either, literal, optional, repeat, sequence
 from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT, MARKS, mark
 from canvas_grammar.grammar.regex import regex

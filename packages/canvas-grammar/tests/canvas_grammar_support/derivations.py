@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from random import Random
 
-from canvas_grammar.grammar.automata import Automaton
 from canvas_grammar.grammar.language import Chain, Chars, Either, Node, Repeat
-from canvas_grammar.grammar.rules import Behind, Both, Call, Without
+from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
 
 
 def derives(node: Node, text: str) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from canvas_grammar.automaton.distance import DEAD
+from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.pushdown import NO_CLASS
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
+from canvas_grammar.automaton.windows import TokenAutomaton
 
 FREE = -1
 

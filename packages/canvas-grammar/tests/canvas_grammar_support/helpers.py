@@ -17,11 +17,10 @@ from canvas_grammar.automaton.compilation import (
 )
 from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.configurations import START
-from canvas_grammar.automaton.distance import DEAD
+from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.rule_automata import RuleAutomata, regular_automaton
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
 from canvas_grammar.automaton.vocabulary import Vocabulary
-from canvas_grammar.automaton.windows import Window
+from canvas_grammar.automaton.windows import TokenAutomaton, Window
 from canvas_grammar.automaton.windows import window as window_of
 from canvas_grammar.decoding.best_path import CanvasWindow
 from canvas_grammar.limits import CompileLimits, ConstraintError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
+from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding import constrained_step as step
 from canvas_grammar.decoding.automaton_batch import AutomatonBatch, OwnEdges
 from canvas_grammar.decoding.best_path import (

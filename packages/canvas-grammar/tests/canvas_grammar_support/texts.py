@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from canvas_grammar.automaton.distance import DEAD, fewest_steps
+from canvas_grammar.automaton.graph import DEAD, fewest_steps
 from canvas_grammar.automaton.rule_automata import RuleAutomata
 
 WANDER = 40  # bytes, then straight to the end

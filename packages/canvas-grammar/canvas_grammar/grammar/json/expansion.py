@@ -11,17 +11,286 @@ left out (`over`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
 
-from canvas_grammar.grammar.json.assertions import assert_keywords
-from canvas_grammar.grammar.json.choices import Choice, State, choices_of
-from canvas_grammar.grammar.json.constants import identity, kind_of
-from canvas_grammar.grammar.json.facts import Facts, Trace, fits_number, fits_string
-from canvas_grammar.grammar.json.leftovers import settle_leftovers, some_choice
-from canvas_grammar.grammar.json.negation import Option, violations
-from canvas_grammar.grammar.json.parts import Literal, Part
+from canvas_grammar.grammar.ecma import (
+    Alternatives,
+    Characters,
+    Repetition,
+    Sequence,
+    Tree,
+    parse,
+)
+from canvas_grammar.grammar.json.facts import (
+    Facts,
+    Layer,
+    Row,
+    SomeMember,
+    Trace,
+    Words,
+    assert_keywords,
+    fits_number,
+    fits_string,
+)
+from canvas_grammar.grammar.json.negation import (
+    Option,
+    changed,
+    part_of_anything,
+    violations,
+    wrong_property,
+)
+from canvas_grammar.grammar.json.parts import KINDS, REFERENCES, Literal, Part
 from canvas_grammar.grammar.json.references import Document, circular
-from canvas_grammar.grammar.json.shapes import KINDS, REFERENCES
+from canvas_grammar.grammar.json.values import found, identity, kind_of
+from canvas_grammar.grammar.json_facts import StringFacts
 from canvas_grammar.limits import ConstraintError
+
+# ---- The state of reading conditions: facts so far, conditions ahead, and choices ahead.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """At least one of some options holds.
+
+    Attributes:
+        options: the options.
+        trace: how the part was reached.
+        part: the part that makes the choice.
+        unsaid: keywords of options that cannot be expressed.
+        denied: whether the choice says that the part does not hold.
+        condition: of an ``if``, whose first option is that it holds, and the second the opposite.
+    """
+
+    options: list[Option]
+    trace: Trace | None
+    part: Part
+    unsaid: tuple[str, ...] = ()
+    denied: bool = False
+    condition: Literal | None = None
+
+    @property
+    def rank(self) -> int:
+        """Choices of the lowest rank come first: those that say most about the value."""
+        return 2 if self.denied else 1 if self.condition is not None else 0
+
+    def only(self, n: int) -> Choice:
+        """The n-th option alone."""
+        return replace(self, options=[self.options[n]], condition=None)
+
+    def split(self, facts: Facts) -> Choice | None:
+        """Of an ``if``, whether a property that it speaks of is there, where that is open."""
+        if self.condition is None or facts.kind != "object":
+            return None
+        for name in self.condition.part.keywords.get("properties", ()):
+            if name not in facts.required and name not in facts.absent:
+                there = changed(Facts.require, name)
+                missing = changed(Facts.lack, name)
+                return Choice([there, missing], self.trace, self.part)
+        return None
+
+
+@dataclass
+class State:
+    """A way through the choices.
+
+    Attributes:
+        facts: what holds.
+        todo: conditions that are not read yet, and how each was reached.
+        choices: choices that are not made yet.
+        seen: conditions that were read.
+        last: the part that made the last choice.
+    """
+
+    facts: Facts
+    todo: list[tuple[Literal, Trace | None]] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    seen: set[Literal] = field(default_factory=set)
+    last: Part | None = None
+
+    @classmethod
+    def of(cls, facts: Facts, literals: Iterable[Literal]) -> State:
+        """Some facts, and conditions that are still to be read."""
+        return cls(facts, [(literal, None) for literal in literals])
+
+    def copy(self) -> State:
+        """A state of its own."""
+        return State(
+            self.facts.copy(), list(self.todo), list(self.choices), set(self.seen), self.last
+        )
+
+    def take(self, option: Option, choice: Choice) -> None:
+        """Choose an option."""
+        self.last = choice.part
+        self.todo += ((literal, choice.trace) for literal in option.literals)
+        if option.change is not None:
+            trace = choice.trace or Trace(choice.part, None, False)
+            option.change(self.facts, trace)
+
+
+def choices_of(facts: Facts, words: Words, trace: Trace) -> Iterator[Choice]:
+    """The choices that a part which holds leaves open."""
+    part, kind = trace.part, facts.kind
+    if "anyOf" in words:
+        inside = [Literal(part.child("anyOf", n)) for n in range(len(words["anyOf"]))]
+        # An option that always holds leaves no choice, but the others may evaluate something.
+        if facts.leftover or not any(literal.certain for literal in inside):
+            yield Choice([Option((one,)) for one in inside if one.part.allows(kind)], trace, part)
+    if "oneOf" in words:
+        inside = [Literal(part.child("oneOf", n)) for n in range(len(words["oneOf"]))]
+        inside = [literal for literal in inside if literal.part.allows(kind)]
+        options = [
+            Option((one, *(other.opposite for other in inside if other is not one)))
+            for one in inside
+        ]
+        yield Choice(options, trace, part)
+    if "if" in words and ("then" in words or "else" in words):
+        condition = Literal(part.child("if"))
+        then = (Literal(part.child("then")),) if "then" in words else ()
+        other = (Literal(part.child("else")),) if "else" in words else ()
+        yield Choice(
+            [Option((condition, *then)), Option((condition.opposite, *other))],
+            trace,
+            part,
+            condition=condition,
+        )
+    if kind == "object":
+        yield from _dependencies(words, trace)
+
+
+def _dependencies(words: Words, trace: Trace) -> Iterator[Choice]:
+    for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+        for name, needed in words.get(keyword, {}).items():
+            missing = changed(Facts.lack, name)
+            if isinstance(needed, list):
+                there = changed(Facts.require, name, *needed)
+            else:
+                inside = Literal(trace.part.child(keyword, name))
+                there = Option((inside,), changed(Facts.require, name).change)
+            yield Choice([there, missing], trace, trace.part)
+
+
+# ---- Names for properties that there must be, where no schema names them.
+
+COMMON = ("a", "b", "c", "x", "0", "1", "", "aa", "aaaa", "aaaaaaaaaaaa")
+MOST_PATTERNS = 8
+LONGEST = 64
+
+
+def suggested_names(conditions: Iterable[StringFacts], patterns: Iterable[str]) -> Iterator[str]:
+    """Texts that may meet conditions, which the caller has to try.
+
+    Args:
+        conditions: on the name; one of them has to be met.
+        patterns: what the name may have to match, or not.
+    """
+    known = dict.fromkeys(p for facts in conditions for p in facts.patterns)
+    examples = []
+    for pattern in list(known | dict.fromkeys(patterns))[:MOST_PATTERNS]:
+        try:
+            example = _example(parse(pattern))
+        except ConstraintError:
+            continue
+        if len(example) <= LONGEST:
+            examples.append(example)
+    yield from dict.fromkeys((*examples, *map("".join, combinations(examples, 2)), *COMMON))
+
+
+def _example(tree: Tree) -> str:
+    """A short text that the tree matches, if it were for its assertions."""
+    if isinstance(tree, Characters):
+        readable = (chr(first) for first, last in tree.sure if first > 0x20)
+        liked = (char for char in "a0A_" if any(f <= ord(char) <= t for f, t in tree.sure))
+        return next(liked, None) or next(readable, "")
+    if isinstance(tree, Sequence):
+        return "".join(map(_example, tree.items))
+    if isinstance(tree, Alternatives):
+        return _example(tree.options[0])
+    if isinstance(tree, Repetition):
+        return _example(tree.item) * min(tree.least, LONGEST)
+    return ""
+
+
+# ---- What is settled last: properties and items that nothing evaluates, and properties to be
+# found.
+
+MOST_MADE_UP = 3  # names for one property
+MOST_SUGGESTED = 16
+
+
+def settle_leftovers(facts: Facts) -> None:
+    """Turn ``unevaluatedProperties`` and ``unevaluatedItems`` into layers and rows.
+
+    What alternatives that were not chosen would evaluate does not count as evaluated. That leaves
+    out some values.
+    """
+    for literal, where in facts.leftover:
+        anything = Literal(part_of_anything(where.part))
+        if facts.kind == "object":
+            layers = [layer for layer, trace in facts.layers if trace.begins_with(where)]
+            if any(layer.additional is not None for layer in layers):
+                continue
+            names = {name: anything for layer in layers for name in layer.properties}
+            patterns = {pattern: anything for layer in layers for pattern in layer.patterns}
+            facts.layers += ((Layer(names, patterns, literal), where),)
+        else:
+            rows = [row for row, trace in facts.rows if trace.begins_with(where)]
+            if any(row.rest is not None for row in rows):
+                continue
+            first = max((len(row.first) for row in rows), default=0)
+            facts.rows += ((Row((anything,) * first, literal), where),)
+    facts.leftover = ()
+
+
+def some_choice(expansion: Expansion, facts: Facts, over: bool) -> Choice:
+    """The choice of a property that there must be; `facts` lose the condition.
+
+    Properties that a schema names are tried. If none of these will do, so are a few names that are
+    made up here. A property with another name is not offered.
+    """
+    member, facts.some = facts.some[0], facts.some[1:]
+    part = (member.value or member.naming or facts.names[0]).part
+    trace = Trace(part, None, False)
+    known = facts.known_names()
+    names = [name for name in known if _is_meant(expansion, facts, member, name)]
+    closed = any(
+        layer.additional is not None and layer.additional.hopeless and not layer.patterns
+        for layer, _ in facts.layers
+    )
+    if not over and not closed and (not names or facts.least > len(facts.required)):
+        others = (name for name in _suggested(expansion, facts, member) if name not in known)
+        names += islice((n for n in others if _is_meant(expansion, facts, member, n)), MOST_MADE_UP)
+    options = [
+        changed(Facts.require, name)
+        if member.value is None
+        else Option((), wrong_property(name, member.value))
+        for name in names
+    ]
+    return Choice(options, trace, part, () if closed else ("a property that no schema names",))
+
+
+def _suggested(expansion: Expansion, facts: Facts, member: SomeMember) -> Iterator[str]:
+    """Names that may do."""
+    conditions = facts.names if member.naming is None else (*facts.names, member.naming)
+    naming = expansion.alternatives("string", conditions) if conditions else []
+    for one in naming:
+        yield from islice((one.values or {}).values(), MOST_SUGGESTED)
+    patterns = [pattern for layer, _ in facts.layers for pattern in layer.patterns]
+    wanted = [member.matching] if member.matching is not None else []
+    yield from suggested_names([one.string for one in naming], [*wanted, *patterns])
+
+
+def _is_meant(expansion: Expansion, facts: Facts, member: SomeMember, name: str) -> bool:
+    if name in facts.absent:
+        return False
+    if facts.names and name not in facts.required and not expansion.admits(facts.names, name):
+        return False
+    if member.naming is not None and not expansion.admits((member.naming,), name):
+        return False
+    if name in member.apart_from or any(found(p, name) is not False for p in member.unlike):
+        return False
+    return member.matching is None or found(member.matching, name) is True
+
 
 MOST_ALTERNATIVES = 512
 MOST_STATES = 4096

@@ -24,17 +24,16 @@ from typing import Any
 
 from canvas_grammar.grammar.free_text import ANYTHING
 from canvas_grammar.grammar.json.arrays import ArrayWriter
-from canvas_grammar.grammar.json.constants import kind_of, whole_number
 from canvas_grammar.grammar.json.facts import (
     ANY_STRING,
     Facts,
     fits_string,
 )
-from canvas_grammar.grammar.json.layout import JsonLayout
 from canvas_grammar.grammar.json.objects import ObjectWriter
 from canvas_grammar.grammar.json.parts import Literal
 from canvas_grammar.grammar.json.reader import SchemaLanguage, SchemaReader
 from canvas_grammar.grammar.json.scalars import scalar_language
+from canvas_grammar.grammar.json.values import JsonLayout, kind_of, whole_number
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 from canvas_grammar.grammar.json_strings import RAW, string_content
 from canvas_grammar.grammar.language import (
@@ -50,8 +49,7 @@ from canvas_grammar.grammar.language import (
     union,
 )
 from canvas_grammar.grammar.marks import DELIMITER, mark
-from canvas_grammar.grammar.rules import Both, Without
-from canvas_grammar.grammar.shared import shared
+from canvas_grammar.grammar.rules import Both, Without, shared
 from canvas_grammar.limits import ConstraintError
 
 JSON_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}

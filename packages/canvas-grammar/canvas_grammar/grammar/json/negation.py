@@ -15,13 +15,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from canvas_grammar.grammar.json.assertions import (
-    Words,
-    counted,
-    number_facts,
-    row_of,
-)
-from canvas_grammar.grammar.json.constants import kind_of
 from canvas_grammar.grammar.json.facts import (
     Counted,
     Facts,
@@ -29,9 +22,13 @@ from canvas_grammar.grammar.json.facts import (
     Row,
     SomeMember,
     Trace,
+    Words,
+    counted,
+    number_facts,
+    row_of,
 )
-from canvas_grammar.grammar.json.parts import Literal, Part
-from canvas_grammar.grammar.json.shapes import OF_KIND
+from canvas_grammar.grammar.json.parts import OF_KIND, Literal, Part
+from canvas_grammar.grammar.json.values import kind_of
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 
 MOST_PAIRED = 4

@@ -21,10 +21,8 @@ from functools import partial
 from itertools import combinations
 from math import comb
 
-from canvas_grammar.grammar.json.constants import json_text
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Facts, both_strings
-from canvas_grammar.grammar.json.layout import JsonLayout
 from canvas_grammar.grammar.json.parts import Literal
 from canvas_grammar.grammar.json.scalars import strings_without
 from canvas_grammar.grammar.json.unlike_items import (
@@ -32,6 +30,7 @@ from canvas_grammar.grammar.json.unlike_items import (
     in_any_order,
     unlike_strings,
 )
+from canvas_grammar.grammar.json.values import JsonLayout, json_text
 from canvas_grammar.grammar.json_facts import StringFacts
 from canvas_grammar.grammar.language import (
     NOTHING,

@@ -2,23 +2,210 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from referencing import Specification
 from referencing._core import Resolver
+from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
-from canvas_grammar.grammar.json.constants import identity
-from canvas_grammar.grammar.json.drafts import (
-    SPECIFICATIONS,
-    Draft,
-    draft_named,
-    has_keyword,
-)
-from canvas_grammar.grammar.json.layout import short
-from canvas_grammar.grammar.json.shapes import ANNOTATIONS, SHAPES, complaint
+from canvas_grammar.grammar.json.values import identity, short, whole_number
 from canvas_grammar.limits import ConstraintError
+
+# ---- Drafts of JSON Schema: which one a schema is written in, and which keywords each of them has.
+
+
+class Draft(IntEnum):
+    """The drafts, in the order of their publication."""
+
+    DRAFT_04 = 4
+    DRAFT_06 = 6
+    DRAFT_07 = 7
+    DRAFT_2019_09 = 2019
+    DRAFT_2020_12 = 2020
+
+    @property
+    def title(self) -> str:
+        """The usual spelling of its name."""
+        return self.name.lower().replace("_", "-")
+
+
+LATEST = Draft.DRAFT_2020_12
+DRAFT_OF_URL = {
+    "json-schema.org/draft-04/schema": Draft.DRAFT_04,
+    "json-schema.org/draft-06/schema": Draft.DRAFT_06,
+    "json-schema.org/draft-07/schema": Draft.DRAFT_07,
+    "json-schema.org/draft/2019-09/schema": Draft.DRAFT_2019_09,
+    "json-schema.org/draft/2020-12/schema": LATEST,
+    "json-schema.org/schema": LATEST,
+    # OpenAPI's dialect only adds annotations.
+    "spec.openapis.org/oas/3.1/dialect/base": LATEST,
+}
+SPECIFICATIONS: dict[Draft, Specification[Any]] = {
+    Draft.DRAFT_04: DRAFT4,
+    Draft.DRAFT_06: DRAFT6,
+    Draft.DRAFT_07: DRAFT7,
+    Draft.DRAFT_2019_09: DRAFT201909,
+    Draft.DRAFT_2020_12: DRAFT202012,
+}
+# Keywords that not all drafts have: the first draft, and the last one.
+OF_SOME_DRAFTS = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), (Draft.DRAFT_06, LATEST)),
+    **dict.fromkeys(("if", "then", "else"), (Draft.DRAFT_07, LATEST)),
+    "dependencies": (Draft.DRAFT_04, Draft.DRAFT_07),
+    "additionalItems": (Draft.DRAFT_04, Draft.DRAFT_2019_09),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas"), (Draft.DRAFT_2019_09, LATEST)),
+    **dict.fromkeys(("minContains", "maxContains"), (Draft.DRAFT_2019_09, LATEST)),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (Draft.DRAFT_2019_09, LATEST)),
+    "$recursiveRef": (Draft.DRAFT_2019_09, Draft.DRAFT_2019_09),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), (LATEST, LATEST)),
+}
+
+
+def draft_named(name: Any) -> Draft | None:
+    """The draft that a ``$schema`` names, or None if it is unknown."""
+    if not isinstance(name, str):
+        return None
+    place = name.removeprefix("http://").removeprefix("https://")
+    return DRAFT_OF_URL.get(place.removesuffix("#"))
+
+
+def has_keyword(draft: Draft, keyword: str) -> bool:
+    """Whether a keyword that restricts values is one of a draft."""
+    first, last = OF_SOME_DRAFTS.get(keyword, (Draft.DRAFT_04, LATEST))
+    return first <= draft <= last
+
+
+# ---- The keywords of JSON Schema: which values they may have, and which types they restrict.
+
+KINDS = ("null", "boolean", "string", "number", "array", "object")
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+# Keywords that restrict values of one type.
+OF_KIND: dict[str, tuple[str, ...]] = {
+    "null": (),
+    "boolean": (),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "array": (
+        *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
+        *("contains", "minContains", "maxContains", "unevaluatedItems"),
+    ),
+    "object": (
+        *("properties", "patternProperties", "additionalProperties", "required", "minProperties"),
+        *("maxProperties", "propertyNames", "unevaluatedProperties"),
+        *("dependencies", "dependentRequired", "dependentSchemas"),
+    ),
+}
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+GENERAL = (
+    *("type", "enum", "const", *REFERENCES),
+    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+)
+SUPPORTED = tuple(sorted({*GENERAL, *(name for names in OF_KIND.values() for name in names)}))
+# Keywords that are known to say nothing about validity. `discriminator` is OpenAPI's.
+ANNOTATIONS = frozenset(
+    (
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary"),
+        *("$comment", "$defs", "definitions", "title", "description", "default", "examples"),
+        *("deprecated", "readOnly", "writeOnly", "discriminator"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+    )
+)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, bool | Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_count(value: Any) -> bool:
+    count = whole_number(value)
+    return count is not None and count >= 0
+
+
+def _is_list_of_schemas(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
+
+
+def _is_table_of_schemas(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
+
+
+def _are_dependencies(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_schema(part) or _are_names(part) for part in value.values()
+    )
+
+
+def _is_type(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return all(isinstance(name, str) and name in TYPES for name in names)
+
+
+Check = tuple[Callable[[Any], bool], str]
+SCHEMA: Check = (_is_schema, "a schema, which is an object, true or false")
+NUMBER: Check = (_is_number, "a number")
+BOUND: Check = (lambda v: isinstance(v, bool) or _is_number(v), "a number (in draft-04 a flag)")
+COUNT: Check = (_is_count, "a count")
+TEXT: Check = (lambda v: isinstance(v, str), "a string")
+SHAPES: dict[str, Check] = {
+    "type": (_is_type, f"one or several of {', '.join(TYPES)}"),
+    "enum": (lambda v: isinstance(v, list) and bool(v), "a list of values, and not an empty one"),
+    "const": (lambda v: True, "a value"),
+    **dict.fromkeys((*REFERENCES, "pattern", "format"), TEXT),
+    **dict.fromkeys(
+        ("allOf", "anyOf", "oneOf", "prefixItems"),
+        (_is_list_of_schemas, "a list of schemas, and not an empty one"),
+    ),
+    **dict.fromkeys(
+        (
+            *("not", "if", "then", "else", "additionalProperties", "additionalItems", "contains"),
+            *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+        ),
+        SCHEMA,
+    ),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "dependentSchemas"),
+        (_is_table_of_schemas, "an object of schemas"),
+    ),
+    "items": (
+        lambda v: _is_schema(v) or v == [] or _is_list_of_schemas(v),
+        "a schema, or up to draft-2019-09 a list of schemas",
+    ),
+    "dependencies": (_are_dependencies, "an object of schemas and of lists of names"),
+    "dependentRequired": (
+        lambda v: isinstance(v, Mapping) and all(map(_are_names, v.values())),
+        "an object of lists of names",
+    ),
+    "required": (_are_names, "a list of names"),
+    **dict.fromkeys(("minimum", "maximum"), NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), BOUND),
+    "multipleOf": (lambda v: _is_number(v) and v > 0, "a number above 0"),
+    **dict.fromkeys(
+        (f"{end}{what}" for end in ("min", "max")
+         for what in ("Length", "Items", "Properties", "Contains")),
+        COUNT,
+    ),
+    "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
+}  # fmt: skip
+
+
+def complaint(keyword: str, value: Any) -> str | None:
+    """What is wrong with the value of a keyword, or None."""
+    fits, wanted = SHAPES[keyword]
+    return None if fits(value) else f"{keyword} is {wanted}, got {short(value)}"
+
 
 SILENT: Mapping[str, Any] = {}
 # Keywords of later drafts are obeyed in earlier ones, where they do not count: that only leaves out

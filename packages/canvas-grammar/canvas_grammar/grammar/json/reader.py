@@ -8,25 +8,95 @@ out is said in `objects`, `arrays`, `negation` and `leftovers`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from canvas_grammar.grammar.context_free import productive_rules, replaced
 from canvas_grammar.grammar.json.arrays import ArrayWriter
-from canvas_grammar.grammar.json.constants import json_text
-from canvas_grammar.grammar.json.contradictions import Conditions, Contradictions
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Facts
-from canvas_grammar.grammar.json.layout import JsonLayout, names_a_place, short
 from canvas_grammar.grammar.json.objects import ObjectWriter
 from canvas_grammar.grammar.json.parts import Literal, place_of, unique
-from canvas_grammar.grammar.json.productive import Pruned
 from canvas_grammar.grammar.json.references import Document
 from canvas_grammar.grammar.json.scalars import scalar_language
+from canvas_grammar.grammar.json.values import JsonLayout, json_text, names_a_place, short
 from canvas_grammar.grammar.language import NOTHING, Node, either, literal
 from canvas_grammar.grammar.rules import Call, Rule, is_empty
 from canvas_grammar.limits import CompileLimits, ConstraintError
+
+# ---- Why a schema allows no value: the innermost places whose keywords exclude each other.
+
+MOST_NAMED = 3  # places of a message
+DEEPEST = 64
+
+Conditions = tuple[Literal, ...]
+
+
+class Contradictions:
+    """Conditions that no value meets, those on inner places first."""
+
+    def __init__(self, expansion: Expansion) -> None:
+        self.expansion = expansion
+        self._found: dict[str, Conditions] = {}
+
+    def add(self, literals: Conditions) -> None:
+        """No value meets some conditions; a place counts only if none inside it was found."""
+        place = place_of(literals)
+        if not any(f"{inner}.".startswith(f"{place}.") for inner in self._found):
+            self._found[place] = literals
+
+    def error(self, refusal: str) -> ConstraintError:
+        """A refusal of the schema, with places, keywords, and negations left unsaid."""
+        named = map(self._named, list(self._found.values())[:MOST_NAMED])
+        why = [
+            f" (at {short(part.place)} it cannot be expressed that this does not hold: "
+            f"{', '.join(words)})"
+            for part, words in list(self.expansion.left_out.items())[:MOST_NAMED]
+        ]
+        places = "; ".join(dict.fromkeys(named))
+        return ConstraintError(f"{places}: {refusal}{''.join(why)}")
+
+    def _named(self, literals: Conditions) -> str:
+        for _ in range(DEEPEST):
+            inner = self.expansion.impossible_part(literals)
+            if not inner:
+                break
+            literals = inner
+        words = [word for literal in literals for word in _keywords(literal)]
+        return f"{short(place_of(literals))}: {', '.join(dict.fromkeys(words))}"
+
+
+def _keywords(literal: Literal) -> list[str]:
+    if literal.negated:
+        return ["not"]
+    return list(literal.part.keywords) or ["false"]
+
+
+# ---- Rules without any text, taken out of the languages that call them.
+
+
+class Pruned:
+    """Finds the rules that derive no text, and sets the bodies of all others without them."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        own = list(rules)
+        self.dead = set(own) - productive_rules(own)
+        self._known: dict[int, Node] = {}
+        self._bodies = [rule.body for rule in own]  # `_known` names their parts by `id()`
+        for rule in own:
+            rule.body = self.node(rule.body)
+
+    def node(self, node: Node) -> Node:
+        """A language without calls of rules that derive no text."""
+        if not self.dead:
+            return node
+        return replaced(node, self._without_dead, self._known)
+
+    def _without_dead(self, rule: Rule) -> Node:
+        return NOTHING if rule in self.dead else Call(rule)
+
 
 MOST_RULES = 20_000
 Context = TypeVar("Context")

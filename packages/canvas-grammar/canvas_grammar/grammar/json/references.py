@@ -8,10 +8,17 @@ from typing import Any
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import exceptions
 
-from canvas_grammar.grammar.json.drafts import LATEST, SPECIFICATIONS, Draft, draft_named
-from canvas_grammar.grammar.json.layout import short
-from canvas_grammar.grammar.json.parts import Literal, Part, Surroundings
-from canvas_grammar.grammar.json.shapes import REFERENCES
+from canvas_grammar.grammar.json.parts import (
+    LATEST,
+    REFERENCES,
+    SPECIFICATIONS,
+    Draft,
+    Literal,
+    Part,
+    Surroundings,
+    draft_named,
+)
+from canvas_grammar.grammar.json.values import short
 from canvas_grammar.limits import ConstraintError
 
 # What a malformed document may raise inside the library, which expects that schemas are valid.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from canvas_grammar.grammar.json.assertions import exact
-from canvas_grammar.grammar.json.constants import json_text, spellings, whole_number
 from canvas_grammar.grammar.json.facts import (
     Facts,
     both_numbers,
+    exact,
     fits_number,
     fits_string,
 )
+from canvas_grammar.grammar.json.values import json_text, spellings, whole_number
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 from canvas_grammar.grammar.json_numbers import number_language
 from canvas_grammar.grammar.json_strings import string_language, string_tree

@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from canvas_grammar.automaton.configurations import END_OF_TEXT, START, Configurations
-from canvas_grammar.automaton.distance import NEVER
-from canvas_grammar.automaton.token_automaton import TokenAutomaton
-from canvas_grammar.automaton.windows import window
+from canvas_grammar.automaton.graph import NEVER
+from canvas_grammar.automaton.windows import TokenAutomaton, window
 
 State = Hashable
 

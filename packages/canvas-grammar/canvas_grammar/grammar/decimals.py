@@ -6,11 +6,15 @@ which is an optional ``-``, digits without a leading zero, and perhaps a point a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import gcd, lcm
+from math import ceil, floor, gcd, lcm
 from typing import Protocol
+
+from canvas_grammar.grammar.json_facts import NumberFacts
+from canvas_grammar.limits import ConstraintError
 
 # What a condition knows after some characters: a few small integers.
 Seen = tuple[int, ...]
@@ -201,3 +205,171 @@ def least_common_multiple(numbers: tuple[Fraction, ...]) -> Fraction:
 
 def _order(left: str, right: str) -> int:
     return (left > right) - (left < right)
+
+
+# ---- How decimal numbers with bounds or divisors are written: how many digits they may have.
+
+DIGITS = 15  # that a double keeps apart
+FRACTION = 6  # digits after the point, if the bounds have fewer
+MOST_FRACTION = 12
+MOST_WHOLE = 40  # digits before the point up to which everything between two bounds is offered
+MOST_REMAINDERS = 1_000
+LARGEST_MODULUS = 100_000  # of which the remainders are looked at
+MOST_COUNTED_REMAINDERS = 4_000  # remainders times digits
+
+START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
+COMPLETE = (_ZERO, _WHOLE, _FRACTION)
+Position = tuple[int, int]  # where in the text, and how many digits of the whole part or fraction
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many digits a number has.
+
+    Attributes:
+        whole: before the point, at most.
+        fraction: after the point, at most; 0 for integers, which have no point.
+        complete: whether all numbers that the facts allow have this shape.
+    """
+
+    whole: int
+    fraction: int
+    complete: bool
+
+    @classmethod
+    def of(cls, facts: NumberFacts) -> Shape:
+        """The shape of the numbers with some properties.
+
+        Raises:
+            ConstraintError: a divisor has too many digits, or is too small for the bounds.
+        """
+        nearest = max(facts.least or 0, -(facts.most or 0), 0)
+        needed = len(str(int(nearest) + 1))
+        whole, bounded = max(DIGITS, needed), False
+        if facts.least is not None and facts.most is not None:
+            farthest = len(str(int(max(abs(facts.least), abs(facts.most)))))
+            bounded = farthest <= max(whole, MOST_WHOLE)
+            whole = farthest if bounded else whole
+        places = max((decimal_places(bound) for bound in bounds(facts)), default=0)
+        fraction = 0 if facts.integer else min(MOST_FRACTION, max(FRACTION, places + 1))
+        exact = facts.integer or facts.least == facts.most
+        steps = list(divisors(facts))
+        if steps:
+            deepest = max(map(decimal_places, steps))
+            if deepest > MOST_FRACTION:
+                raise ConstraintError(f"multipleOf has at most {MOST_FRACTION} decimals")
+            if facts.multiples:
+                exact = True
+                fraction = 0 if facts.integer else max(1, decimal_places(facts.multiples[0]))
+            digits = min(DIGITS - deepest, _countable(steps))
+            if needed > digits:
+                raise ConstraintError(f"multipleOf goes with numbers of up to {digits} digits here")
+            bounded, whole = bounded and whole <= digits, min(whole, digits)
+        return cls(whole, fraction, bounded and exact)
+
+    def moves(self, position: Position) -> Iterator[tuple[str, Position]]:
+        """The next characters, and the positions behind them."""
+        where, count = position
+        if where == START:
+            yield "-", (_SIGN, 0)
+        if where in (START, _SIGN):
+            if where == START or self.fraction:  # an integer is not written -0
+                yield "0", (_ZERO, 1)
+            yield from ((digit, (_WHOLE, 1)) for digit in "123456789")
+        if where == _WHOLE and count < self.whole:
+            yield from ((digit, (_WHOLE, count + 1)) for digit in "0123456789")
+        if where in (_ZERO, _WHOLE) and self.fraction and count + self.fraction <= DIGITS:
+            yield ".", (_POINT, 0)
+        if where in (_POINT, _FRACTION) and count < self.fraction:
+            yield from ((digit, (_FRACTION, count + 1)) for digit in "0123456789")
+
+
+def _countable(steps: Iterable[Fraction]) -> int:
+    """How many digits the automata of some divisors can count."""
+    digits = DIGITS
+    for divisor in steps:
+        multiple = Multiple(divisor)
+        modulus = multiple.moduli[0]
+        remainders = modulus if modulus > LARGEST_MODULUS else len(set(multiple.alike))
+        if remainders > MOST_REMAINDERS:
+            raise ConstraintError(
+                f"multipleOf {divisor} takes {remainders} remainders; at most {MOST_REMAINDERS} "
+                "are served"
+            )
+        enough = len(str(int(divisor))) + 1
+        digits = min(digits, max(enough, MOST_COUNTED_REMAINDERS // remainders))
+    return digits
+
+
+def bounds(facts: NumberFacts) -> Iterator[Fraction]:
+    """All bounds, also of what is excluded."""
+    yield from (bound for bound in (facts.least, facts.most) if bound is not None)
+    for excluded in facts.excluded:
+        yield from bounds(excluded)
+
+
+def divisors(facts: NumberFacts) -> Iterator[Fraction]:
+    """All numbers of which there are to be multiples, also in what is excluded."""
+    yield from facts.multiples
+    for excluded in facts.excluded:
+        yield from divisors(excluded)
+
+
+# ---- Sets of numbers that are plainly empty, or so small that they can be listed.
+
+MOST_LISTED = 2_000
+
+
+def few_numbers(facts: NumberFacts) -> list[str] | None:
+    """The texts of all numbers with some properties, in their order.
+
+    Returns:
+        None if the properties name no divisor or not both bounds, or if more than `MOST_LISTED`
+        multiples lie between these.
+    """
+    step = _step(facts)
+    if step is None or facts.least is None or facts.most is None:
+        return None
+    first, last = ceil(facts.least / step), floor(facts.most / step)
+    if last - first >= MOST_LISTED:
+        return None
+    found = (step * n for n in range(first, last + 1))
+    return [text for value in found if facts.fits(value) and (text := _text(value)) is not None]
+
+
+def surely_within(facts: NumberFacts, other: NumberFacts) -> bool:
+    """Whether it is plain that numbers with some properties have others, too."""
+    if other.excluded or (other.integer and not facts.integer):
+        return False
+    step = _step(facts)
+    if any(step is None or (step / divisor).denominator != 1 for divisor in other.multiples):
+        return False
+    if other.least is not None:
+        if facts.least is None or facts.least < other.least:
+            return False
+        if facts.least == other.least and other.above and not facts.above:
+            return False
+    if other.most is not None:
+        if facts.most is None or facts.most > other.most:
+            return False
+        if facts.most == other.most and other.below and not facts.below:
+            return False
+    return True
+
+
+def _step(facts: NumberFacts) -> Fraction | None:
+    """A number of which all that have the properties are multiples."""
+    steps = (*facts.multiples, *([Fraction(1)] if facts.integer else []))
+    if not steps or any(step <= 0 for step in steps):
+        return None
+    return least_common_multiple(steps)
+
+
+def _text(value: Fraction) -> str | None:
+    """A number as it is written, or None if it has more digits than a double keeps apart."""
+    if value.denominator != 1 and decimal_places(value) > MOST_FRACTION:
+        return None
+    whole, fraction = decimal_digits(abs(value))
+    if len(whole) + len(fraction) > DIGITS:
+        return None
+    return f"{'-' if value < 0 else ''}{whole}{'.' if fraction else ''}{fraction}"
