@@ -230,8 +230,9 @@ def _add_frontend(draw: random.Random, body: dict[str, Any]) -> None:
     elif draw.random() < 0.25:
         body["stop"] = draw.choice(STOPS)
         body["include_stop_str_in_output"] = draw.random() < 0.5
-    if draw.random() < 0.3:
-        body["priority"] = draw.randint(-3, 3)
+    # Only urgent ones: with less urgent ones than most, a load without pauses leaves them waiting.
+    if draw.random() < 0.15:
+        body["priority"] = -draw.randint(1, 3)
     if body["temperature"] and draw.random() < 0.2:
         body["n"] = 2
 
