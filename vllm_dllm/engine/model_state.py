@@ -28,7 +28,7 @@ from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, Res
 from vllm_dllm.vllm_patches.runner import (
     allocate_no_grammar_bitmask,
     load_what_is_compiled,
-    tell_of_preemptions,
+    report_preemptions,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class DiffusionModelState(ModelState):
         self.slot_of: dict[str, int] = {}
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
-        tell_of_preemptions()
+        report_preemptions()
         load_what_is_compiled()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from vllm_dllm.vllm_patches.wrapping import with_globals, wrap
 
 
-def tell_of_preemptions() -> None:
+def report_preemptions() -> None:
     """Let vLLM's runner tell a model state of ours which requests it preempts.
 
     The runner calls ``remove_request`` for preempted and for finished requests alike, so before
