@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from triton_interpreter import interpreter_env
 
 from tests import oracle
-from tests.cpu.triton_interpreter import interpreter_env
 from tests.support.engine import answers_of_child, engine
 from tests.support.reference_gemma import VOCABULARY, random_checkpoint
 
