@@ -37,6 +37,7 @@ from benchmarks.common import write  # noqa: E402
 from tests.support.progress import Progress  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 from tests.support.soak.client import (  # noqa: E402
+    ANSWER_SECONDS,
     COMPLETED,
     MOST_FAILURES,
     REFUSED,
@@ -70,12 +71,21 @@ MOST_SHOWN = 20  # complaints; the figures have all of them
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a soak: requests, how many of them are distinct, and how many run at a time."""
+    """The size of a soak.
+
+    Attributes:
+        requests: how many are sent.
+        distinct: how many of them differ.
+        concurrency: how many run at a time.
+        seed: of the mix.
+        patience: seconds; a request that is not answered by then hangs.
+    """
 
     requests: int = 500
     distinct: int = 150
     concurrency: int = 64
     seed: int = 0
+    patience: float = ANSWER_SECONDS
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
     alone: dict[str, Answer] = {}
     memory, preemptions = None, 0
     async with session() as opened:
-        client = Client(server.url, opened)
+        client = Client(server.url, opened, answer_seconds=size.patience)
         begin = time.monotonic()
         faults = Faults(server.url, server.process.pid, size.seed)
         outcomes, samples = await load(server, client, sendings, size.concurrency, faults)
@@ -251,13 +261,19 @@ def main() -> int:
     parser.add_argument("--distinct", type=int, help="default: 3 in 10, at most 300")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0, help="of the mix")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=ANSWER_SECONDS,
+        help="seconds, after which a request hangs; more on a busy machine",
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("flags", nargs="*", help="behind --: more flags of vllm serve")
     args = parser.parse_args()
     if args.requests < LEAST_REQUESTS:
         parser.error(f"--requests must be at least {LEAST_REQUESTS}")
     distinct = args.distinct or max(1, min(300, args.requests * 3 // 10))
-    size = Size(args.requests, distinct, args.concurrency, args.seed)
+    size = Size(args.requests, distinct, args.concurrency, args.seed, args.patience)
     reports = {}
     for model in args.model:
         name = Path(model).name
