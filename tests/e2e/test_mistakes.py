@@ -200,11 +200,10 @@ def served(
 def assert_readable(server: Server, path: str, rest: dict[str, Any], mistake: Mistake) -> None:
     """Post it: a readable refusal. A stream is refused in the same words, before it begins.
 
-    Not so for vLLM's own checks, some of which it makes in the stream, and for what it refuses in
-    every stream.
+    Not so for what vLLM refuses in every stream.
     """
     body, heard = rest | mistake.typed, set()
-    never_streamed = mistake.vllm or {"use_beam_search", "prompt_logprobs"} & body.keys()
+    never_streamed = {"use_beam_search", "prompt_logprobs"} & body.keys()
     for streamed in [False] if never_streamed else [False, True]:
         response = server.post(path, **body, stream=streamed)
         assert response.status_code in (400, 404, 422), (body, response.text)

@@ -317,6 +317,24 @@ def validate_sampling_params(params: Any, served: Served) -> None:
         )
 
 
+class AdmittedParams(SamplingParams):
+    """A request's parameters, which vLLM validates by the rules of this package.
+
+    Its own rules for diffusion models refuse every temperature but 1.0.
+    """
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> AdmittedParams:
+        """A copy of `params`, which stay as they are."""
+        clone, made = params.clone(), cls.__new__(cls)
+        for name in SamplingParams.__struct_fields__:
+            setattr(made, name, getattr(clone, name))
+        return made
+
+    def _validate_diffusion(self, model_config: Any) -> None:
+        validate_sampling_params(self, model_config.dllm)
+
+
 def resolve_options(
     params: Any, served: Served, own_maximum: bool | None = None
 ) -> ResolvedRequest:

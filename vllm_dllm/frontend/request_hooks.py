@@ -22,6 +22,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.frontend.admission import (
+    AdmittedParams,
     continue_last_message,
     may_exclude_all,
     refuse_beam_search,
@@ -123,7 +124,7 @@ class FrontEnd:
         if getattr(request, "use_beam_search", False):
             refuse_beam_search()
         http = current.get()
-        if http is None:  # vLLM's handlers are called without its server
+        if http is None or not http.path:  # vLLM's handlers are called without its server
             http = HttpRequest()
             current.set(http)
         continue_last_message(request, http.path)
@@ -199,7 +200,7 @@ class FrontEnd:
         """
         if ResolvedRequest.given(params.extra_args) is not None:
             return params
-        prepared, http = params.clone(), current.get() or HttpRequest()
+        prepared, http = AdmittedParams.of(params), current.get() or HttpRequest()
         own_maximum = None
         if http.request is not None:
             own_maximum = sets_its_maximum(http.request)

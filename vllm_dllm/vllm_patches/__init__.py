@@ -21,12 +21,10 @@ def apply_all() -> None:
         default_limits,
         registration,
         request_entry,
-        sampling_parameters,
         worker_shutdown,
     )
 
     registration.register_models()
-    sampling_parameters.apply()
     request_entry.apply()
     default_limits.apply()
     worker_shutdown.apply()

@@ -6,13 +6,15 @@ learns that the model is ours, and where what only this process needs is wrapped
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, front_end_of
-from vllm_dllm.vllm_patches import beam_search, http_endpoints, sampling_parameters
+from vllm_dllm.settings.resolved import GREEDY_EPSILON
+from vllm_dllm.vllm_patches import beam_search, http_endpoints
 from vllm_dllm.vllm_patches.registration import is_ours
 from vllm_dllm.vllm_patches.wrapping import wrap
 
@@ -34,10 +36,13 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         if not is_ours(vllm_config.model_config):
             return
         # Only here, because it imports parts of vLLM that other processes do not need.
+        from vllm.sampling_params import SamplingParams
+
         from vllm_dllm.frontend.request_hooks import FrontEnd
         from vllm_dllm.vllm_patches import metrics, traces, worker_shutdown
 
-        sampling_parameters.note_that_our_model_is_served()
+        # vLLM refuses several greedy samples before it knows the model.
+        wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
         # The front end outlives the engine, because vLLM's classes of requests lead to it.
@@ -60,6 +65,7 @@ def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         front_end = front_end_of(self)
         if front_end is None:
+            _refuse_greedy_samples(params)
             return original(self, request_id, prompt, params, *args, **kwargs)
         return front_end.process(
             lambda prompt, params: original(self, request_id, prompt, params, *args, **kwargs),
@@ -68,6 +74,14 @@ def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return process_inputs
+
+
+def _refuse_greedy_samples(params: Any) -> None:
+    """Check for another model what vLLM no longer checks where one of ours is served."""
+    from vllm.sampling_params import SamplingParams
+
+    if isinstance(params, SamplingParams) and params.n > 1 and params.temperature < GREEDY_EPSILON:
+        inspect.unwrap(SamplingParams._verify_greedy_sampling)(params)
 
 
 def _wrap_client() -> None:
