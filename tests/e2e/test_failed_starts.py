@@ -61,7 +61,9 @@ def cut(checkpoint: Path) -> None:
 STAGES = {
     "load": Failure("SafetensorError", damage=cut),
     "profiling": Failure("Decrease --kv-cache-memory-bytes", {"kv_cache_memory_bytes": 1 << 50}),
-    "kv-cache": Failure("KV cache is needed", {"kv_cache_memory_bytes": 1 << 20}),
+    "kv-cache": Failure(
+        "KV cache is needed", {"kv_cache_memory_bytes": 1 << 20, "max_model_len": 1024}
+    ),
     "warm-up": Failure(
         "planted in the warm-up", {"worker_cls": "tests.e2e.failing_worker.FailingWorker"}
     ),
