@@ -16,9 +16,12 @@ from examples.tiny.make_twin import make_twin
 from tests.commands.running import command
 from tests.support.checkpoints import TINY
 from vllm_dllm.commands import show_config
+from vllm_dllm.startup.refusal import RefusedError
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine
+# Of this package when an engine is configured, and of vLLM when a model's fields are set.
+REFUSALS = (RefusedError, ValueError)
 
 
 def shown(model: str | Path, *flags: str, **settings: Any) -> dict[str, tuple[str, str]]:
@@ -154,7 +157,7 @@ def test_a_generation_config_of_another_folder(tmp_path: Path) -> None:
     assert lines["t_min"] == ("0.1", OVERRIDE)
     assert shown("tiny-diffusiongemma", FOLDER, "vllm")["t_max"] == ("0.8", "checkpoint")
     file.write_text("[]")
-    with pytest.raises(ValueError, match=r"generation_config\.json is not a JSON object"):
+    with pytest.raises(REFUSALS, match=r"generation_config\.json is not a JSON object"):
         shown("tiny-diffusiongemma", FOLDER, str(tmp_path))
 
 
@@ -177,7 +180,7 @@ def test_a_generation_config_of_another_folder(tmp_path: Path) -> None:
 def test_an_override_that_cannot_act_is_refused(
     model: str, fields: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"{OVERRIDE}: .*") as refused:
+    with pytest.raises(REFUSALS, match=rf"{OVERRIDE}: .*") as refused:
         shown(model, *overridden(**fields))
     assert said in str(refused.value)
 
@@ -202,8 +205,8 @@ def test_overrides_are_not_blamed_on_the_checkpoint(
     for model in ("tiny-sdar", "tiny-diffusiongemma"):
         lines = shown(model, "--hf-overrides.canvas_length", "16")
         assert lines["canvas_length"] == ("16", "--hf-overrides")
-    with pytest.raises(ValueError, match="--hf-overrides: block_length=16 contradicts"):
+    with pytest.raises(REFUSALS, match="--hf-overrides: block_length=16 contradicts"):
         shown("tiny-llada2", "--hf-overrides.block_length", "16")
     for model, field in (("tiny-llada2", "norm_softmax"), ("tiny-sdar", "attention_bias")):
-        with pytest.raises(ValueError, match=f"--hf-overrides: {field}=True asks for"):
+        with pytest.raises(REFUSALS, match=f"--hf-overrides: {field}=True asks for"):
             shown(model, "--hf-overrides", json.dumps({field: True}))
