@@ -26,7 +26,7 @@ from tests.support.server import AS_SERVED, ENVIRONMENT, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-START_SECONDS, END_SECONDS = 240, 15
+START_SECONDS, END_SECONDS = 400, 15
 OFFLINE = """
 import json, sys
 from vllm import LLM
