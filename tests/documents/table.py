@@ -123,7 +123,7 @@ BENCHMARKS = {
     "benchmarks/report.py": "--check",
     "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1 --json OUT",
     "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1 --json OUT",
-    "benchmarks/soak.py": "--model sdar --requests 250 --json OUT",
+    "benchmarks/soak.py": "--model sdar --requests 250 --patience 600 --json OUT",
     "benchmarks/start_up.py": "--models tiny-sdar --eager --later 1 --json OUT",
     "benchmarks/step_time.py": "--requests 1 --steps 4 --json OUT",
 }
