@@ -102,7 +102,7 @@ def surroundings() -> dict[str, Any]:
     import transformers
 
     from vllm_dllm import __version__
-    from vllm_dllm.vllm_patches import versions
+    from vllm_dllm.vllm_seams import versions
 
     script = Path(sys.argv[0]).resolve()
     name = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name

@@ -53,7 +53,7 @@ lay_over() { # VERSION VENV
     done
     metadata "$1" "$2"
     # In this environment alone the version counts as supported.
-    echo "import vllm_dllm.vllm_patches.versions as v; v.BELOW_VERSION = (0, $(($(cut -d. -f2 <<<"$1") + 1)))" \
+    echo "import vllm_dllm.vllm_seams.versions as v; v.BELOW_VERSION = (0, $(($(cut -d. -f2 <<<"$1") + 1)))" \
         >"$(site "$2")/dllm_later_versions.pth"
     touch "$2/.laid_over"
 }
@@ -63,7 +63,7 @@ lay_over() { # VERSION VENV
 of_the_range=(
     --deselect tests/test_cli.py::test_pip_takes_the_versions_that_are_supported
     --deselect tests/test_cli.py::test_version_bounds
-    --deselect tests/vllm_patches/test_imports.py::test_the_worker_s_module_brings_nothing_else_of_ours
+    --deselect tests/vllm_seams/test_imports.py::test_the_worker_s_module_brings_nothing_else_of_ours
 )
 
 for entry in "${versions[@]}"; do

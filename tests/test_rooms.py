@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
         "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.tracing",
         # Where the model state meets vLLM's runner.
-        "vllm_dllm.vllm_patches.runner",
+        "vllm_dllm.vllm_seams.runner",
     },
     # vLLM's factory imports it by the name that `startup.kv_transfer` gives it.
     "vllm_dllm.kv_transfer": {"torch", "numpy", "safetensors", "vllm"},
@@ -63,14 +63,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm", "vllm_dllm.constraints", "vllm_dllm.settings", "vllm_dllm.tracing",
     },
     "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
-    "vllm_dllm.vllm_patches": {
+    "vllm_dllm.vllm_seams": {
         "vllm", "vllm_dllm.families.registry", "vllm_dllm.frontend", "vllm_dllm.metrics",
         "vllm_dllm.settings", "vllm_dllm.startup",
     },
-    "vllm_dllm.vllm_patches.wrapping": set(),
-    "vllm_dllm.vllm_patches.runner": {"vllm_dllm.vllm_patches.wrapping"},
+    "vllm_dllm.vllm_seams.wrapping": set(),
+    "vllm_dllm.vllm_seams.runner": {"vllm_dllm.vllm_seams.wrapping"},
     # The front doors.
-    "vllm_dllm.plugin": {"vllm_dllm.vllm_patches"},
+    "vllm_dllm.plugin": {"vllm_dllm.vllm_seams"},
     "vllm_dllm.cli": {
         "vllm_dllm", "vllm_dllm.commands",
         "vllm_dllm.selftest.command", "vllm_dllm.viewer",
@@ -85,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.commands": {
         "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.families.registry",
         "vllm_dllm.families.served", "vllm_dllm.plugin", "vllm_dllm.startup.readable",
-        "vllm_dllm.vllm_patches.registration", "vllm_dllm.vllm_patches.versions",
+        "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {
@@ -235,7 +235,7 @@ def test_only_one_module_knows_vllm_versions() -> None:
     found = [
         f"{module}: {node.value!r}"
         for module, path in modules(PACKAGE).items()
-        if module not in ("vllm_dllm.vllm_patches.versions", "vllm_dllm")
+        if module not in ("vllm_dllm.vllm_seams.versions", "vllm_dllm")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -19,7 +19,7 @@ def register() -> None:
     if _registered:
         return
     _registered = True
-    from vllm_dllm.vllm_patches import versions
+    from vllm_dllm.vllm_seams import versions
 
     problem = versions.version_problem()
     if problem is not None:
@@ -34,6 +34,6 @@ def register() -> None:
 
 def install() -> None:
     """Do what `register` does, but for any version of vLLM, and raise every error."""
-    from vllm_dllm import vllm_patches
+    from vllm_dllm import vllm_seams
 
-    vllm_patches.apply_all()
+    vllm_seams.apply_all()

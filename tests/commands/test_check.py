@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 
 from tests.commands.running import command
 from tests.support.plugins import FAILS, FAILS_ON_IMPORT, OTHER_DLLM, distribution
-from vllm_dllm.vllm_patches import versions
+from vllm_dllm.vllm_seams import versions
 
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def test_plugin_switched_off() -> None:
 
 
 def test_unsupported_vllm() -> None:
-    done = check("import vllm_dllm.vllm_patches.versions as v; v.vllm_version = lambda: '0.99.0'")
+    done = check("import vllm_dllm.vllm_seams.versions as v; v.vllm_version = lambda: '0.99.0'")
     assert done.returncode == 1
     assert "vLLM 0.99.0 is not supported (it has not been tested; needs >=" in done.stderr
 
@@ -50,7 +50,7 @@ def test_a_plugin_that_cannot_register(tmp_path: Path) -> None:
 import sys
 class Fail:
     def find_spec(self, name, path, target=None):
-        if name == "vllm_dllm.vllm_patches.registration":
+        if name == "vllm_dllm.vllm_seams.registration":
             raise RuntimeError("boom")
 sys.meta_path.insert(0, Fail())
 """

@@ -29,7 +29,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
-from vllm_dllm.vllm_patches.http_endpoints import follow_parameters
+from vllm_dllm.vllm_seams.http_endpoints import follow_parameters
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
 UNSUPPORTED = record(

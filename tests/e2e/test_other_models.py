@@ -70,7 +70,7 @@ UNSUPPORTED = """
 import logging, sys
 logging.basicConfig(level=logging.WARNING)
 from vllm_dllm import plugin
-from vllm_dllm.vllm_patches import versions, wrapping
+from vllm_dllm.vllm_seams import versions, wrapping
 versions.vllm_version = lambda: "0.99.0"
 plugin.register()
 plugin.register()

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from vllm_dllm.vllm_patches import versions
+from vllm_dllm.vllm_seams import versions
 
 collect_ignore = ["test_unsupported.py"] if versions.version_problem() is None else []

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
-from vllm_dllm.vllm_patches import versions
+from vllm_dllm.vllm_seams import versions
 
 
 def test_check_says_why_not() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import installation, show_config
-from vllm_dllm.vllm_patches import versions
+from vllm_dllm.vllm_seams import versions
 
 TINY = Path(__file__).resolve().parents[1] / "selftest" / "checkpoints"
 

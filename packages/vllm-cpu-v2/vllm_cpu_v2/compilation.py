@@ -27,10 +27,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from torch.compiler import load_compiled_function
 
 MOST_COMPILERS = 8
 OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's default is 700, or 2,000 from 3.13
@@ -89,6 +91,30 @@ def compiling_on_all_cores() -> Iterator[None]:
     """A context for the first run of a model, which compiles it."""
     with on_all_cores(), rare_collections():
         yield
+
+
+def load_what_is_compiled() -> None:
+    """Let vLLM load a model that an earlier start has compiled.
+
+    vLLM keeps a compiled model in a file. When it loads one, it calls a method that only models
+    compiled by its own backend have. On the CPU PyTorch's backend compiles the whole model, the
+    call raises, and every start compiles anew.
+    """
+    from vllm.compilation import decorators
+
+    loads = decorators._try_load_aot_compiled_fn
+    # The function sees this name in place of its module's; everything else sees PyTorch.
+    torch = SimpleNamespace(compiler=SimpleNamespace(load_compiled_function=_load_complete))
+    scope = {**loads.__globals__, "torch": torch}
+    decorators._try_load_aot_compiled_fn = FunctionType(loads.__code__, scope, loads.__name__)
+
+
+def _load_complete(*args: Any, **kwargs: Any) -> Any:
+    loaded = load_compiled_function(*args, **kwargs)
+    function = loaded._artifacts.compiled_fn
+    if not hasattr(function, "finalize_loading"):
+        function.finalize_loading = lambda vllm_config: None  # it is complete as it is
+    return loaded
 
 
 def prepare_compiler_elsewhere() -> subprocess.Popen[bytes] | None:

@@ -14,7 +14,11 @@ from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_cpu_v2.collectives import add_collectives
-from vllm_cpu_v2.compilation import compiling_on_all_cores, prepare_compiler
+from vllm_cpu_v2.compilation import (
+    compiling_on_all_cores,
+    load_what_is_compiled,
+    prepare_compiler,
+)
 from vllm_cpu_v2.launch import swap_kernels
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ class CpuV2Worker(CPUWorker):
         """Prepare the process, then make the runner."""
         if not HAS_TRITON:
             prepare_process(self.vllm_config)
+        if self.vllm_config.compilation_config.mode != CompilationMode.NONE:
+            prepare_compiler()
+            load_what_is_compiled()
         super().init_device()
 
     def determine_available_memory(self) -> int:
@@ -56,5 +63,3 @@ def prepare_process(vllm_config: VllmConfig) -> None:
         from vllm_cpu_v2 import lora
 
         lora.install()
-    if vllm_config.compilation_config.mode != CompilationMode.NONE:
-        prepare_compiler()

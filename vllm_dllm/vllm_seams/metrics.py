@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dllm.vllm_patches.registration import is_ours
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_seams.registration import is_ours
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:

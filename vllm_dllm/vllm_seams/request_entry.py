@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, front_end_of
 from vllm_dllm.settings.resolved import GREEDY_EPSILON
-from vllm_dllm.vllm_patches import beam_search, http_endpoints
-from vllm_dllm.vllm_patches.registration import is_ours
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_seams import beam_search, http_endpoints
+from vllm_dllm.vllm_seams.registration import is_ours
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,7 +39,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         from vllm.sampling_params import SamplingParams
 
         from vllm_dllm.frontend.request_hooks import FrontEnd
-        from vllm_dllm.vllm_patches import metrics, traces, worker_shutdown
+        from vllm_dllm.vllm_seams import metrics, traces, worker_shutdown
 
         # vLLM refuses several greedy samples before it knows the model.
         wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOM = Path(__file__).resolve().parents[2] / "vllm_dllm" / "vllm_patches"
+ROOM = Path(__file__).resolve().parents[2] / "vllm_dllm" / "vllm_seams"
 # Imports vLLM, and is imported only where a server of ours is running.
 LATE = "traces"
 
@@ -17,7 +17,7 @@ def imported_with(*modules: str) -> set[str]:
     code = "import importlib, json, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}print(json.dumps(list(sys.modules)))"]
-        + [f"vllm_dllm.vllm_patches.{name}" for name in modules],
+        + [f"vllm_dllm.vllm_seams.{name}" for name in modules],
         capture_output=True,
         text=True,
         check=True,
@@ -38,5 +38,5 @@ def test_the_version_check_imports_nothing() -> None:
 def test_the_worker_s_module_brings_nothing_else_of_ours() -> None:
     at_start = imported_with()  # a development environment has a hook that is run at the start
     ours = {name for name in imported_with("runner") - at_start if name.startswith("vllm_dllm.")}
-    room = "vllm_dllm.vllm_patches"
+    room = "vllm_dllm.vllm_seams"
     assert ours == {room, f"{room}.runner", f"{room}.wrapping"}

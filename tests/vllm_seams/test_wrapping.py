@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_dllm.vllm_patches.wrapping import is_wrapped, with_globals, wrap
-
-SWITCH = False
+from vllm_dllm.vllm_seams.wrapping import is_wrapped, wrap
 
 
 class Wrapped:
@@ -174,15 +172,3 @@ def test_what_is_not_there_is_an_error(owner: Any) -> None:
         wrap(owner, "missing", noting([]))
     with pytest.raises(TypeError, match="constant"):
         wrap(owner, "constant", noting([]))
-
-
-def switched(number: int = 1, *, more: int = 2) -> tuple[Any, ...]:
-    return SWITCH, number, more
-
-
-def test_other_globals_are_seen_by_the_copy_alone() -> None:
-    copy = with_globals(switched, SWITCH=True)
-    assert copy() == (True, 1, 2)
-    assert copy(3, more=4) == (True, 3, 4)
-    assert switched() == (False, 1, 2)
-    assert SWITCH is False

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_dllm.families.registry import families
-from vllm_dllm.vllm_patches.registration import is_ours
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_seams.registration import is_ours
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.vllm_patches.wrapping import Decorator, wrap
+from vllm_dllm.vllm_seams.wrapping import Decorator, wrap
 
 if TYPE_CHECKING:
     from vllm_dllm.frontend.request_hooks import FrontEnd

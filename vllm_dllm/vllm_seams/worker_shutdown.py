@@ -15,8 +15,8 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
-from vllm_dllm.vllm_patches.registration import is_ours
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_seams.registration import is_ours
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:

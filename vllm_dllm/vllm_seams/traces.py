@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:

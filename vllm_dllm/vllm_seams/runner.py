@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-from vllm_dllm.vllm_patches.wrapping import with_globals, wrap
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def report_preemptions() -> None:
@@ -49,7 +48,6 @@ def allocate_no_grammar_bitmask() -> None:
     """
     worker = sys.modules["vllm.v1.worker.gpu.structured_outputs"].StructuredOutputsWorker
     wrap(worker, "__init__", _with_empty_bitmask)
-    wrap(worker, "apply_grammar_bitmask", _unless_empty)
 
 
 def _with_empty_bitmask(original: Callable[..., None]) -> Callable[..., None]:
@@ -57,48 +55,14 @@ def _with_empty_bitmask(original: Callable[..., None]) -> Callable[..., None]:
         config = sys.modules["vllm.config"].get_current_vllm_config()
         ours = hasattr(config.model_config, "dllm")  # set where our start-up has run
         original(self, 0 if ours else max_num_logits, *args, **kwargs)
+        if ours:
+            self.apply_grammar_bitmask = _refuse_grammars
 
     return init
 
 
-def _unless_empty(original: Callable[..., None]) -> Callable[..., None]:
-    def apply_grammar_bitmask(
-        self: Any, logits: Any, input_batch: Any, grammar_req_ids: Any, grammar_bitmask: Any
-    ) -> None:
-        if len(self.grammar_bitmask):
-            original(self, logits, input_batch, grammar_req_ids, grammar_bitmask)
-        elif (grammar_bitmask != -1).any():  # vLLM's warm-up has one that forbids nothing
-            raise RuntimeError("vllm-dllm: a grammar of vLLM's has reached the worker")
-
-    return apply_grammar_bitmask
-
-
-def load_what_is_compiled() -> None:
-    """Let vLLM load a backbone that an earlier start has compiled, on the CPU, too.
-
-    vLLM keeps a compiled model in a file. When it loads one, it calls a method that only models
-    compiled by its own backend have. On the CPU PyTorch's backend compiles the whole model, the
-    call raises, and every start compiles anew (``docs/upstream/compiled_models_on_the_cpu.md``).
-    """
-    decorators = sys.modules["vllm.compilation.decorators"]
-    wrap(decorators, "_try_load_aot_compiled_fn", _with_complete_functions)
-
-
-def _with_complete_functions(original: Callable[..., Any]) -> Callable[..., Any]:
-    compiler = sys.modules["torch"].compiler
-
-    def load_compiled_function(*args: Any, **kwargs: Any) -> Any:
-        loaded = compiler.load_compiled_function(*args, **kwargs)
-        function = loaded._artifacts.compiled_fn
-        if not hasattr(function, "finalize_loading"):
-            function.finalize_loading = lambda vllm_config: None  # it is complete as it is
-        return loaded
-
-    torch = SimpleNamespace(compiler=SimpleNamespace(load_compiled_function=load_compiled_function))
-    of_ours = with_globals(original, torch=torch)
-
-    def try_load_aot_compiled_fn(model: Any, aot_compilation_path: str) -> Any:
-        ours = hasattr(model.vllm_config.model_config, "dllm")  # set where our start-up has run
-        return (of_ours if ours else original)(model, aot_compilation_path)
-
-    return try_load_aot_compiled_fn
+def _refuse_grammars(
+    logits: Any, input_batch: Any, grammar_req_ids: Any, grammar_bitmask: Any
+) -> None:
+    if (grammar_bitmask != -1).any():  # vLLM's warm-up has one that forbids nothing
+        raise RuntimeError("vllm-dllm: a grammar of vLLM's has reached the worker")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_dllm.frontend import front_end_of
-from vllm_dllm.vllm_patches.wrapping import wrap
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def refuse_offline() -> None:

@@ -17,7 +17,7 @@ def apply_all() -> None:
     Raises:
         Exception: whatever keeps the package from working with this vLLM.
     """
-    from vllm_dllm.vllm_patches import (
+    from vllm_dllm.vllm_seams import (
         default_limits,
         registration,
         request_entry,

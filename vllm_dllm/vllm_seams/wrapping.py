@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -49,23 +48,6 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
 def is_wrapped(owner: Any, name: str) -> bool:
     """Whether `wrap` has replaced ``owner.name`` in this process."""
     return hasattr(_function_in(inspect.getattr_static(owner, name)), _WRAPPED)
-
-
-def with_globals(function: Callable[..., Any], **values: Any) -> Callable[..., Any]:
-    """A copy of a function that sees `values` in place of its module's globals of these names.
-
-    Nobody else sees them: the module, its other functions and other threads stay as they are.
-    """
-    scope = {**function.__globals__, **values}
-    copy = types.FunctionType(
-        function.__code__,
-        scope,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 def _function_in(attribute: Any) -> Any:

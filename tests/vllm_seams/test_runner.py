@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.vllm_patches.runner import allocate_no_grammar_bitmask
+from vllm_dllm.vllm_seams.runner import allocate_no_grammar_bitmask
 
 
 @pytest.mark.parametrize(("ours", "rows"), [(True, 0), (False, 64)])

@@ -1,6 +1,6 @@
 """What this package relies on in vLLM: names that it wraps, overrides or inherits from.
 
-    .venv/bin/python -m tests.vllm_patches.signatures
+    .venv/bin/python -m tests.vllm_seams.signatures
 
 writes their signatures to ``signatures.json``, which `test_signatures` compares. It imports every
 module of the package and starts an engine, because some functions are wrapped only then.
@@ -43,7 +43,7 @@ def relied_on() -> Names:
 
 def _record_wraps() -> list[tuple[Any, str]]:
     """From here on, the owner and the name of each function of vLLM that is wrapped."""
-    from vllm_dllm.vllm_patches import wrapping
+    from vllm_dllm.vllm_seams import wrapping
 
     original, wrapped = wrapping.wrap, []
 
@@ -58,7 +58,9 @@ def _record_wraps() -> list[tuple[Any, str]]:
 def _start_an_engine() -> None:
     # Modules of the server, whose functions are wrapped where they have been imported.
     import vllm.entrypoints.anthropic.serving
-    import vllm.entrypoints.cli.serve  # noqa: F401
+    import vllm.entrypoints.cli.serve
+    import vllm.entrypoints.launchers.api_server.entry
+    import vllm.v1.engine.async_llm  # noqa: F401
     from vllm import LLM
 
     llm = LLM(
