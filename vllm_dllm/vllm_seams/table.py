@@ -138,11 +138,12 @@ def page() -> str:
         "# Seams to vLLM",
         "",
         f"This package wraps {count} functions of vLLM, all of them in `vllm_dllm/vllm_seams/`.",
-        "Each wrapper does its work for the models of this package only, and passes every other model",
-        "on to the original. This page is made from `vllm_dllm/vllm_seams/table.py`. What the package",
-        "subclasses through vLLM's own extension points (model states, samplers, schedulers,",
-        "attention backends) is recorded with its signatures in `tests/vllm_seams/signatures.json`.",
-        "What vLLM's CPU build lacks is a plugin of its own, `packages/vllm-cpu-v2`.",
+        "Each wrapper does its work for the models of this package only, and passes every other",
+        "model on to the original. This page is made from `vllm_dllm/vllm_seams/table.py`. What",
+        "the package subclasses through vLLM's own extension points (model states, samplers,",
+        "schedulers, attention backends) is recorded with its signatures in",
+        "`tests/vllm_seams/signatures.json`. What vLLM's CPU build lacks is a plugin of its",
+        "own, `packages/vllm-cpu-v2`.",
     ]
     for seam in SEAMS:
         lines += [
