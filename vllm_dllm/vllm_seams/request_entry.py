@@ -39,7 +39,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         from vllm.sampling_params import SamplingParams
 
         from vllm_dllm.frontend.request_hooks import FrontEnd
-        from vllm_dllm.vllm_seams import metrics, traces, worker_shutdown
+        from vllm_dllm.vllm_seams import detokenizer, metrics, traces, worker_shutdown
 
         # vLLM refuses several greedy samples before it knows the model.
         wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)
@@ -52,6 +52,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         _wrap_client()
         http_endpoints.apply(front_end)
         beam_search.refuse_offline()
+        detokenizer.apply()
         traces.apply()
         metrics.apply()
         worker_shutdown.apply()

@@ -90,6 +90,13 @@ SEAMS = (
         ends="a dictionary of the worker's that vLLM passes through to an output",
     ),
     Seam(
+        what=("vllm.v1.engine.detokenizer:FastIncrementalDetokenizer.__init__",),
+        where="detokenizer",
+        why="A prompt whose text ends in U+FFFD is kept out of its answer.",
+        symptom="Such an answer begins with the text of its prompt.",
+        ends="vLLM removes that text ([report](upstream/prompts_that_end_in_u_fffd.md))",
+    ),
+    Seam(
         what=("vllm.v1.metrics.loggers:StatLoggerManager.__init__",),
         where="metrics",
         why="Counters by decoding algorithm are added to vLLM's.",

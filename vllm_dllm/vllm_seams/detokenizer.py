@@ -1,0 +1,58 @@
+"""The text of an answer to a prompt whose text ends in the replacement character U+FFFD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_dllm.vllm_seams.wrapping import wrap
+
+REPLACEMENT = "\ufffd"
+# A character has at most four bytes, so at most four tokens.
+MOST_TOKENS_OF_A_CHARACTER = 4
+
+
+def apply() -> None:
+    """Keep the prompt's text out of such an answer, for the requests of our models."""
+    from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+    wrap(FastIncrementalDetokenizer, "__init__", _know_the_prompt)
+
+
+def _know_the_prompt(original: Callable[..., None]) -> Callable[..., None]:
+    from vllm_dllm.frontend.admission import AdmittedParams
+
+    def init(self: Any, tokenizer: Any, request: Any) -> None:
+        original(self, tokenizer, request)
+        prompt = request.prompt_token_ids
+        if not isinstance(request.sampling_params, AdmittedParams) or not prompt:
+            return
+        end = self.tokenizer.decode(prompt[-MOST_TOKENS_OF_A_CHARACTER:], skip_special_tokens=False)
+        if end.endswith(REPLACEMENT):
+            text = self.tokenizer.decode(prompt, skip_special_tokens=self.skip_special_tokens)
+            self.stream = StreamAfterPrompt(self.stream, text)
+
+    return init
+
+
+class StreamAfterPrompt:
+    """A stream of decoded tokens whose first output begins with the text of the prompt.
+
+    vLLM primes the stream with the prompt. Where the prompt's text ends in U+FFFD, the stream takes
+    it for a part of a character, waits, and keeps none of it as known.
+    """
+
+    def __init__(self, stream: Any, prompt: str) -> None:
+        self._stream = stream
+        self._prompt: str | None = prompt
+
+    def step(self, tokenizer: Any, token_id: int) -> str | None:
+        """The text that a token adds; None while a character is incomplete."""
+        text: str | None = self._stream.step(tokenizer, token_id)
+        if text is None or self._prompt is None:
+            return text
+        prompt, self._prompt = self._prompt, None
+        if text.startswith(prompt):
+            return text.removeprefix(prompt)
+        # The answer has completed the prompt's last character.
+        return text.removeprefix(prompt.rstrip(REPLACEMENT))
