@@ -140,3 +140,14 @@ def test_what_conflicts_with_a_constraint_that_was_asked_for(
         refused = server.post("/v1/chat/completions", messages=ASK, **body, **conflict)
         assert refused.status_code == 400, body
         assert f"{name}" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "book"}}], ids=str
+)
+def test_a_constraint_beside_a_required_tool_is_refused(server: Server, choice: Any) -> None:
+    """vLLM puts the tool's schema in its place, and an invalid grammar had status 200."""
+    body = {"messages": ASK, "structured_outputs": {"grammar": "root ::= x"}}
+    refused = server.post("/v1/chat/completions", **body, **(OPTIONAL | {"tool_choice": choice}))
+    assert refused.status_code == 400
+    assert "two constraints on one answer" in refused.json()["error"]["message"]

@@ -35,7 +35,11 @@ from vllm_dllm.frontend.admission import (
 from vllm_dllm.frontend.http_request import HttpRequest, current
 from vllm_dllm.frontend.live_traces import asked_live
 from vllm_dllm.frontend.structured_output import ConstraintSettings, StructuredOutput
-from vllm_dllm.frontend.tool_calls import constrained_calls, optional_calls
+from vllm_dllm.frontend.tool_calls import (
+    constrained_calls,
+    optional_calls,
+    refuse_second_constraint,
+)
 from vllm_dllm.frontend.traces import asks_for_traces
 from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 
@@ -116,13 +120,15 @@ class FrontEnd:
             request: of vLLM's HTTP server.
 
         Raises:
-            VLLMValidationError: it asks for what its endpoint ignores, or for a beam search.
+            VLLMValidationError: it asks for what its endpoint ignores, for a beam search, or for two
+                constraints.
         """
         if not isinstance(request, tuple(self.request_classes)):
             return
         self.refuse_misplaced(getattr(request, "model_extra", None) or {})
         if getattr(request, "use_beam_search", False):
             refuse_beam_search()
+        refuse_second_constraint(request)
         http = current.get()
         if http is None or not http.path:  # vLLM's handlers are called without its server
             http = HttpRequest()

@@ -39,6 +39,24 @@ class OptionalCalls(NamedTuple):
     asked_for: bool
 
 
+def refuse_second_constraint(request: Any) -> None:
+    """Refuse a constraint beside a call that is required: vLLM puts the call's schema in its place.
+
+    Args:
+        request: of vLLM's HTTP server, as it came.
+
+    Raises:
+        VLLMValidationError: it has both.
+    """
+    constraint = getattr(request, "structured_outputs", None)
+    if constraint is not None and _is_forced(getattr(request, "tool_choice", None)):
+        raise VLLMValidationError(
+            "structured_outputs and a required tool are two constraints on one answer; remove "
+            'structured_outputs, or send tool_choice "auto" or "none".',
+            parameter="structured_outputs",
+        )
+
+
 def optional_calls(request: Any) -> OptionalCalls | None:
     """What a request may be constrained by if it has optional tools and no format of its own.
 
