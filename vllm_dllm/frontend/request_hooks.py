@@ -120,7 +120,7 @@ class FrontEnd:
             request: of vLLM's HTTP server.
 
         Raises:
-            VLLMValidationError: it asks for what its endpoint ignores, for a beam search, or for two
+            VLLMValidationError: it asks for what its endpoint ignores, a beam search, or two
                 constraints.
         """
         if not isinstance(request, tuple(self.request_classes)):
