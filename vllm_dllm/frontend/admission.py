@@ -23,10 +23,10 @@ from vllm_dllm.settings.request import (
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import GREEDY_EPSILON, RESOLVED, ResolvedRequest
 
-# Outside of these, a float32 logit multiplied or divided by the penalty overflows.
+# Outside this range, a float32 logit multiplied or divided by the penalty overflows.
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 
-# The integers of a message to the engine, and of the tensor that holds a slot's seed.
+# The range of integers in a message to the engine and in the tensor that holds a slot's seed.
 LEAST_INT64, MOST_INT64 = -(2**63), 2**63 - 1
 
 # Unsupported with diffusion models: (parameter, whether a request sets it, the reason).
@@ -56,7 +56,7 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def validate_bad_words(params: Any) -> None:
-    """Refuse a bad word of several tokens.
+    """Refuse a bad word that consists of several tokens.
 
     Args:
         params: vLLM's ``SamplingParams``, whose bad words the tokenizer has turned into ids.
@@ -73,7 +73,7 @@ def validate_bad_words(params: Any) -> None:
         )
 
 
-# Fields that no endpoint knows, and that hold options in another place.
+# Fields that no endpoint knows and under which clients may have put options.
 _OTHER_PLACES = {
     "extra_body": "is an argument of OpenAI's Python client, which sends its content instead of "
     "it; put its content into the request itself.",
@@ -86,12 +86,13 @@ _OTHER_PLACES = {
 def refuse_misplaced_fields(
     unknown: Mapping[str, Any], request_classes: Iterable[type[Any]], options: Collection[str]
 ) -> None:
-    """Refuse fields of an HTTP request that this endpoint ignores and the sender meant.
+    """Refuse fields of an HTTP request that were meant to have an effect but would be ignored.
 
-    vLLM ignores every field that its class for this endpoint does not know. Of those we refuse our
-    own options outside of ``vllm_xargs`` or without their prefix, what holds options elsewhere,
-    vLLM's old options for structured output, and a field that another endpoint honours, unless its
-    value is a default. Any other field that no endpoint knows is ignored, as for any model.
+    vLLM ignores every field that its request class for this endpoint does not know. Among those,
+    this function refuses our own options outside ``vllm_xargs`` or without their prefix, fields
+    that hold options elsewhere, vLLM's old options for structured output, and any field that
+    another endpoint honours, unless its value is a default. Any other field that no endpoint knows
+    is ignored, as for any model.
 
     Args:
         unknown: the fields that this endpoint's class does not know, with their values.
@@ -134,16 +135,16 @@ def _defaults_of_fields(request_classes: tuple[type[Any], ...]) -> dict[str, lis
 
 
 def continue_last_message(request: Any, path: str) -> None:
-    """Let an answer at ``/v1/messages`` go on with a last message of the assistant.
+    """Make an answer at ``/v1/messages`` continue a trailing message of the assistant.
 
-    So does Anthropic's own API. VLLM begins a new message after it.
+    Anthropic's own API does the same. VLLM would begin a new message after it.
 
     Args:
-        request: of vLLM's HTTP server, which may be changed.
-        path: of the endpoint.
+        request: a request of vLLM's HTTP server, which may be changed.
+        path: the path of the endpoint.
 
     Raises:
-        VLLMValidationError: the last message of the assistant is not a text.
+        VLLMValidationError: the assistant's last message is not text.
     """
     if not path.endswith("/v1/messages") or request.messages[-1]["role"] != "assistant":
         return
@@ -158,11 +159,11 @@ def continue_last_message(request: Any, path: str) -> None:
 
 
 def sets_its_maximum(request: Any) -> bool:
-    """Whether an HTTP request says how many tokens it may put out.
+    """Whether an HTTP request sets a maximum number of output tokens.
 
     Args:
-        request: of vLLM's HTTP server. Its defaults do not count, but for that of completions,
-            which it writes into every request.
+        request: a request of vLLM's HTTP server. The server's defaults do not count, except the one
+            for completions, which it writes into every request.
     """
     if hasattr(request, "is_sampling_param_provided"):
         return bool(request.is_sampling_param_provided("max_tokens"))
@@ -171,7 +172,7 @@ def sets_its_maximum(request: Any) -> bool:
 
 
 def refuse_beam_search() -> NoReturn:
-    """Refuse to begin a beam search.
+    """Refuse a beam search.
 
     Raises:
         VLLMValidationError: always.
@@ -189,7 +190,7 @@ def _refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError
 
 
 def _whole_numbers(params: Any) -> Iterator[tuple[str, int]]:
-    """(name, value) of each parameter that is a whole number, those of nested ones included."""
+    """(name, value) of each parameter that is an integer, including nested ones."""
     for name in params.__struct_fields__:
         value = getattr(params, name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -200,7 +201,7 @@ def _whole_numbers(params: Any) -> Iterator[tuple[str, int]]:
 
 
 def validate_numbers(params: Any) -> None:
-    """Refuse numbers that do not fit the types that hold them on their way to the sampler.
+    """Refuse numbers that overflow the types that carry them to the sampler.
 
     Args:
         params: vLLM's ``SamplingParams``.
@@ -212,7 +213,7 @@ def validate_numbers(params: Any) -> None:
         if not LEAST_INT64 <= value <= MOST_INT64:
             raise _refused(name, f"must fit 64 bits, got {shown(value)}")
     if params.seed is not None and params.seed + params.n - 1 > MOST_INT64:
-        # vLLM gives the i-th of n samples the seed plus i.
+        # vLLM seeds the i-th of n samples with the seed plus i.
         raise _refused(
             "seed", f"plus n - 1 must be at most 2**63 - 1, got seed={params.seed}, n={params.n}"
         )
@@ -228,10 +229,10 @@ def validate_numbers(params: Any) -> None:
 
 
 def may_exclude_all(params: Any, vocabulary_size: int) -> bool:
-    """Whether the parameters may rule out so many tokens that `refuse_contradictions` is due.
+    """Whether the parameters may rule out enough tokens that `refuse_contradictions` has to run.
 
     That check builds sets of the vocabulary's size, which is too slow for every request. This one
-    only counts, and doubles what it counts: vLLM may add ids to those that the user gave.
+    only counts, and doubles the count, because vLLM may add ids to those that the user gave.
 
     Args:
         params: vLLM's ``SamplingParams``, with or without vLLM's additions.
@@ -250,8 +251,8 @@ def refuse_contradictions(
     """Refuse parameters that together leave no token to choose.
 
     Args:
-        params: vLLM's ``SamplingParams``, with vLLM's own additions: the ids that end a text, and
-            those of bad words.
+        params: vLLM's ``SamplingParams``, including the ids that vLLM adds for end-of-text tokens
+            and bad words.
         constrained: only ``logprob_token_ids`` may be chosen.
         mask_token: an id that is never chosen, or None.
         vocabulary_size: number of ids.
@@ -282,13 +283,14 @@ def refuse_contradictions(
 
 
 def validate_sampling_params(params: Any, served: Served) -> None:
-    """Refuse what block-diffusion decoding cannot do, by name.
+    """Refuse, by name, what block-diffusion decoding cannot do.
 
-    ``seed``, ``top_p``, ``top_k`` and ``min_p`` are accepted with greedy decoding, too, as vLLM
-    does for any model: the most likely token always survives them.
+    ``seed``, ``top_p``, ``top_k`` and ``min_p`` are also accepted with greedy decoding, as in vLLM
+    for any model, because the most likely token always survives them.
 
     Args:
-        params: vLLM's ``SamplingParams``, not an object of the user's: see `resolve_options`.
+        params: vLLM's ``SamplingParams``. This must not be the user's object: see
+            `resolve_options`.
         served: the model's settings, and what a request may choose.
 
     Raises:
@@ -318,14 +320,14 @@ def validate_sampling_params(params: Any, served: Served) -> None:
 
 
 class AdmittedParams(SamplingParams):
-    """A request's parameters, which vLLM validates by the rules of this package.
+    """A request's parameters, validated by this package's rules instead of vLLM's.
 
-    Its own rules for diffusion models refuse every temperature but 1.0.
+    VLLM's own rules for diffusion models refuse every temperature but 1.0.
     """
 
     @classmethod
     def of(cls, params: SamplingParams) -> AdmittedParams:
-        """A copy of `params`, which stay as they are."""
+        """A copy of `params`, which are not changed."""
         clone, made = params.clone(), cls.__new__(cls)
         for name in SamplingParams.__struct_fields__:
             setattr(made, name, getattr(clone, name))
@@ -338,16 +340,16 @@ class AdmittedParams(SamplingParams):
 def resolve_options(
     params: Any, served: Served, own_maximum: bool | None = None
 ) -> ResolvedRequest:
-    """Resolve a request's diffusion options, or return what an earlier call has resolved.
+    """Resolve a request's diffusion options, or return what an earlier call resolved.
 
-    The first call stores the result among the extra arguments of `params`, which must not be an
-    object of the user's.
+    The first call stores the result in the extra arguments of `params`, so `params` must not be
+    the user's object.
 
     Args:
         params: vLLM's ``SamplingParams``.
         served: the model's settings, and what a request may choose.
-        own_maximum: the request says itself how many tokens it may put out; None reads it from
-            `params`, to which vLLM's HTTP server has added a maximum.
+        own_maximum: whether the request itself sets its maximum number of output tokens. None reads
+            it from `params`, to which vLLM's HTTP server adds a maximum.
 
     Raises:
         VLLMValidationError: an option is unknown, out of range, or does not fit the others.

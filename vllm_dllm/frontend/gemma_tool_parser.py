@@ -1,6 +1,7 @@
-"""VLLM's parser of Gemma's calls, with a structural tag by which calls are constrained.
+"""VLLM's parser for Gemma's tool calls, with a structural tag that constrains the calls.
 
-Imported when a server asks for the parser ``gemma4``: vLLM's takes a while to import.
+This module is imported only when a server asks for the parser ``gemma4``, because vLLM's parser
+takes a while to import.
 """
 
 from __future__ import annotations
@@ -14,6 +15,6 @@ register_vllm_structural_tag(GEMMA)(gemma_structural_tag)
 
 
 class GemmaToolParser(Gemma4EngineToolParser):
-    """vLLM's own has no structural tag."""
+    """Adds the structural tag that vLLM's own parser lacks."""
 
     structural_tag_model = GEMMA

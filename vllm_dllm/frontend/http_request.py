@@ -14,15 +14,16 @@ from vllm_dllm.frontend.tool_calls import OptionalCalls
 
 @dataclass
 class HttpRequest:
-    """What is known of an HTTP request while it is answered.
+    """What is known about an HTTP request while it is being answered.
 
     Attributes:
-        path: of its endpoint; empty where vLLM's handlers are called without a server.
-        request: as vLLM's handler got it; None for an endpoint that generates nothing.
-        calls: what it is constrained by, if by nothing but optional calls.
-        traced: its answer gets traces.
-        queues: vLLM's queue of outputs of each of its prompts; None until the engine has taken it.
-        error: why the engine was not given it, or one of its prompts.
+        path: path of its endpoint; empty if vLLM's handlers are called without a server.
+        request: the request as vLLM's handler received it; None for an endpoint that generates
+            nothing.
+        calls: the constraint, if the request is constrained by optional tool calls only.
+        traced: whether its answer gets traces.
+        queues: vLLM's output queue of each of its prompts; None until the engine has taken it.
+        error: why the request, or one of its prompts, was not given to the engine.
     """
 
     path: str = ""
@@ -34,14 +35,14 @@ class HttpRequest:
 
     @property
     def admitted(self) -> bool:
-        """The engine has taken one of its prompts."""
+        """Note that the engine has taken one of its prompts."""
         return any(queue is not None for queue in self.queues)
 
     def fail(self, error: Exception) -> None:
-        """Note why a prompt was not admitted, as the error that vLLM makes of it."""
+        """Note why a prompt was not admitted, as the error that vLLM makes from it."""
         known = isinstance(error, (VLLMClientError, GracefulHTTPError, EngineDeadError))
         self.error = error if known else EngineGenerateError()
 
 
-# None outside of an HTTP request. The object is shared by all tasks that answer the request.
+# None outside an HTTP request. All tasks that answer the request share the object.
 current: ContextVar[HttpRequest | None] = ContextVar("http_request", default=None)

@@ -1,10 +1,9 @@
-"""What the HTTP server of one of our models does before it answers.
+"""What the HTTP server of a diffusion model does before it answers.
 
 VLLM begins a streamed answer, with status 200, before it looks at the request's sampling
 parameters and its constraint. `StatusAfterAdmission` holds the beginning back until the engine has
-taken the request, so whatever refuses a request refuses its stream, too, with the same status and
-body as the same request without ``stream``. It also adds to an answer the traces that its request
-asked for.
+taken the request, so a refused request gets the same status and body with ``stream`` as without.
+It also adds to an answer the traces that its request asked for.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from vllm_dllm.frontend.http_request import HttpRequest, current
 from vllm_dllm.frontend.traces import add_to_answer
 
 MESSAGES = "/v1/messages"
-# The fields that are known where vLLM drops all others, by path. Other endpoints keep them, and
-# vLLM's handlers see them. Anthropic's API has a service tier with other values than OpenAI's; it
-# changes no token.
+# For each path where vLLM drops unknown fields, the fields that are known. Other endpoints keep all
+# fields, and vLLM's handlers see them. Anthropic's API has a service tier whose values differ from
+# OpenAI's; it has no effect on tokens.
 DROP_FIELDS = {
     MESSAGES: {*AnthropicMessagesRequest.model_fields, "service_tier"},
     "/inference/v1/generate": {*GenerateRequest.model_fields},
@@ -41,13 +40,13 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def install(app: Starlette, refuse_misplaced: Callable[[Mapping[str, Any]], None]) -> None:
-    """Let an application of vLLM's do what this module is for.
+    """Add this module's middleware and checks to vLLM's application.
 
     Args:
-        app: that has not served a request yet.
+        app: an application that has not served a request yet.
         refuse_misplaced: raises for fields of a request that its endpoint ignores.
     """
-    # The innermost one, so that the others (metrics, CORS) see the status that is sent.
+    # The innermost middleware, so that the others (metrics, CORS) see the status that is sent.
     app.user_middleware.append(Middleware(StatusAfterAdmission))
 
     async def validate(raw_request: Request) -> None:
@@ -61,7 +60,7 @@ def install(app: Starlette, refuse_misplaced: Callable[[Mapping[str, Any]], None
             if isinstance(fields, dict):
                 refuse_misplaced({name: fields[name] for name in fields.keys() - names})
 
-    # FastAPI looks at a function's own annotations, which are text in this module.
+    # FastAPI reads a function's own annotations, which are strings in this module.
     validate.__annotations__ = {"raw_request": Request}
     app.dependency_overrides[validate_json_request] = validate  # type: ignore[attr-defined]
 
@@ -82,7 +81,7 @@ class StatusAfterAdmission:
         try:
             await self._app(scope, receive, answer.take)
         except Exception:
-            # Of a stream that had begun for all that vLLM knows.
+            # An error after a refusal is dropped: it is from a stream that vLLM believes has begun.
             if not answer.refused and (answer.begun or answer.http.error is None):
                 raise
         finally:
@@ -100,7 +99,7 @@ class _HeldAnswer:
         self._held: list[Message] = []
 
     async def take(self, message: Message) -> None:
-        """Send a message of the application, hold it, or drop it behind a refusal."""
+        """Send a message of the application, hold it, or drop it after a refusal."""
         if self.begun:
             await self._send(message)
         elif not self.refused:
@@ -108,7 +107,7 @@ class _HeldAnswer:
             await self._settle()
 
     async def end(self) -> None:
-        """Send what is left once the application has answered."""
+        """Send what remains after the application has answered."""
         if self.http.error is not None and not self.begun:
             await self._refuse()
         elif self.http.traced and not self.begun and self._held:
@@ -127,7 +126,7 @@ class _HeldAnswer:
             return  # for `_add_traces`
         elif self.http.error is not None:
             await self._refuse()
-        # The first event tells that every prompt of the request was given to the engine.
+        # The first event shows that every prompt of the request was given to the engine.
         elif self.http.admitted and len(self._held) > 1:
             await self._release()
 
@@ -156,7 +155,7 @@ class _HeldAnswer:
 
 
 async def _response_to(error: Exception, request: Request) -> Response:
-    """What vLLM answers to the same request without a stream."""
+    """The answer that vLLM gives to the same request without a stream."""
     if request.scope["path"].endswith(MESSAGES):
         return translate_error_response(create_error_response(error))
     handlers = request.app.exception_handlers

@@ -1,8 +1,8 @@
 """The traces of the latest requests, for a page that shows them while they run.
 
-Every request is traced then, whether it asks for that or not, and nothing of it reaches the answer.
-What is new of a request comes with tokens of it, so that a block is known when it leaves. Only
-`LiveTraces.news` makes something of the records: where nobody looks, they are just kept.
+With the page, every request is traced, whether it asks for that or not; nothing of the trace
+reaches the answer. New records of a request arrive with its tokens, so a block is known when it
+leaves. Only `LiveTraces.news` processes the records: if nobody opens the page, they are just kept.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from vllm_dllm.tracing.records import Record
 from vllm_dllm.tracing.trace import Block
 
 MOST_ANSWERS = 64
-# Positions times passes of all answers together: a record has 12 bytes for each, and an event that
-# is made of it at most 200.
+# Positions times passes, summed over all answers: a record takes 12 bytes for each, and an event
+# made from it at most 200.
 MOST_POSITIONS = 1 << 20
-# Events and passes in one piece of news, which is made while other requests wait.
+# The most events and passes in one piece of news, because other requests wait while it is made.
 MOST_EVENTS = 5000
 NAME_CHARACTERS = 200
 
 
 @dataclass
 class Answer:
-    """What is known of one request, or of one of its choices.
+    """What is known about one request, or about one of its choices.
 
     Attributes:
         number: counts the answers of this server, from 1.
         name: the end of its prompt.
         prompt_length: number of prompt tokens.
-        tokens: how many tokens it has put out.
-        running: whether it goes on.
-        blocks: each with the number of the change that made it what it is.
-        changed: the number of the change that made the rest what it is.
+        tokens: number of tokens that it has put out.
+        running: whether it is still running.
+        blocks: its blocks, each with the number of its last change.
+        changed: the number of the last change of anything but blocks.
     """
 
     number: int
@@ -54,15 +54,15 @@ class Answer:
 
 @dataclass
 class _Source:
-    """What an answer is made of.
+    """What an answer is made from.
 
     Attributes:
-        answer: what is made of it.
-        request_id: vLLM's own.
-        detokenizer: vLLM's, which counts tokens.
-        assembly: None once the answer has ended, or is not kept any more.
-        positions: of the passes that it has records of.
-        stale: there are records that the answer does not have yet.
+        answer: the answer.
+        request_id: vLLM's id of the request.
+        detokenizer: vLLM's detokenizer, which counts tokens.
+        assembly: None once the answer has ended or is no longer kept.
+        positions: number of positions in all passes that it has records of.
+        stale: whether there are records that the answer does not have yet.
     """
 
     answer: Answer
@@ -78,12 +78,12 @@ class News:
     """What has changed since an earlier call.
 
     Attributes:
-        now: the number of the last change that this has; the next call's ``since``.
-        more: there are changes behind it, which the next call gives.
+        now: the number of the last change that this includes; the next call's ``since``.
+        more: whether there are later changes, which the next call returns.
         kept: the numbers of all answers that are kept.
-        gone: how many answers are not kept any more.
-        answers: those of which anything but blocks has changed.
-        blocks: answer, index of the block in it, and the block.
+        gone: how many answers are no longer kept.
+        answers: the answers in which anything but blocks has changed.
+        blocks: tuples of the answer, the block's index in it, and the block.
     """
 
     now: int
@@ -95,18 +95,19 @@ class News:
 
 
 class LiveTraces:
-    """The latest `MOST_ANSWERS` answers, or fewer where they are long, see `MOST_POSITIONS`.
+    """The latest `MOST_ANSWERS` answers, or fewer if they are long, see `MOST_POSITIONS`.
 
     Attributes:
-        run: differs between servers, so that a page notices that its server is another one.
+        run: differs between servers, so that a page notices when its server was replaced.
     """
 
     def __init__(self, running: Mapping[str, Any], name_of: Callable[[Any], str]) -> None:
         """Begin with no answers.
 
         Args:
-            running: vLLM's ``RequestState`` of each running request, by id; it is kept up by vLLM.
-            name_of: returns what to call a request, of its ``RequestState``.
+            running: vLLM's ``RequestState`` of each running request, by id; vLLM keeps it up to
+                date.
+            name_of: returns the name to show for a request, given its ``RequestState``.
         """
         self.run = secrets.token_hex(8)
         self._running = running
@@ -119,7 +120,7 @@ class LiveTraces:
 
         Args:
             state: vLLM's ``RequestState``.
-            found: in the order of the engine's steps.
+            found: the records, in the order of the engine's steps.
         """
         if not hasattr(state, "dllm_live"):
             state.dllm_live = self._begin(state)
@@ -136,7 +137,7 @@ class LiveTraces:
             self._forget_the_oldest()
 
     def news(self, since: int) -> News:
-        """What has changed; `since` is the ``now`` of the news before, 0 for everything."""
+        """What has changed; `since` is the ``now`` of the previous news, or 0 for everything."""
         self._refresh()
         kept = {number: source.answer for number, source in self._sources.items()}
         changed = sorted(
@@ -188,7 +189,7 @@ class LiveTraces:
                     answer.blocks.append((block, self._next_change()))
                 elif answer.blocks[index][0] is not block:
                     answer.blocks[index] = (block, self._next_change())
-            # A canvas that begins again takes what was recorded behind it away.
+            # A canvas that begins again discards what was recorded after it.
             del answer.blocks[len(blocks) :]
             answer.tokens = source.detokenizer.num_output_tokens()
             answer.running, source.stale = running, False
@@ -202,7 +203,7 @@ class LiveTraces:
 
 
 def asked_live(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Extra arguments of an admitted request that is traced for `LiveTraces`, too."""
+    """Extra arguments of an admitted request that is also traced for `LiveTraces`."""
     resolved = ResolvedRequest.given(extra_args)
     assert resolved is not None, "the request was not admitted"
     traced = replace(resolved, asked=int(resolved.asked | Asked.LIVE))
@@ -210,7 +211,7 @@ def asked_live(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def live_traces_of(output_processor: Any) -> LiveTraces | None:
-    """What vLLM's output processor holds where its requests are shown; else None."""
+    """The `LiveTraces` that vLLM's output processor holds if its requests are shown; else None."""
     live: LiveTraces | None = getattr(output_processor, "dllm_live_traces", None)
     return live
 
@@ -222,7 +223,7 @@ def trace_every_request(client: Any) -> LiveTraces | None:
         client: vLLM's ``AsyncLLM``.
 
     Returns:
-        Their traces; None where the model is not one of this package's.
+        Their traces; None if this package does not serve the model.
     """
     front_end = front_end_of(client.input_processor)
     if front_end is None:

@@ -1,12 +1,12 @@
-"""The steps that this package adds to a request in the process that takes it.
+"""The steps that this package adds to a request in the process that receives it.
 
-The methods of `FrontEnd` are called around functions of vLLM, by the wrappers in `vllm_seams`,
-in this order: `take` when vLLM's handler of an HTTP request begins, `admit` before a request is
-handed to the engine, and `process` around the making of the engine's request. An offline request
-passes through `process` alone.
+The wrappers in `vllm_seams` call the methods of `FrontEnd` around functions of vLLM, in this order:
+`take` when vLLM's handler of an HTTP request begins, `admit` before a request is handed to the
+engine, and `process` around the creation of the engine's request. An offline request passes through
+`process` only.
 
 A constraint is compiled in another process while other requests are served: only its own request
-waits for it. The HTTP server begins no stream before `admit` and `process` have passed its request,
+waits for it. The HTTP server begins no stream before its request has passed `admit` and `process`,
 see `frontend.http_server`.
 """
 
@@ -61,17 +61,17 @@ class AwaitedConstraint(NamedTuple):
     automaton: Future[CompiledConstraint]
 
 
-# The constraint that was waited for last in this context, see `FrontEnd.admit`.
+# The constraint that this context last waited for, see `FrontEnd.admit`.
 _awaited: ContextVar[AwaitedConstraint | None] = ContextVar("awaited", default=None)
 
 
 class FrontEnd:
-    """Takes the requests for one served model.
+    """Receives the requests for one served model.
 
     Attributes:
         structured: compiles the constraints of structured outputs.
         request_classes: vLLM's classes of the requests that may come over HTTP.
-        traces_all: every request is traced, for the page of `frontend.live_traces`.
+        traces_all: whether every request is traced, for the page of `frontend.live_traces`.
     """
 
     traces_all = False
@@ -82,12 +82,12 @@ class FrontEnd:
         tokenizer: Callable[[], Any],
         at_end: Callable[[Callable[[], None]], Any],
     ) -> None:
-        """Collect what requests need to know of the model.
+        """Collect what requests need to know about the model.
 
         Args:
             vllm_config: the configuration of the model's server.
             tokenizer: returns vLLM's tokenizer.
-            at_end: registers what is called when the engine ends.
+            at_end: registers a function that is called when the engine ends.
         """
         model, outputs = vllm_config.model_config, vllm_config.structured_outputs_config
         ends = model.try_get_generation_config().get("eos_token_id") or ()
@@ -110,18 +110,18 @@ class FrontEnd:
         )
 
     def refuse_misplaced(self, unknown: Mapping[str, Any]) -> None:
-        """As `refuse_misplaced_fields`, for fields that an endpoint of this server ignores."""
+        """Call `refuse_misplaced_fields` for fields that an endpoint of this server ignores."""
         refuse_misplaced_fields(unknown, self.request_classes, self.option_names)
 
     def take(self, request: Any) -> None:
-        """Note an HTTP request that vLLM's handler begins with, before vLLM changes it.
+        """Note an HTTP request as vLLM's handler begins with it, before vLLM changes it.
 
         Args:
-            request: of vLLM's HTTP server.
+            request: a request of vLLM's HTTP server.
 
         Raises:
-            VLLMValidationError: it asks for what its endpoint ignores, a beam search, or two
-                constraints.
+            VLLMValidationError: it asks for something that its endpoint ignores, for a beam search,
+                or for two constraints.
         """
         if not isinstance(request, tuple(self.request_classes)):
             return
@@ -141,15 +141,15 @@ class FrontEnd:
         """Wait for a request's constraint, before anything else is done for the request.
 
         Args:
-            params: of the request, which are not changed; anything but sampling parameters has no
-                constraint.
+            params: the request's parameters, which are not changed; anything but sampling
+                parameters has no constraint.
 
         Returns:
-            The parameters to go on with.
+            The parameters to continue with.
 
         Raises:
             VLLMValidationError: an option or the constraint is refused.
-            ConstraintsBusyError: it was not compiled because of others.
+            ConstraintsBusyError: other constraints kept it from being compiled.
         """
         if not isinstance(params, SamplingParams):
             return params
@@ -162,16 +162,16 @@ class FrontEnd:
         return prepared
 
     def process(self, make: Callable[[Any, Any], Any], prompt: Any, params: Any) -> Any:
-        """Make the engine's request; a constraint's automaton takes the place of vLLM's grammar.
+        """Make the engine's request, with a constraint's automaton in place of vLLM's grammar.
 
         Args:
-            make: makes vLLM's engine request of a prompt and parameters.
-            prompt: of the user.
-            params: of the user; they are not changed.
+            make: makes vLLM's engine request from a prompt and parameters.
+            prompt: the user's prompt.
+            params: the user's parameters; they are not changed.
 
         Raises:
             VLLMValidationError: the request cannot be served.
-            ConstraintsBusyError: its constraint was not compiled because of others.
+            ConstraintsBusyError: other constraints kept its own from being compiled.
         """
         if not isinstance(params, SamplingParams):
             return make(prompt, params)
@@ -202,7 +202,7 @@ class FrontEnd:
     def _prepare(self, params: SamplingParams) -> SamplingParams:
         """A copy of a request's parameters with its options resolved and its final constraint.
 
-        What `admit` has prepared is returned as it is.
+        Parameters that `admit` has prepared are returned unchanged.
         """
         if ResolvedRequest.given(params.extra_args) is not None:
             return params
@@ -218,13 +218,13 @@ class FrontEnd:
         return prepared
 
     def _keep_to_the_context(self, params: SamplingParams, prompt_length: int) -> None:
-        """Lower ``max_tokens`` to what the context leaves behind the prompt.
+        """Lower ``max_tokens`` to what the context leaves after the prompt.
 
-        What lies behind the context is never put out, and an int32 of vLLM's worker need not be
-        able to hold it.
+        Tokens beyond the context are never put out, and their number may overflow an int32 in
+        vLLM's worker.
 
         Raises:
-            VLLMValidationError: ``min_tokens`` is more than that; the request would never end.
+            VLLMValidationError: ``min_tokens`` exceeds that, so the request would never end.
         """
         params.max_tokens = min(params.max_tokens, self.max_model_len - prompt_length)
         if params.min_tokens > params.max_tokens:
@@ -238,8 +238,8 @@ class FrontEnd:
     def _automaton_of(self, params: SamplingParams) -> Future[CompiledConstraint] | None:
         """The constraint that `admit` has waited for.
 
-        Offline `admit` is not called, and in vLLM's threads its context is not seen. There the
-        constraint is submitted again and `process` waits for it, which holds up no event loop.
+        Offline, `admit` is not called, and vLLM's threads do not see its context. In those cases
+        the constraint is submitted again and `process` waits for it, which blocks no event loop.
         """
         awaited = _awaited.get()
         if awaited is not None and awaited.structured_outputs is params.structured_outputs:
@@ -247,9 +247,9 @@ class FrontEnd:
         return self._submit(params)
 
     def _submit(self, params: SamplingParams) -> Future[CompiledConstraint] | None:
-        """As `StructuredOutput.submit`, for parameters that `_prepare` has made.
+        """Call `StructuredOutput.submit` for parameters that `_prepare` has made.
 
-        While an HTTP request is answered its constraint is not patient.
+        While an HTTP request is being answered, its constraint is not patient.
         """
         if params.structured_outputs is None:
             return None
@@ -261,6 +261,6 @@ async def _until_done(automaton: Future[CompiledConstraint]) -> None:
     """Wait until a constraint is compiled, or refused, while other requests are served."""
     # Other requests may wait for the same automaton, so a request that stops waiting must not
     # cancel it. Its error is raised by `StructuredOutput.settle`; retrieving it here keeps asyncio
-    # from logging it as one that nobody has retrieved.
+    # from logging it as never retrieved.
     waiting = asyncio.shield(asyncio.wrap_future(automaton))
     await asyncio.gather(waiting, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""Structured output at the front end: a request's constraint is compiled before it is admitted.
+"""Structured output in the front end: a request's constraint is compiled before it is admitted.
 
-vLLM's own structured output follows a grammar token by token, from left to right, which a canvas is
-not written in. So a request's ``structured_outputs`` never leave the front end. The constraint is
-compiled into an automaton, which travels to the worker among the request's extra arguments.
+vLLM's own structured output follows a grammar token by token from left to right, but a canvas is
+not written in that order. So a request's ``structured_outputs`` never leave the front end. The
+constraint is compiled into an automaton, which reaches the worker in the request's extra arguments.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ KIND_OF_FIELD = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
-# The pattern that allows no white space.
+# The whitespace pattern that allows none.
 NO_WHITESPACE = ""
-# The parameter of texts that end an output: the front end of vLLM looks for them.
+# The parameter for texts that end an output; vLLM's front end looks for them.
 STOP = "stop"
 
 
 class ConstraintsBusyError(GracefulHTTPError):
-    """A constraint was not compiled because of other constraints; status 503 over HTTP."""
+    """Other constraints kept a constraint from being compiled; status 503 over HTTP."""
 
     def __init__(self, error: BusyError) -> None:
         super().__init__(f"structured_outputs: {error}.", HTTPStatus.SERVICE_UNAVAILABLE)
@@ -62,7 +62,7 @@ def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
         forbids_whitespace: the server wants JSON without white space.
 
     Raises:
-        ConstraintError: it is not served, with the reason.
+        ConstraintError: the constraint is not supported; the message has the reason.
     """
     from vllm_dllm.constraints.grammar import Constraint, ConstraintError
 
@@ -104,13 +104,13 @@ def incompatible_parameters(params: Any, end_tokens: Collection[int]) -> list[st
 
 @dataclass(frozen=True)
 class ConstraintSettings:
-    """What constraints depend on beside the request: the served model and the server's options.
+    """What constraints depend on besides the request: the served model and the server's options.
 
     Attributes:
         tokenizer: returns vLLM's tokenizer.
-        vocabulary_size: number of ids that the model's head gives logits for.
-        end_tokens: ids that end a text, beside the tokenizer's own.
-        at_end: registers what is called when the engine ends.
+        vocabulary_size: number of ids that the model's head produces logits for.
+        end_tokens: ids that end a text, besides the tokenizer's own.
+        at_end: registers a function that is called when the engine ends.
         forbids_whitespace: the server wants JSON without white space.
         begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
     """
@@ -132,12 +132,12 @@ class StructuredOutput:
         self._compiler: CompilerPool | None = None
 
     def _pool(self) -> CompilerPool:
-        """The pool that compiles, made by the first call."""
+        """The pool that compiles constraints; the first call creates it."""
         from vllm_dllm.constraints.pool import CompilerPool
 
         with self._lock:
             if self._compiler is None:
-                # The pool must not refer to the renderer, which calls `close` when it goes.
+                # The pool must not refer to the renderer, which calls `close` when it is deleted.
                 read = functools.partial(
                     _vocabulary,
                     self.settings.tokenizer(),
@@ -153,19 +153,19 @@ class StructuredOutput:
         return self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
 
     def reconcile(self, params: Any, calls: OptionalCalls | None = None) -> None:
-        """Let the other parameters of a request agree with its constraint, or refuse them.
+        """Make a request's other parameters agree with its constraint, or refuse them.
 
-        A constraint that only keeps optional calls valid gives way. Texts of ``stop`` end such an
-        output, as without a constraint. For other parameters that do not agree with the constraint
-        it is dropped, unless it was asked for: so vLLM serves such a request by default.
+        A constraint that only keeps optional calls valid yields. Texts in ``stop`` end such an
+        output as they would without a constraint. If other parameters conflict with the constraint,
+        it is dropped unless it was asked for, because vLLM serves such a request by default.
 
         Args:
-            params: of the request; ``structured_outputs`` may become None.
-            calls: what the constraint is of, if nothing but these.
+            params: the request's parameters; ``structured_outputs`` may become None.
+            calls: the optional calls, if the constraint consists of nothing else.
 
         Raises:
-            VLLMValidationError: names a parameter that might end the output early, or keep it from
-                ending.
+            VLLMValidationError: a parameter, which the message names, might end the output early or
+                keep it from ending.
         """
         if params.structured_outputs is None:
             return
@@ -188,19 +188,18 @@ class StructuredOutput:
     def submit(
         self, params: Any, patient: bool, depth: int | None = None
     ) -> Future[CompiledConstraint] | None:
-        """Begin to compile the constraint of a request.
+        """Start compiling the constraint of a request.
 
         Equal constraints are compiled once, so this may be called again for the same request.
 
         Args:
-            params: of the request, which `reconcile` has passed.
+            params: the request's parameters, which have passed `reconcile`.
             patient: wait for other constraints for as long as it takes.
-            depth: calls of the constraint's rules that may be open inside each other; None for
-                the usual number.
+            depth: how deeply calls of the constraint's rules may nest; None for the usual number.
 
         Returns:
-            The automaton that the request's output must follow, to be read with `settle`; None if
-            the request has no constraint.
+            A future of the automaton that the request's output must follow, to be read with
+            `settle`; None if the request has no constraint.
 
         Raises:
             VLLMValidationError: the request cannot be served.
@@ -228,15 +227,15 @@ class StructuredOutput:
 
     @staticmethod
     def settle(future: Future[CompiledConstraint], max_tokens: int | None) -> CompiledConstraint:
-        """The compiled automaton; waits for it.
+        """Wait for the compiled automaton and return it.
 
         Args:
-            future: from `submit`.
-            max_tokens: number of tokens that may be put out, or None for as many as it takes.
+            future: the result of `submit`.
+            max_tokens: most tokens that may be put out, or None for as many as it takes.
 
         Raises:
             VLLMValidationError: the constraint is refused, or `max_tokens` is too small for it.
-            ConstraintsBusyError: it was not compiled because of others.
+            ConstraintsBusyError: other constraints kept it from being compiled.
         """
         from vllm_dllm.constraints.grammar import ConstraintError
         from vllm_dllm.constraints.pool import BusyError

@@ -1,10 +1,9 @@
-"""Calls of tools: what vLLM's structural tags for them ask for, and what they shall ask for here.
+"""Tool calls: what vLLM's structural tags for them require, and what they require here.
 
 vLLM constrains the calls of a tool by the schema of its parameters if the tool is strict, or if the
 server's ``--tool-strict-level`` is ``parameter``; `vllm_seams.http_endpoints` makes that the
-default.
-So a tool that is not strict has its schema followed too. But a schema that is not supported does
-not refuse its request: then its arguments are any object.
+default. So the schema of a tool that is not strict is followed, too. If such a schema is not
+supported, its request is not refused: the arguments may then be any object.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 
-# VLLM's name of the parser of Gemma's calls, and ours of their structural tag.
+# VLLM's name for the parser of Gemma's calls, and our name for their structural tag.
 GEMMA = "gemma4"
 ANY_OBJECT = {"type": "object"}
 GEMMA_BEGIN = "<|tool_call>call:"
@@ -29,24 +28,24 @@ GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class OptionalCalls(NamedTuple):
-    """All that a request is constrained by are calls of tools, which it need not make.
+    """The constraint of a request that is constrained only by tool calls that it need not make.
 
     Attributes:
-        asked_for: the request asks for a constraint: a tool is strict, or there is an option of
-            constraints. Otherwise the server has added it.
+        asked_for: the request asks for a constraint, because a tool is strict or it sets an option
+            of constraints. Otherwise the server has added the constraint.
     """
 
     asked_for: bool
 
 
 def refuse_second_constraint(request: Any) -> None:
-    """Refuse a constraint beside a call that is required: vLLM puts the call's schema in its place.
+    """Refuse a constraint next to a required call: vLLM would replace it by the call's schema.
 
     Args:
-        request: of vLLM's HTTP server, as it came.
+        request: a request of vLLM's HTTP server, as it arrived.
 
     Raises:
-        VLLMValidationError: it has both.
+        VLLMValidationError: the request has both.
     """
     constraint = getattr(request, "structured_outputs", None)
     if constraint is not None and _is_forced(getattr(request, "tool_choice", None)):
@@ -58,10 +57,11 @@ def refuse_second_constraint(request: Any) -> None:
 
 
 def optional_calls(request: Any) -> OptionalCalls | None:
-    """What a request may be constrained by if it has optional tools and no format of its own.
+    """The constraint that a request may have if it has optional tools and no format of its own.
 
     Args:
-        request: of vLLM's HTTP server, as it came: vLLM makes a constraint of its tools later.
+        request: a request of vLLM's HTTP server, as it arrived. VLLM turns its tools into a
+            constraint later.
 
     Returns:
         None for any other request.
@@ -69,7 +69,7 @@ def optional_calls(request: Any) -> OptionalCalls | None:
     tools = getattr(request, "tools", None)
     if not tools or request.tool_choice != "auto" or request.structured_outputs is not None:
         return None
-    # The Chat Completions API has the one, the Responses API the other.
+    # The first field belongs to the Chat Completions API, the second to the Responses API.
     form = getattr(request, "response_format", None)
     form = form or getattr(getattr(request, "text", None), "format", None)
     if form is not None and form.type != "text":
@@ -80,14 +80,14 @@ def optional_calls(request: Any) -> OptionalCalls | None:
 
 
 def gemma_structural_tag(tools: list[Any], builtin: Any, tool_choice: str, *_: Any) -> Any:
-    """The structural tag of Gemma's calls, for which vLLM has none.
+    """The structural tag for Gemma's calls, for which vLLM has none.
 
-    The schema of a call's arguments stands where the arguments in Gemma's notation shall stand:
-    xgrammar has no format for these. `constrained_calls` puts ours there.
+    The tag has the JSON schema of a call's arguments in the place of the arguments in Gemma's
+    notation, because xgrammar has no format for these. `constrained_calls` inserts our format.
 
     Args:
-        tools: functions, as vLLM's registry of structural tags gives them.
-        builtin: other tools, which Gemma's calls know nothing of.
+        tools: functions, as vLLM's registry of structural tags passes them.
+        builtin: other tools, which Gemma's calls do not support.
         tool_choice: ``auto``, ``required`` or ``forced``.
     """
     # Only here: an offline process does without vLLM's tool parsers.
@@ -122,12 +122,12 @@ def constrained_calls(
     """The constraint of a request with tools.
 
     Args:
-        request: of vLLM's HTTP server.
-        structured: what vLLM made of it.
+        request: a request of vLLM's HTTP server.
+        structured: the constraint that vLLM made from it.
         tokenizer: returns vLLM's tokenizer.
 
     Raises:
-        VLLMValidationError: a call is required in a way that vLLM constrains nothing by, or the
+        VLLMValidationError: a call is required in a way for which vLLM makes no constraint, or the
             name of a tool cannot be written in a call.
     """
     tools = getattr(request, "tools", None)
@@ -167,7 +167,7 @@ def constrained_calls(
 
 
 def _gemma_tags(value: Any) -> Iterator[dict[str, Any]]:
-    """The tags in a structural tag that are calls of Gemma's."""
+    """The tags in a structural tag that stand for Gemma's calls."""
     parts: Iterable[Any] = value if isinstance(value, list) else ()
     if isinstance(value, dict):
         parts = value.values()
@@ -178,10 +178,10 @@ def _gemma_tags(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _write_as_gemma(tag: dict[str, Any]) -> None:
-    """Let the arguments of a call have Gemma's notation, in place.
+    """Give the arguments of a call Gemma's notation, in place.
 
     Raises:
-        VLLMValidationError: the name of the tool cannot be written.
+        VLLMValidationError: the name of the tool cannot be written in a call.
     """
     from vllm_dllm.constraints.grammar import GEMMA_ARGUMENTS, LENIENT
 
@@ -197,14 +197,14 @@ def _write_as_gemma(tag: dict[str, Any]) -> None:
 
 
 def _is_forced(choice: Any) -> bool:
-    """Whether a call is required: of any tool or of a named one."""
+    """Whether the request requires a call, to any tool or to a named one."""
     if isinstance(choice, str) or choice is None:
         return choice == "required"
     return getattr(choice, "type", None) in ("function", "custom")
 
 
 def _comes_from_tools(structured: StructuredOutputsParams | None, request: Any) -> bool:
-    """Whether a constraint is one that vLLM makes of tools, rather than of a format."""
+    """Whether vLLM made a constraint from tools rather than from a format."""
     if structured is None:
         return False
     if structured.structural_tag is not None:
@@ -219,7 +219,7 @@ def _comes_from_tools(structured: StructuredOutputsParams | None, request: Any) 
 
 
 def _function(tool: Any) -> Any:
-    """What describes the function: it is the tool itself in the Responses API."""
+    """The description of the function, which is the tool itself in the Responses API."""
     return tool.function if hasattr(tool, "function") else tool
 
 

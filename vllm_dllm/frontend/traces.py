@@ -1,13 +1,13 @@
-"""What a request asked to know of its steps, on its outputs.
+"""Attach what a request asked to know about its steps to its outputs.
 
     output.outputs[0].step_maps         with ``diffusion_return_step_maps``
     output.outputs[0].diffusion_trace   with ``diffusion_trace``, a `tracing.trace.Trace`
     output.outputs[0].diffusion_replay  with ``diffusion_replay``, a `tracing.trace.Replay`, once
                                         the answer is finished
 
-All of them speak of the whole output so far, also where an output has only what is new. Over HTTP
-the same fields are in each choice of an answer that is not streamed, those of `Replay` by
-themselves.
+All of them describe the whole output so far, even if an output carries only what is new. Over HTTP
+the same fields are in each choice of an answer that is not streamed; the fields of `Replay` stand
+there individually.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from vllm_dllm.frontend.live_traces import LiveTraces
 
 STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
-# The ends of the endpoints' paths whose answers have choices.
+# The last parts of the paths of endpoints whose answers have choices.
 PLACES = ("/completions", "/inference/v1/generate")
 
 
 def take_records(
     request_states: dict[str, Any], outputs: list[Any], live: LiveTraces | None = None
 ) -> None:
-    """Take the records off outputs of the engine, which are then as vLLM knows them.
+    """Take the records off the engine's outputs, which then have the form that vLLM expects.
 
     Args:
         request_states: vLLM's ``RequestState`` of each running request, by id.
         outputs: vLLM's ``EngineCoreOutput``.
-        live: what gets the records of every request, where the server shows them.
+        live: receives the records of every request if the server shows them.
     """
     for output in outputs:
         if not is_labelled(output.new_logprobs):
@@ -51,7 +51,7 @@ def take_records(
         if state is None:  # it was aborted
             continue
         found = records(rows, label.clocks, label.length)
-        # Apart from each other: what the server shows must not come near an answer.
+        # Handled separately: what the server shows must not reach an answer.
         if live is not None and label.asked & Asked.LIVE:
             live.add(state, found)
         if not label.asked & ~Asked.LIVE:
@@ -62,11 +62,11 @@ def take_records(
 
 
 def add_traces(state: Any, completion: Any) -> None:
-    """Put what a request asked for on one of its outputs.
+    """Attach what a request asked for to one of its outputs.
 
     Args:
         state: vLLM's ``RequestState``.
-        completion: vLLM's ``CompletionOutput``, made from it.
+        completion: vLLM's ``CompletionOutput``, made from the state.
     """
     assembly: Assembly | None = getattr(state, "dllm_assembly", None)
     if assembly is None:
@@ -85,7 +85,7 @@ def add_traces(state: Any, completion: Any) -> None:
 
 
 def fields_of(completion: Any) -> dict[str, Any]:
-    """What is on an output, as plain values for the choice of an HTTP answer.
+    """What is attached to an output, as plain values for a choice of an HTTP answer.
 
     Args:
         completion: vLLM's ``CompletionOutput``.
@@ -104,7 +104,7 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
     """Add to the choices of an HTTP answer what its request asked for.
 
     Args:
-        body: JSON; what has no choices stays as it is.
+        body: JSON; a body without choices is left unchanged.
         queues: vLLM's ``RequestOutputCollector`` of each of the request's prompts.
     """
     answer = json.loads(body)
@@ -116,14 +116,15 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
 
 
 def asks_for_traces(request: Any, path: str) -> bool:
-    """Whether an HTTP request asks for anything of this module.
+    """Whether an HTTP request asks for anything that this module provides.
 
     Args:
-        request: of vLLM's HTTP server.
-        path: of its endpoint.
+        request: a request of vLLM's HTTP server.
+        path: the path of its endpoint.
 
     Raises:
-        VLLMValidationError: names the option; its answer has no place for it.
+        VLLMValidationError: the endpoint's answer has no place for it; the message names the
+            option.
     """
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(request, "vllm_xargs", None) or getattr(sampling, "extra_args", None) or {}
