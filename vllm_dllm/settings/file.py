@@ -1,8 +1,7 @@
-"""Reading a settings file: YAML as plain data, of limited size, without YAML's surprises.
+"""Read a settings file: YAML as plain data, of limited size, without YAML's surprises.
 
-YAML can do more than a list of settings needs, and these extras are refused because each of them is
-a known source of harm: tags that run code, aliases that expand without end, duplicate names, and
-numbers such as ``010`` that mean eight.
+YAML can do more than a list of settings needs. Its harmful extras are refused: tags that run code,
+aliases that expand without end, duplicate names, and numbers such as ``010`` that mean eight.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from vllm_dllm.ranges import SettingsError, shown
 if TYPE_CHECKING:
     import yaml
 
-# Far more than any list of settings needs, and still read within a second or two.
+# This is far more than any list of settings needs, and is still read within a second or two.
 MAX_FILE_BYTES = 1 << 16
 
-# What YAML 1.1 reads in base 2, 8, 16 or 60, or with digits grouped: 0b1, 010, 0x1f, 1:30, 1_000.
+# Numbers that YAML 1.1 reads in base 2, 8, 16 or 60, or with digits grouped: 0b1, 010, 0x1f, 1:30,
+# 1_000.
 _NOT_DECIMAL = re.compile(r"[-+]?0[0-9bxoBXO]|.*[_:]")
 # Numbers with an exponent. YAML 1.1 reads them as text unless they have a point before the e and a
 # sign after it.
@@ -31,7 +31,7 @@ def read_settings_file(path: object) -> dict[str, Any]:
     """The settings in a YAML file, by name; none for an empty file.
 
     Raises:
-        SettingsError: the file is unreadable, too large, or no mapping; the message names
+        SettingsError: the file is unreadable, too large, or not a mapping; the message names
             ``dllm.config``.
     """
     import yaml
@@ -67,7 +67,7 @@ def _loader() -> type[yaml.SafeLoader]:
         return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
     class Loader(yaml.SafeLoader):
-        """A class of its own for each file, because constructors are registered on a class."""
+        """Make a class for each file, because constructors are registered on a class."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):

@@ -14,7 +14,7 @@ MAX_STEPS_FIELD = "max_denoising_steps"
 # Fields of DiffusionGemma's sampler that a generation config must have.
 SAMPLER_FIELDS = ("t_min", "t_max", "stability_threshold", "confidence_threshold")
 SAMPLER, SAMPLER_CLASS, BOUND = "sampler_config", "EntropyBoundSamplerConfig", "entropy_bound"
-# Names of the block length, which belong into ``config.json``.
+# Names of the block length, which belong in ``config.json``.
 LENGTHS = ("block_length", "canvas_length", "block_size")
 OPTION = "--override-generation-config"
 
@@ -49,7 +49,7 @@ def parse_checkpoint(
 ) -> dict[str, float]:
     """The decoding settings in the generation config of a masked model, by name.
 
-    Read are the algorithms' settings (`parameters`) and ``max_denoising_steps``; fields about
+    The algorithms' settings (`parameters`) and ``max_denoising_steps`` are read; fields about
     autoregressive decoding are ignored. Ranges are checked where settings are resolved.
     """
     known = (MAX_STEPS_FIELD, *parameters)
@@ -57,10 +57,10 @@ def parse_checkpoint(
 
 
 def check_sampler_override(override: Mapping[str, Any]) -> None:
-    """Check what ``--override-generation-config`` says of the sampler.
+    """Check what ``--override-generation-config`` says about the sampler.
 
     Raises:
-        SettingsError: a field of it is unknown, or it is not an object.
+        SettingsError: one of its fields is unknown, or it is not an object.
     """
     sampler = override.get(SAMPLER, {})
     if not isinstance(sampler, Mapping):
@@ -75,7 +75,7 @@ def overridden(settings: Mapping[str, Any], override: Mapping[str, Any]) -> set[
     """The settings whose value comes from ``--override-generation-config``.
 
     Args:
-        settings: those that a generation config with the override states, by name.
+        settings: the settings in a generation config with the override applied, by name.
         override: the option's value.
     """
     return settings.keys() & {*override, *override.get(SAMPLER, {})}

@@ -1,4 +1,4 @@
-"""Settings and request options in places, or by names, that would be ignored."""
+"""Find settings and request options whose place or name would make vLLM ignore them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_dllm.ranges import MOST_CHARACTERS, SettingsError, closest, cut, shown
 from vllm_dllm.settings.request import REQUEST_PREFIX
 
 SETTINGS_KEY = "dllm"
-# The prefix that other packages give to their settings of such models.
+# The prefix that other packages use for their settings of diffusion models.
 OTHERS_PREFIX = "dllm_"
 # What other engines and the models' own scripts call our settings.
 OTHER_NAMES = {
@@ -23,26 +23,27 @@ OTHER_NAMES = {
     "sampler": "algorithm",
     "confidence_threshold": "threshold",
 }
-# What they call the length of a block, which a server has for all requests.
+# Their names for the block length, which is fixed for all requests of a server.
 BLOCK_LENGTHS = {"block_length", "block_size", "canvas_size"}
-# What vLLM itself and its KV connectors read from a request's extra arguments.
+# The extra arguments of a request that vLLM itself and its KV connectors read.
 VLLMS_OWN = {"kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "session_id"}
 
 
 def refuse_settings_outside(additional_config: object, settings: Collection[str]) -> None:
-    """Refuse what was meant for the section ``dllm`` and stands beside it.
+    """Refuse keys that were meant for the section ``dllm`` but stand next to it.
 
-    All plugins and platforms of vLLM share ``additional_config``, so most of its other keys are
-    somebody else's and are left alone. Refused are three kinds of keys that would be ignored: the
-    exact name of one of our settings, a name that nearly is ``dllm``, and any name that begins with
-    ``dllm_``. A setting that is both outside and misspelt cannot be told from another plugin's key.
+    All plugins and platforms of vLLM share ``additional_config``, so most of its other keys belong
+    to others and are left alone. Three kinds of keys that would be ignored are refused: the exact
+    name of one of our settings, a name that is almost ``dllm``, and any name that begins with
+    ``dllm_``. A misspelt setting outside the section cannot be distinguished from another plugin's
+    key.
 
     Args:
         additional_config: the value of vLLM's option.
-        settings: the names of all settings, also those for other kinds of models.
+        settings: the names of all settings, including those for other kinds of models.
 
     Raises:
-        SettingsError: names the key, and shows where it belongs.
+        SettingsError: there is such a key; the message names it and shows where it belongs.
     """
     if not isinstance(additional_config, Mapping):
         return
@@ -66,7 +67,7 @@ def refuse_settings_outside(additional_config: object, settings: Collection[str]
 def meant_by(
     fields: Mapping[str, object], settings: Collection[str], algorithms: Collection[str]
 ) -> dict[str, object]:
-    """The server's settings that fields of other places, or of other engines, probably mean.
+    """The server's settings that fields of other places or engines probably stand for.
 
     Args:
         fields: names and values, such as ``{"diffusion_entropy_bound": 0.1}``.
@@ -86,7 +87,7 @@ def meant_by(
 
 
 def as_option(settings: Mapping[str, object]) -> str:
-    """How settings are given to a server."""
+    """How a user gives settings to a server."""
     return f"--additional-config '{_as_json({SETTINGS_KEY: settings})}'"
 
 
@@ -108,7 +109,7 @@ def refuse_unknown_extra_arguments(
         options: the names of all options, without the prefix.
 
     Raises:
-        SettingsError: names the key, and what the option is called here.
+        SettingsError: there is such an argument; the message names it, and the option's name here.
     """
     for name in extra_args:
         if isinstance(name, str) and (name.startswith(REQUEST_PREFIX) or name in VLLMS_OWN):
@@ -124,12 +125,12 @@ def refuse_unknown_extra_arguments(
 
 
 def _our_name(name: object, known: Collection[str], prefix: str) -> str:
-    """A hint at what is called `name` elsewhere.
+    """A hint at our name for what is called `name` elsewhere.
 
     Args:
-        name: an unknown one, with or without `OTHERS_PREFIX`.
+        name: an unknown name, with or without `OTHERS_PREFIX`.
         known: our names, without a prefix.
-        prefix: what ours have.
+        prefix: the prefix of our names.
     """
     bare = name.removeprefix(OTHERS_PREFIX) if isinstance(name, str) else ""
     if bare in BLOCK_LENGTHS:
@@ -149,13 +150,13 @@ def _our_name(name: object, known: Collection[str], prefix: str) -> str:
 def _as_json(value: object) -> str:
     try:
         text = json.dumps(value)
-    except (TypeError, ValueError):  # offline, where values need not be JSON
+    except (TypeError, ValueError):  # offline values need not be JSON
         text = shown(value)
     return text if len(text) <= MOST_CHARACTERS else cut(text)
 
 
 def _nearly(name: str, key: str) -> bool:
-    """Whether two names differ, by case, by surrounding blanks, by one letter or by one swap."""
+    """Whether two names differ only by case, surrounding blanks, one letter, or one swap."""
     name, given = name.strip().lower()[: len(key) + 2], name
     if name == key:
         return given != key

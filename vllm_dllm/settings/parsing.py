@@ -1,8 +1,8 @@
 """The only parser of what users write: the settings of a server and the options of a request.
 
-Server settings come from
-``--additional-config '{"dllm": {...}}'`` and request options from ``vllm_xargs`` (HTTP) or
-``SamplingParams.extra_args`` (offline). An unknown key is an error that suggests the nearest name.
+Server settings come from ``--additional-config '{"dllm": {...}}'`` and request options from
+``vllm_xargs`` (HTTP) or ``SamplingParams.extra_args`` (offline). An unknown key is an error that
+suggests the nearest name.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from vllm_dllm.settings.misplaced import (
 from vllm_dllm.settings.request import REQUEST_PREFIX, RequestOptions
 from vllm_dllm.settings.server import DllmSettings
 
-# Gives the names of settings of algorithms for other kinds of models, each with the sentence that
-# refuses it. It is a function because only refusals need it.
+# Returns the names of settings of algorithms for other kinds of models, each with the sentence that
+# refuses it. It is a function because only refusals need the names.
 Foreign = Callable[[], Mapping[str, str]]
 
 
 def _reject_unknown(
     kind: str, given: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str]
 ) -> None:
-    """Refuse names that are not known; `elsewhere` has a sentence for those known elsewhere."""
+    """Refuse unknown names; `elsewhere` has a sentence for each name that is known elsewhere."""
     known = set(known)
     for name in given:
         if name in known:
@@ -44,7 +44,7 @@ def _reject_unknown(
 
 
 def _known_to_requests(parameters: Collection[str], foreign: Foreign) -> dict[str, str]:
-    """What a server's section cannot hold because it belongs to requests, and foreign settings."""
+    """Names that a server's section must not hold: request options and foreign settings."""
     only = set(_names(RequestOptions, ())) - set(_names(DllmSettings, ()))
     return (
         dict(foreign())
@@ -61,7 +61,7 @@ def _known_to_requests(parameters: Collection[str], foreign: Foreign) -> dict[st
 
 
 def _known_to_servers(foreign: Foreign) -> dict[str, str]:
-    """What a request cannot hold because it belongs to the server, and foreign settings."""
+    """Names that a request must not hold: server settings and foreign settings."""
     only = set(_names(DllmSettings, ())) - set(_names(RequestOptions, ()))
     return {REQUEST_PREFIX + name: sentence for name, sentence in foreign().items()} | {
         REQUEST_PREFIX + name: f"{REQUEST_PREFIX}{name} is no option of requests: the whole server "
@@ -75,21 +75,21 @@ def parse_settings(
     parameters_with: Callable[[object], Collection[str]],
     foreign: Foreign = dict,
 ) -> DllmSettings:
-    """Server settings from vLLM's ``additional_config``.
+    """Parse server settings from vLLM's ``additional_config``.
 
     ``{"dllm": {"config": "file.yaml"}}`` reads the same keys from a YAML file; keys given
-    next to ``config`` take precedence over the file.
+    next to ``config`` override the file.
 
     Args:
         additional_config: the value of vLLM's option.
-        parameters_with: called with the algorithm that is asked for (or None); returns the names
-            of all algorithms' settings. An algorithm that is named by its import path is only
-            known after this call.
+        parameters_with: called with the requested algorithm (or None); returns the names of all
+            algorithms' settings. An algorithm that is named by its import path is known only after
+            this call.
         foreign: see `Foreign`.
 
     Raises:
-        SettingsError: a key is unknown or stands outside of the section, a value is out of range,
-            or the file cannot be read.
+        SettingsError: a key is unknown or stands outside the section, a value is out of range, or
+            the file cannot be read.
     """
     section = (
         additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
@@ -110,7 +110,7 @@ def parse_settings(
     elsewhere = _known_to_requests(parameters, foreign)
     _reject_unknown("dllm setting", section, [*known, "config"], elsewhere)
     _reject_unknown(f"dllm setting in {path}:", from_file, known, elsewhere)
-    DllmSettings(**_gathered(from_file, parameters))  # the file must be right by itself
+    DllmSettings(**_gathered(from_file, parameters))  # the file must be valid by itself
     values = {name: value for name, value in section.items() if name != "config"}
     chosen = from_file | values
     given = frozenset(name for name, value in chosen.items() if value is not None)
@@ -120,7 +120,7 @@ def parse_settings(
 def _names(
     cls: type[DllmSettings] | type[RequestOptions], parameters: Collection[str]
 ) -> list[str]:
-    """The names that users may write: the fields of `cls`, and the algorithms' `parameters`."""
+    """The names that users may write: the fields of `cls` and the algorithms' `parameters`."""
     own = [f.name for f in fields(cls) if f.name not in ("parameters", "given")]
     return own + sorted(parameters)
 
@@ -136,7 +136,7 @@ def parse_request_options(
     parameters: Collection[str],
     foreign: Foreign = dict,
 ) -> RequestOptions:
-    """Request options from ``SamplingParams.extra_args``.
+    """Parse request options from ``SamplingParams.extra_args``.
 
     Keys without the prefix ``diffusion_`` are left to vLLM if it reads them, and refused otherwise.
 

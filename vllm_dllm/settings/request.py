@@ -10,8 +10,8 @@ from vllm_dllm.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.server import CONSTRAINT_DEPTH, CONSTRAINT_TOKENS, STEPS
 
 REQUEST_PREFIX = "diffusion_"
-# Length of the longest canvas, and of the longest list in a request: lists are checked before it is
-# known whether they fit the served canvas.
+# The length of the longest canvas, and of the longest list in a request, because lists are checked
+# before it is known whether they fit the served canvas.
 MAX_CANVAS = 1 << 16
 LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
 POSITION = Range(whole=True)
@@ -21,17 +21,17 @@ NUMBERS = {
     "constraint_depth": CONSTRAINT_DEPTH,
     "constraint_tokens": CONSTRAINT_TOKENS,
 }
-# Options that ask for what happened in the steps of an answer.
+# Options that ask what happened in the steps of an answer.
 TRACING_OPTIONS = ("return_step_maps", "trace", "replay")
 # Options that are true or false.
 FLAGS = ("read_only", "constrained", "stream_prefix", *TRACING_OPTIONS)
 
-# Options that only requests with a constraint have.
+# Options that have an effect only in requests with a constraint.
 CONSTRAINT_OPTIONS = ("diffusion_constraint_depth", "diffusion_constraint_tokens")
 
 
 class Asked(IntFlag):
-    """What a request wants to know of its steps; `LIVE` is what its server wants to know."""
+    """What a request wants to know about its steps; `LIVE` is what its server wants to know."""
 
     NOTHING = 0
     STEP_MAPS = 1
@@ -42,7 +42,7 @@ class Asked(IntFlag):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """The options of one request; None means the server's value.
+    """The options of one request; None means that the server's value applies.
 
     Attributes:
         algorithm: as in `DllmSettings`, but only registered names.
@@ -51,7 +51,7 @@ class RequestOptions:
         seed_canvas: token ids that the first canvas starts from.
         pinned: positions of the seed canvas that keep their token.
         canvas_length: width of the request's canvases, at most the served one.
-        read_only: one canvas is the whole answer; it leaves without a commit.
+        read_only: a single canvas is the whole answer and leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
         stream_prefix: output the decided beginning of an unfinished canvas.
         constraint_depth: as in `DllmSettings`.
@@ -117,12 +117,12 @@ def refuse_misplaced_constraint_options(
     """Refuse options of a constraint that would have no effect.
 
     Args:
-        options: of the request.
-        constrained: the request has a constraint.
-        own_maximum: the request says itself how many tokens it may put out.
+        options: the request's options.
+        constrained: whether the request has a constraint.
+        own_maximum: whether the request itself sets its maximum number of output tokens.
 
     Raises:
-        SettingsError: names the option.
+        SettingsError: an option would have no effect; the message names it.
     """
     for name in CONSTRAINT_OPTIONS:
         if getattr(options, name.removeprefix(REQUEST_PREFIX)) is not None and not constrained:
@@ -139,7 +139,7 @@ def refuse_misplaced_constraint_options(
 
 
 def check_whole_numbers(name: str, values: object) -> None:
-    """Check that `values` is a list of whole numbers, none below 0, no longer than any canvas.
+    """Check that `values` is a list of non-negative integers, at most as long as a canvas may be.
 
     Raises:
         SettingsError: it is not; the message names the option.
@@ -153,7 +153,7 @@ def check_whole_numbers(name: str, values: object) -> None:
 
 
 def refuse_canvas_options(options: RequestOptions) -> None:
-    """Raise `SettingsError` for options that only models of uniform noise have."""
+    """Raise `SettingsError` for options that only models with uniform noise have."""
     for name in ("seed_canvas", "pinned", "canvas_length", "read_only", "constrained"):
         if getattr(options, name):
             raise SettingsError(

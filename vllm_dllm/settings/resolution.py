@@ -1,4 +1,4 @@
-"""Resolution of settings: a request's options override the server's, and those the checkpoint's."""
+"""Resolve settings: request options override server settings, which override the checkpoint's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.server import STEPS, DllmSettings
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
-# A generation config that takes the checkpoint's place, and what overrides either.
+# The options for a generation config that replaces the checkpoint's, and for an override of either.
 FOLDER, OVERRIDE = "--generation-config", "--override-generation-config"
 HF_OVERRIDES = "--hf-overrides"
-# The server's settings other than the algorithm's, in the order in which `explained` lists them.
+# The server's settings other than the algorithm's, in the order that `explained` lists them.
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
@@ -34,15 +34,15 @@ PREFIXES = {
 
 
 def parameter_names(corruption: Corruption) -> set[str]:
-    """The settings of all algorithms for a kind of model."""
+    """The names of the settings of all algorithms for a kind of model."""
     return {name for algorithm in algorithms(corruption) for name in algorithm.config.ranges()}
 
 
 def foreign_settings(algorithm: Algorithm, source: str) -> dict[str, str]:
-    """The settings that only algorithms for the other kind of models have.
+    """The settings that only algorithms for the other kind of model have.
 
     Args:
-        algorithm: the one in force, whose settings the sentences name.
+        algorithm: the algorithm in force, whose settings the sentences name.
         source: where the settings are given, `REQUEST`, `SERVER` or `OVERRIDE`.
 
     Returns:
@@ -63,15 +63,15 @@ def _not_of(algorithm: Algorithm, prefix: str, name: str) -> str:
 
 
 def owners(name: str, corruption: Corruption) -> list[str]:
-    """The algorithms for a kind of models that have a setting of this name."""
+    """The algorithms for a kind of model that have a setting of this name."""
     return [a.name for a in algorithms(corruption) if name in a.config.ranges()]
 
 
 def check_algorithm(name: str, corruption: Corruption, source: str) -> Algorithm:
-    """The algorithm of a name that was given in a request or for a server.
+    """The algorithm whose name was given in a request or for a server.
 
     Raises:
-        SettingsError: see `get_algorithm`; names the setting, too.
+        SettingsError: see `get_algorithm`; the message also names the setting.
     """
     try:
         return get_algorithm(name, corruption)[0]
@@ -87,7 +87,7 @@ class Choice:
         algorithm: the decoding algorithm.
         settings: the algorithm's settings.
         max_steps: cap on the denoise steps of a canvas.
-        schedule_steps: steps that a temperature schedule is spread over.
+        schedule_steps: number of steps that a temperature schedule is spread over.
         sources: where each setting, ``algorithm`` and ``max_steps`` come from, by name.
     """
 
@@ -99,7 +99,7 @@ class Choice:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the algorithm is one of this package, of which more is known than its methods."""
+        """Whether this package provides the algorithm, and so knows more than its methods."""
         return type(self.algorithm).__module__.startswith("vllm_dllm.")
 
 
@@ -109,15 +109,15 @@ class Served:
 
     Attributes:
         corruption: what fills fresh canvases, masks or uniform noise.
-        own_algorithm: the decoding algorithm of the model's authors.
+        own_algorithm: the decoding algorithm that the model's authors use.
         settings: the server's settings.
         checkpoint: settings and ``max_denoising_steps`` of the generation config, by name.
-        elsewhere: where those come from that are not the checkpoint's own (`FOLDER` or
-            `OVERRIDE`), by name.
+        elsewhere: by name, the source (`FOLDER` or `OVERRIDE`) of those that are not from the
+            checkpoint itself.
         length: L, the canvas length.
         max_steps: the server's cap on the denoise steps of a canvas, or None.
         mask_token: the token that fills a fresh canvas; None for uniform noise.
-        two_blocks: a step over a canvas reads the block before it, too, see
+        two_blocks: whether a step over a canvas also reads the block before it, see
             `engine.block_and_canvas`.
     """
 
@@ -142,12 +142,12 @@ class Served:
 
     @property
     def algorithm_names(self) -> list[str]:
-        """The registered algorithms that requests may choose; their presets have no own names."""
+        """The registered algorithms that requests may choose; presets are not listed separately."""
         return [algorithm.name for algorithm in algorithms(self.corruption)]
 
     @property
     def window_length(self) -> int:
-        """Positions that a step over a canvas reads, and which vLLM counts as draft tokens."""
+        """The number of positions that a step over a canvas reads; vLLM's count of draft tokens."""
         return 2 * self.length if self.two_blocks else self.length
 
     def explained(self, length_source: str) -> list[tuple[str, str, str]]:
@@ -172,7 +172,7 @@ class Served:
         return lines
 
     def constraint_depth(self, options: RequestOptions) -> int | None:
-        """The depth to which a request's constraint is followed; None for the usual one."""
+        """The depth to which a request's constraint is followed; None for the usual depth."""
         own = options.constraint_depth
         return self.settings.constraint_depth if own is None else own
 
@@ -184,8 +184,8 @@ class Served:
     def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
         """Parse a request's options; raises `SettingsError` for an unknown or malformed one.
 
-        That its algorithm does not fit the model is said first: the options of such a request
-        belong to that algorithm, and by themselves would be refused for a lesser reason.
+        An algorithm that does not fit the model is reported first: such a request's options belong
+        to that algorithm, and would otherwise be refused for a less helpful reason.
         """
         name = (extra_args or {}).get(f"{PREFIXES[REQUEST]}algorithm")
         if isinstance(name, str) and name and ":" not in name:
@@ -199,14 +199,14 @@ class Served:
         return parse_request_options(extra_args, parameter_names(self.corruption), foreign)
 
     def option_names(self) -> set[str]:
-        """The names of all request options, without the prefix, also of other kinds of models."""
+        """The names of all request options, without prefix, including those of other models."""
         every = parameter_names(self.corruption) | parameter_names(other_kind(self.corruption))
         return request_names(every)
 
     def _limit(
         self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
     ) -> None:
-        """Refuse numbers of steps with which a request would occupy its slot for too long.
+        """Refuse step counts with which a request would occupy its slot for too long.
 
         Args:
             algorithm: the request's algorithm.
@@ -214,7 +214,8 @@ class Served:
             own: the settings that it would get otherwise, which it may always ask for.
 
         Raises:
-            SettingsError: names the setting, the limit, and what raises it.
+            SettingsError: a count exceeds its limit; the message names the setting, the limit, and
+                how to raise it.
         """
         for name, allowed in algorithm.config.ranges().items():
             if name not in asked or allowed.blocks is None:
@@ -232,9 +233,9 @@ class Served:
     def choose(self, options: RequestOptions | None = None) -> Choice:
         """Resolve the settings of a request with these options.
 
-        The order of precedence is request, server, generation config, the algorithm's default. The
-        values of a preset count as given where its name was given, but explicit values there
-        override them.
+        The order of precedence is request, server, generation config, the algorithm's default. A
+        preset's values count as given at the place that names the preset, but explicit values at
+        the same place override them.
 
         Raises:
             SettingsError: the algorithm is unknown, a setting belongs to another algorithm, or a
@@ -287,7 +288,7 @@ class Served:
 
 
 def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
-    """The sentence, with each setting's name prefixed according to where its value was given."""
+    """Prefix each setting's name in the sentence according to where its value was given."""
     names = "|".join(map(re.escape, sources))
 
     def called(name: re.Match[str]) -> str:
@@ -299,7 +300,7 @@ def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
 def _checked(
     algorithm: Algorithm, source: str, values: Mapping[str, float], strict: bool
 ) -> dict[str, float]:
-    """The values that are settings of this algorithm, checked; `strict` refuses all others."""
+    """Check and return the values that this algorithm has as settings; `strict` refuses others."""
     ranges = algorithm.config.ranges()
     prefix = PREFIXES[source]
     for name, value in values.items():

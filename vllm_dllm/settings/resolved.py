@@ -1,7 +1,7 @@
 """A request's resolved settings, as the front end sends them to the workers.
 
-Options are parsed once, by the process that receives the request. From then on the result is one of
-the request's extra arguments, next to those that vLLM itself reads.
+The process that receives the request parses its options once. From then on the result is one of the
+request's extra arguments, next to those that vLLM itself reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.settings.request import Asked, RequestOptions
 from vllm_dllm.settings.resolution import Choice
 
-# Keys of a request's extra arguments. Users cannot set them, because they are no request options.
+# Keys of a request's extra arguments. Users cannot set them, because they are not request options.
 RESOLVED = "diffusion_resolved"
 AUTOMATON = "diffusion_automaton"
 # vLLM treats temperatures below this as greedy.
@@ -31,14 +31,14 @@ class ResolvedRequest:
         algorithm: the algorithm's registered name.
         settings: the algorithm's settings, by name.
         max_steps: cap on the denoise steps of a canvas.
-        schedule_steps: steps that a temperature schedule is spread over.
+        schedule_steps: number of steps that a temperature schedule is spread over.
         seed_canvas: token ids that the first canvas starts from, or None.
         pinned: positions of the seed canvas that keep their token.
-        read_only: one canvas is the whole answer; it leaves without a commit.
+        read_only: a single canvas is the whole answer and leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
         stream_prefix: output the decided beginning of an unfinished canvas.
         constraint_depth: as in `DllmSettings`.
-        constraint_tokens: as in `DllmSettings`; None where the request sets ``max_tokens``.
+        constraint_tokens: as in `DllmSettings`; None if the request sets ``max_tokens``.
         asked: what the request wants to know of its steps, an `Asked`.
     """
 
@@ -77,9 +77,9 @@ class ResolvedRequest:
 
     @classmethod
     def given(cls, extra_args: Mapping[str, Any] | None) -> ResolvedRequest | None:
-        """Read it from extra arguments in the process that has added it; None where it is missing.
+        """Read it from extra arguments in the process that added it; None if it is missing.
 
-        A user's value is never of this type, over HTTP or offline.
+        A value from a user never has this type, over HTTP or offline.
         """
         value = (extra_args or {}).get(RESOLVED)
         return value if isinstance(value, cls) else None
@@ -89,7 +89,7 @@ class ResolvedRequest:
         """Read it from extra arguments in a worker, where a message may have made it a mapping.
 
         Raises:
-            KeyError: the request was not admitted by this package.
+            KeyError: this package did not admit the request.
         """
         value = extra_args[RESOLVED]
         return value if isinstance(value, cls) else cls(**value)

@@ -1,4 +1,4 @@
-"""Server-wide settings: names, ranges, defaults."""
+"""Server-wide settings with their names, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOWS = ("symmetric", "reference")
 EXECUTIONS = ("fdfo", "sync")
 KERNELS = ("auto", "torch", "triton")
 FUSED_COMMITS = ("auto", "on", "off")
-# What YAML reads where a file says on, off, or nothing.
+# The values that YAML reads from on, off, or nothing.
 UNQUOTED = ((True, "on"), (False, "off"), (None, "auto"))
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
 CONSTRAINT_DEPTH = Range(least=16, most=1024, whole=True)
@@ -23,7 +23,7 @@ CONSTRAINT_TOKENS = Range(least=1, whole=True)
 def native_gemma() -> bool:
     """Whether ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
 
-    An environment variable, because models are registered before any option is read.
+    This is an environment variable because models are registered before any option is read.
 
     Raises:
         SettingsError: the variable is neither 0 nor 1.
@@ -41,8 +41,8 @@ class DllmSettings:
     Attributes:
         algorithm: decoding algorithm, with its preset; None takes the model's own.
         parameters: the algorithm's settings that were given, by name.
-        max_steps: most denoise steps that a canvas may take, at least 1. The last of them decides
-            all positions that are left. None takes the checkpoint's number
+        max_steps: the most denoise steps that a canvas may take, at least 1. The last of them
+            decides all remaining positions. None takes the checkpoint's number
             (``max_denoising_steps``) or else the algorithm's.
         execution: when a finished canvas leaves: ``fdfo`` (first done, first out) at once,
             ``sync`` when all canvases of the batch are done.
@@ -50,19 +50,20 @@ class DllmSettings:
             or up to the last token that ``max_tokens`` allows, is decided. Changes the number
             of steps, never the output. None means on for algorithms that never edit.
         skip_last_commit: emit the last canvas of a request without a forward pass over its final
-            tokens, whose keys and values nobody would read. Never changes the output.
+            tokens, whose keys and values would never be read. Never changes the output.
         fused_commit: one of `FUSED_COMMITS`; with ``on`` a finished block leaves at once, and its
-            keys and values are written in passes that denoise the next one. ``auto`` does that
-            where it costs next to nothing. Never changes the output. True, False and None count as
-            ``on``, ``off`` and ``auto``, because YAML reads the words so.
+            keys and values are written in passes that denoise the next one. ``auto`` does so where
+            it costs next to nothing. Never changes the output. True, False and None count as
+            ``on``, ``off`` and ``auto``, because YAML turns those words into these values.
         window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
-        kernels: what row statistics are computed with, one of `KERNELS`: PyTorch's operators, this
+        kernels: what computes row statistics, one of `KERNELS`: PyTorch's operators, this
             package's Triton kernels, or (``auto``) the kernels on CUDA where they pass a self-test
             at start-up, and the operators elsewhere.
-        request_step_limit: most steps that a request may ask for where a canvas' positions do not
-            bound them (``diffusion_max_post_edit_steps``); None means 4 times the block length.
-        constraint_depth: the most calls of a constraint's rules inside each other: how deeply
-            the texts nest that are offered. None means `CompileLimits.calls`.
+        request_step_limit: the most steps that a request may ask for where the number of a canvas'
+            positions does not bound them (``diffusion_max_post_edit_steps``); None means 4 times
+            the block length.
+        constraint_depth: how deeply calls of a constraint's rules may nest, and so how deeply the
+            offered texts nest. None means `CompileLimits.calls`.
         constraint_tokens: the most tokens of a constrained output whose request sets no
             ``max_tokens``, but at least as many as the shortest output takes.
         given: names of the settings that were given explicitly.
