@@ -42,7 +42,7 @@ def check_kernels(served: Served) -> None:
 
 
 def log_choice(served: Served, canvas: str) -> None:
-    """Log how requests without options are decoded. `canvas` describes the canvases."""
+    """Log how requests without options are decoded; `canvas` describes the canvases."""
     choice = served.choose()
     values = ", ".join(f"{name}={value:g}" for name, value in choice.settings.values().items())
     logger.info(
@@ -58,7 +58,7 @@ def log_choice(served: Served, canvas: str) -> None:
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore.
 
-    A connector of ``--kv-transfer-config`` that is allowed becomes ours, see `check_kv_transfer`.
+    An allowed connector of ``--kv-transfer-config`` is replaced by ours, see `check_kv_transfer`.
     """
     for refused, message in (*_of_the_engine(vllm_config), *_of_the_model(vllm_config)):
         if refused:
@@ -67,7 +67,7 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
 
 
 def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """For each option of runner, scheduler and devices: whether it is refused, and the message."""
+    """For each option of runner, scheduler and devices, whether it is refused, and the message."""
     from vllm import envs
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
@@ -113,7 +113,7 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "VLLM_BATCH_INVARIANT=1: the statistics and decoding algorithms of diffusion models add "
         "up in an order that depends on the batch; unset it",
     )
-    # VLLM itself refuses --data-parallel-external-lb for dense models, but not what this becomes.
+    # vLLM itself refuses --data-parallel-external-lb for dense models, but not what it turns into.
     yield (
         parallel.data_parallel_external_lb
         and parallel.data_parallel_size > 1
@@ -135,7 +135,7 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
 
 
 def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """For each option of requests and their tokens: whether it is refused, and the message."""
+    """For each option of requests and their tokens, whether it is refused, and the message."""
     model, grammars = vllm_config.model_config, vllm_config.structured_outputs_config
     yield (
         model.runner_type != "generate",

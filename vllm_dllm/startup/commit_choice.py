@@ -1,15 +1,15 @@
-"""When a finished block's keys and values are written: the choice, and its reason in the log.
+"""Choose when a finished block's keys and values are written, and log the reason.
 
 There are three ways:
 
-- *separate*: in a forward pass of its own, after the block's last denoise step;
+- *separate*: in a separate forward pass, after the block's last denoise step;
 - *granted*: in the pass of the next block's first denoise step, for which the scheduler grants 2 L
   tokens. The scheduler must know a step's outcome before it plans the next one, so scheduling has
   to be synchronous;
 - *two blocks*: in every denoise step of the next block, which always reads 2 L tokens. The
   scheduler need not know anything, so a step may be in flight.
 
-The output is the same; `engine.block_and_canvas` has the last two.
+The output is the same; `engine.block_and_canvas` implements the last two.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
-# So many tokens of a step cost next to nothing beside reading the weights. In bfloat16 a token
-# takes as many operations as a weight matrix has bytes, so a GPU reads longer than it computes up
-# to its operations per second over its bytes per second: 156 tokens on an A100, 295 on an H100.
+# Up to this many tokens of a step cost next to nothing compared with reading the weights. In
+# bfloat16 a token takes as many operations as a weight matrix has bytes, so a GPU spends longer on
+# reading than on computing up to its operations per second over its bytes per second: 156 tokens on
+# an A100, 295 on an H100.
 FREE_TOKENS_GPU = 128
-# Measured by `benchmarks/sdar.py`: with four requests two blocks are still clearly faster.
+# `benchmarks/sdar.py` measured that two blocks are still clearly faster with four requests.
 FREE_TOKENS_CPU = 32
 
 
@@ -38,7 +39,7 @@ class CommitChoice:
 
     Attributes:
         way: `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
-        reason: why, for the log.
+        reason: why this way was chosen, for the log.
     """
 
     way: str
@@ -65,7 +66,7 @@ def choose_commits(
         length: L, tokens of a block.
 
     Raises:
-        SettingsError: ``dllm.fused_commit=on`` where that is impossible, with the reason.
+        SettingsError: ``dllm.fused_commit=on`` is impossible; the message has the reason.
     """
     if settings.fused_commit == "off":
         return CommitChoice(SEPARATE, "dllm.fused_commit=off")
@@ -85,9 +86,9 @@ def choose_commits(
 def will_be_asynchronous(vllm_config: VllmConfig) -> bool:
     """Whether a step will be in flight while the next one is scheduled.
 
-    vLLM settles this after a model's configuration hook has run: where nothing was asked for, it is
-    off on the CPU and on elsewhere. Few executors cannot do it; a window of two blocks is right
-    there as well.
+    vLLM decides this after a model's configuration hook has run: unless the user asked for either,
+    it is off on the CPU and on elsewhere. A few executors cannot do it; a window of two blocks is
+    correct there as well.
     """
     from vllm.platforms import current_platform
 
@@ -98,7 +99,7 @@ def will_be_asynchronous(vllm_config: VllmConfig) -> bool:
 def _obstacles(
     vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
 ) -> list[str]:
-    """What keeps commits from sharing a pass; `length` is 0 where scheduling is synchronous."""
+    """What keeps commits from sharing a pass; `length` is 0 if scheduling is synchronous."""
     from vllm import envs
 
     scheduler, window = vllm_config.scheduler_config, 2 * length
@@ -113,7 +114,7 @@ def _obstacles(
         "there are pipeline stages, and scheduling is synchronous": not length
         and vllm_config.parallel_config.pipeline_parallel_size > 1,
         "skip_last_commit is off": not settings.skip_last_commit,
-        # vLLM's check would take the mark of a canvas that is not written yet for a NaN.
+        # vLLM's check would mistake the mark of a canvas that is not written yet for a NaN.
         "VLLM_RAISE_ON_LOGIT_NANS is set": not length and bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
         f"a step has room for {budget} tokens only": budget < window,
         "the context holds one block only": vllm_config.model_config.max_model_len < window,
@@ -122,7 +123,7 @@ def _obstacles(
 
 
 def _by_cost(vllm_config: VllmConfig, length: int) -> CommitChoice:
-    """Read two blocks where the second one is nearly free, because weights dominate a pass."""
+    """Read two blocks if weights dominate a pass, so that the second block is nearly free."""
     from vllm.platforms import current_platform
 
     if vllm_config.model_config.is_moe:

@@ -1,4 +1,4 @@
-"""The fields of ``config.json`` as stated, and a warning about those that are ignored."""
+"""Read the fields of ``config.json`` as stated, and warn about those that are ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = init_logger("vllm.dllm")
 
 
 def hf_overrides(model_config: ModelConfig) -> dict[str, Any]:
-    """What ``--hf-overrides`` says; empty where it is a function, which only Python can give."""
+    """The value of ``--hf-overrides``; empty if it is a function, which only Python can pass."""
     return model_config.hf_overrides if isinstance(model_config.hf_overrides, dict) else {}
 
 
@@ -30,7 +30,7 @@ def stated_fields(model_config: ModelConfig) -> dict[str, Any]:
 
 
 def merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Override like vLLM's ``--hf-overrides``: objects are merged, everything else is replaced."""
+    """Override as vLLM's ``--hf-overrides`` does: merge objects and replace everything else."""
     found = dict(stated)
     for name, value in overrides.items():
         below = found.get(name)
@@ -45,11 +45,11 @@ def warn_of_unread_names(
     settings: Collection[str],
     algorithms: Collection[str],
 ) -> None:
-    """Warn of each name that would otherwise be ignored silently.
+    """Warn about each name that would otherwise be ignored silently.
 
     Args:
         model_config: vLLM's configuration of the model.
-        unread: fields of ``config.json`` with ``--hf-overrides`` that nothing reads.
+        unread: fields of ``config.json`` with ``--hf-overrides`` that are ignored.
         settings: the names of the settings that a server of this model has.
         algorithms: the names of the algorithms that it has.
     """

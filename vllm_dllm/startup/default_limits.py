@@ -1,4 +1,4 @@
-"""Defaults for limits that the user did not set: requests and tokens."""
+"""Choose default limits for requests and tokens that the user did not set."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
-# The most requests that run at a time by default. More of them would make each step longer than
-# their number makes it pay; vLLM's default for large GPUs, 1024, is for steps of a token a request.
+# The most requests that run at a time by default. With more of them each step would take longer
+# than the additional requests are worth; vLLM's default for large GPUs, 1024, is meant for steps of
+# one token per request.
 MOST_SEATS = 256
 MOST_SEATS_SELF_CONDITIONED = 64
 # The share of the device's memory that the canvases of all running requests may take.
 CANVAS_SHARE = 0.05
-# How many tensors of the hidden size are alive at the same time for one position in a forward pass,
-# by rule of thumb: residual, norms, queries, keys, values, the inputs and outputs of the MLP and of
-# the experts.
+# A rule of thumb for how many tensors of the hidden size are alive at the same time for one
+# position in a forward pass: residual, norms, queries, keys, values, the inputs and outputs of the
+# MLP and of the experts.
 FORWARD_COPIES = 16
 
 
 def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
     """Bytes that one more running request of a self-conditioned model adds to a step's memory.
 
-    They hold the request's soft embedding, the same in float32 while it is computed, and the
-    request's part of the forward pass. Logits are not counted: one tile of them exists at a time,
-    for all requests together.
+    They hold the request's soft embedding, a float32 copy of it while it is computed, and the
+    request's part of the forward pass. Logits are not counted, because only one tile of them exists
+    at a time for all requests together.
 
     Args:
         length: length of a canvas, in tokens.
@@ -41,7 +42,7 @@ def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
 
 
 def default_seats(total_memory: int, per_request: int, stock: int) -> int:
-    """How many requests may run at a time if the user has not set it.
+    """How many requests may run at a time if the user did not set the number.
 
     Args:
         total_memory: bytes of the device's memory.
@@ -49,18 +50,19 @@ def default_seats(total_memory: int, per_request: int, stock: int) -> int:
         stock: vLLM's own default.
 
     Returns:
-        The lower of vLLM's default and of what `CANVAS_SHARE` of the memory holds; at least 1.
+        The lower of vLLM's default and the number that `CANVAS_SHARE` of the memory holds; at
+        least 1.
     """
     return max(1, min(stock, int(total_memory * CANVAS_SHARE) // per_request))
 
 
 def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
-    """Choose ``max_num_seqs`` for a self-conditioned model whose user gave none, and log it.
+    """Choose and log ``max_num_seqs`` for a self-conditioned model if the user gave none.
 
     Args:
         model_config: the model's configuration.
         length: length of a canvas, in tokens.
-        stock: the most by default.
+        stock: the highest default.
     """
     from vllm.platforms import current_platform
 
@@ -89,7 +91,8 @@ def set_defaults(
     Args:
         args: vLLM's ``EngineArgs``, with its defaults filled in.
         model_config: the configuration of one of this package's models.
-        given: whether the user gave ``max_num_seqs``, and whether ``max_num_batched_tokens``.
+        given: whether the user gave ``max_num_seqs`` and whether the user gave
+            ``max_num_batched_tokens``.
         self_conditioned: see `Family.self_conditioned`.
 
     Raises:
@@ -117,10 +120,10 @@ def set_defaults(
 
 
 def raise_budget(args: Any, model_config: ModelConfig, length: int) -> None:
-    """Raise the token budget to a canvas for each request; a prompt's chunk stays as it was.
+    """Raise the token budget to one canvas per request, and keep the chunk size of prompts.
 
-    A chunk of the whole budget would make every canvas of the step wait for it longer than vLLM's
-    own default does.
+    A chunk of the whole budget would make every canvas of the step wait longer than it would with
+    vLLM's own default.
     """
     from vllm.platforms import current_platform
 
@@ -134,7 +137,7 @@ def raise_budget(args: Any, model_config: ModelConfig, length: int) -> None:
         length,
     )
     args.max_num_batched_tokens = needed
-    # vLLM refuses a threshold above the context length, where it would have no effect either.
+    # vLLM refuses a threshold above the context length, which would have no effect anyway.
     limits_chunks = length <= stock < model_config.max_model_len
     if limits_chunks and not args.long_prefill_token_threshold and not current_platform.is_cpu():
         logger.info(

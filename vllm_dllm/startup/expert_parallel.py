@@ -1,8 +1,9 @@
 """Start-up check of ``--enable-expert-parallel``.
 
-With it each rank holds whole experts. A map tells a kernel which of all experts are its own, and
-the kernel skips the others. The kernel of vLLM's CPU build takes no such map: it would read behind
-its weights, and workers of two ranks end with a segmentation fault at the first request.
+With this option each rank holds whole experts. A map tells a kernel which experts are on its rank,
+and the kernel skips the others. The kernel of vLLM's CPU build takes no such map, so it would read
+past the end of its weights: with two ranks the workers crash with a segmentation fault at the first
+request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ CANNOT_BE_SPREAD = (
 def cannot_be_spread(vllm_config: VllmConfig) -> bool:
     """Whether experts would be spread over ranks that compute them with vLLM's kernel for the CPU.
 
-    A single rank has all experts, and a dense model has none: there the option changes nothing.
+    The option has no effect on a single rank, which has all experts, or on a dense model, which has
+    none.
     """
     from vllm.platforms import current_platform
 

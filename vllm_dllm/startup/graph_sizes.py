@@ -1,4 +1,4 @@
-"""Which sizes of batches get CUDA graphs where the user gave none."""
+"""Choose the batch sizes that get CUDA graphs if the user gave none."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
-# Numbers of canvases that a step of denoising has a graph for.
+# The numbers of canvases for which a denoise step has a graph.
 CANVASES = (*range(1, 17), *range(20, 33, 4), *range(40, 65, 8))
-# A step of more tokens keeps the device busy for longer than it takes to launch its kernels, and
-# the memory that its graph holds is worth more to the KV cache.
+# A step of more tokens keeps the device busy for longer than launching its kernels takes, and the
+# memory for its graph is better used for the KV cache.
 MOST_TOKENS = 4096
-# vLLM's own sizes, for batches with prompts.
+# vLLM's own sizes, which are for batches with prompts.
 MIXED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 
 
 def capture_sizes(length: int, seats: int, budget: int) -> list[int]:
-    """Tokens of the batches that are captured, ascending.
+    """The sizes of the captured batches in tokens, ascending.
 
-    vLLM ends at 512 tokens: at 16 canvases of 32, and at 2 of 256. Its runner rounds each size up
-    to whole canvases for full graphs (a canvas is L tokens there, without a token that is sampled
-    beside it), and takes the sizes as they are for piecewise ones.
+    vLLM stops at 512 tokens, which is 16 canvases of 32 tokens or 2 of 256. For full graphs its
+    runner rounds each size up to whole canvases (a canvas is L tokens there, without an additional
+    sampled token); for piecewise graphs it uses the sizes as they are.
 
     Args:
         length: L, tokens of a canvas.
@@ -40,7 +40,7 @@ def capture_sizes(length: int, seats: int, budget: int) -> list[int]:
 
 
 def set_capture_sizes(vllm_config: VllmConfig, length: int) -> None:
-    """Tell vLLM the sizes, unless the user gave some or there are no graphs."""
+    """Set vLLM's capture sizes, unless the user gave some or there are no graphs."""
     from vllm.config.compilation import CUDAGraphMode
     from vllm.platforms import current_platform
 

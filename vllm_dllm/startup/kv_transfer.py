@@ -1,16 +1,15 @@
-"""Which connectors may carry keys and values between engines: the one place for the rule.
+"""Decide which connectors may carry keys and values between engines, by one rule.
 
-1. Only keys and values of committed blocks leave or enter. A canvas that is still denoised never
-   does, nor does the tail of a prompt inside a block, nor the last canvas of an answer, which
+1. Only keys and values of committed blocks leave or enter. A canvas that is still being denoised
+   never does, nor does the tail of a prompt inside a block, nor the last canvas of an answer, which
    leaves without a commit.
-2. A prefix that is loaded ends on a boundary of the model's blocks and of vLLM's pages.
-3. What is saved is addressed by its tokens and by all else that it depends on: the model, the block
-   length, the window.
+2. A loaded prefix ends on a boundary of both the model's blocks and vLLM's pages.
+3. What is saved is addressed by its tokens and by everything else that it depends on: the model,
+   the block length, the window.
 
-``ExampleConnector`` is served by a class of this package (`kv_transfer.connector`), to which
-vLLM's factory is pointed by the option that it has for connectors of others
-(``kv_connector_module_path``). The reasons of `REFUSED` were read in vLLM's source; none of these
-connectors has been run.
+A class of this package (`kv_transfer.connector`) serves ``ExampleConnector``; vLLM's factory finds
+it through the option for third-party connectors (``kv_connector_module_path``). The reasons in
+`REFUSED` come from reading vLLM's source; none of these connectors has been run.
 """
 
 from __future__ import annotations
@@ -51,10 +50,11 @@ UNKNOWN = "nothing is known of what it saves"
 
 
 def check_kv_transfer(vllm_config: VllmConfig) -> None:
-    """Refuse connectors that cannot keep the rule, and have the others served by our class.
+    """Refuse connectors that cannot keep the rule, and have our class serve the others.
 
     Raises:
-        ValueError: with the option's name and the remedy.
+        ValueError: a connector or one of its options is refused; the message names the option and
+            the remedy.
     """
     size = vllm_config.cache_config.kv_offloading_size
     if size is not None:
@@ -77,7 +77,7 @@ def check_kv_transfer(vllm_config: VllmConfig) -> None:
 
 
 def _parts(transfer: KVTransferConfig) -> list[dict[str, Any]]:
-    """The connectors of a MultiConnector, with settings that vLLM reads from each of them."""
+    """The connectors of a MultiConnector, with the settings that vLLM reads from each of them."""
     if transfer.kv_connector_module_path:
         _check(SEVERAL, transfer.kv_connector_module_path, {})
     parts = transfer.kv_connector_extra_config.get("connectors")
@@ -92,7 +92,7 @@ def _parts(transfer: KVTransferConfig) -> list[dict[str, Any]]:
 
 
 def _refuse_what_is_not_carried(vllm_config: VllmConfig, transfer: KVTransferConfig) -> None:
-    """Refuse options beside the connector that would be ignored, or that nobody has tried."""
+    """Refuse options next to the connector that would be ignored or are untested."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise ValueError(
@@ -109,7 +109,7 @@ def _refuse_what_is_not_carried(vllm_config: VllmConfig, transfer: KVTransferCon
 
 
 def _check(name: str | None, path: str | None, extra: Mapping[str, Any]) -> None:
-    """Refuse a connector that is not allowed, and settings that it does not have."""
+    """Refuse a connector that is not allowed, or settings that it does not have."""
     if path and path != MODULE:
         raise ValueError(f"{OPTION}: connector {name!r} of {path!r}: {UNKNOWN}; {REMEDY}")
     if name != ALLOWED:

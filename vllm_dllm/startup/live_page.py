@@ -1,17 +1,17 @@
-"""Where the live page of traces can be served: by the one process that takes all requests."""
+"""Check that one process and one engine take all requests, as the live page requires."""
 
 from __future__ import annotations
 
-# What users write behind ``--middleware``.
+# The value that users pass to ``--middleware``.
 LIVE_PAGE = "vllm_dllm.viewer.live.LivePage"
 
 
 def obstacle(api_servers: int, replicas: int) -> str | None:
-    """Why a page would not show all requests; None where it would.
+    """Why a page would not show all requests; None if it would.
 
     Args:
         api_servers: number of processes that take requests.
-        replicas: number of engines, here and on other nodes.
+        replicas: number of engines on this and other nodes.
     """
     if replicas > 1:
         cause = f"with --data-parallel-size {replicas} each engine counts its own steps"

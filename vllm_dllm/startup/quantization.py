@@ -1,4 +1,4 @@
-"""Start-up checks of quantization: schemes without a kernel here are refused by name."""
+"""Start-up checks of quantization, which refuse schemes without a kernel here by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
-# Weights and activations: (bits, type, strategy) and, of activations, whether they are dynamic.
+# (bits, type, strategy) of weights and activations; for activations also whether they are dynamic.
 _INT8 = ((8, "int", "channel"), (8, "int", "token", True))
 _FP8 = (
     ((8, "float", "channel"), (8, "float", "token", True)),
@@ -38,7 +38,7 @@ def check_quantization(vllm_config: VllmConfig) -> None:
     `checkpoints.quantized.naming_the_scheme`.
 
     Raises:
-        SettingsError: names the scheme and the platform.
+        SettingsError: there is no kernel; the message names the scheme and the platform.
     """
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
@@ -86,7 +86,7 @@ def _check_scheme(weights: Any, inputs: Any, where: str) -> None:
 
 
 def _check_dtype(weights: Any, dtype: torch.dtype, where: str) -> None:
-    """Refuse a dtype that INT4 kernels lack; they would only raise at the first request."""
+    """Refuse a dtype that INT4 kernels lack, because they would raise only at the first request."""
     if dtype == torch.float32 and _key(weights)[:3] == _INT4[0]:
         raise SettingsError(
             f"--dtype float32: INT4 weights have a kernel for bfloat16 and float16 only on {where}"
@@ -98,7 +98,7 @@ def _key(args: Any) -> tuple[Any, ...]:
 
 
 def _is_fp8_by_tensor(quant_config: Any) -> bool:
-    """Whether an unquantized checkpoint becomes FP8 with a scale for each tensor."""
+    """Whether an unquantized checkpoint is quantized to FP8 with one scale per tensor."""
     from vllm.config.quantization import resolve_quantization_config
 
     return quant_config.args == resolve_quantization_config("fp8_per_tensor", None)

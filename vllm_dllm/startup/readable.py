@@ -1,4 +1,4 @@
-"""Why a start failed, as one sentence that a person can read."""
+"""Say in one readable sentence why a start failed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pydantic import ValidationError
 
 from vllm_dllm.ranges import shown
 
-# The message of an exception may be pages long; a line of the log should not.
+# The message of an exception may be pages long, but a line of the log should not be.
 MOST_CHARACTERS = 500
 
 
 def cause_within(error: BaseException) -> BaseException:
-    """The exception that a check raised, without the `ValidationError` that pydantic made of it.
+    """The exception that a check raised, without the `ValidationError` that pydantic made from it.
 
-    vLLM's configuration consists of pydantic's dataclasses. These replace a `ValueError` that is
-    raised while one is made by a text of several lines, among them the whole input and a URL.
+    vLLM's configuration consists of pydantic dataclasses. They replace a `ValueError` that is
+    raised during their construction by several lines of text, including the whole input and a URL.
 
     Returns:
-        The same exception if pydantic has not made it of another.
+        The same exception if pydantic did not make it from another one.
     """
     if isinstance(error, ValidationError):
         for problem in error.errors(include_url=False):
@@ -31,10 +31,10 @@ def cause_within(error: BaseException) -> BaseException:
 
 
 def readable(error: BaseException) -> str:
-    """The reason of a failure in one line, without a stop at its end.
+    """The reason for a failure in one line, without a full stop.
 
-    What only a programmer would understand keeps its exception's name. Pydantic's own complaints
-    about a value begin with the name of the option.
+    Internal errors keep the exception's class name. Pydantic's own complaints about a value begin
+    with the name of the option.
     """
     error = cause_within(error)
     text = " ".join(str(error).split())
@@ -49,7 +49,7 @@ def readable(error: BaseException) -> str:
 def _complaints(error: ValidationError) -> Iterator[str]:
     for problem in error.errors(include_url=False, include_context=False):
         place: tuple[Any, ...] = problem["loc"]
-        # Beside names, the place of a union holds the kinds that were tried.
+        # The location of a union also contains the types that were tried.
         name = next((part for part in place if isinstance(part, str)), "")
         message = problem["msg"][:1].lower() + problem["msg"][1:]
         yield f"{name}: {message}, got {shown(problem.get('input'))}"

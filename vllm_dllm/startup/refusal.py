@@ -1,4 +1,4 @@
-"""How a refused configuration reads in vLLM's traceback, which ends a start."""
+"""Make a refused configuration readable in the vLLM traceback that ends a start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 class RefusedError(RuntimeError):
     """A configuration that cannot be served; the message names the option and the remedy.
 
-    It is not a ``ValueError``: vLLM's configuration consists of pydantic's dataclasses, and these
+    It is not a ``ValueError``, because vLLM's configuration consists of pydantic dataclasses, which
     turn a ``ValueError`` into several lines that quote all of their input.
     """
 
 
 def refusing_readably(configure: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`configure`, which raises ``ValueError``, such that it raises `RefusedError` instead."""
+    """Wrap `configure` so that it raises `RefusedError` in place of ``ValueError``."""
 
     def refuse(vllm_config: Any) -> None:
         try:
@@ -28,7 +28,7 @@ def refusing_readably(configure: Callable[[Any], None]) -> Callable[[Any], None]
 
 
 def _named_file(arguments: list[str]) -> str:
-    """Where else than on the command line the mistake may be: in ``--config FILE``, or nowhere."""
+    """A note that names the file of ``--config``, which may hold the mistake; empty without one."""
     if "--config" not in arguments[1:-1]:
         return ""
     file = arguments[arguments.index("--config") + 1]
