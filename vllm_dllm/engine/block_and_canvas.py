@@ -1,30 +1,30 @@
 """Passes over a finished block and the canvas after it, so that no pass only commits.
 
-A finished canvas leaves at once (`CommitPolicy.fused`); its final keys and values are written while
-the next canvas is denoised. The block-causal mask hides the canvas from the block. There are two
-ways, and `startup.commit_choice` says when each is taken.
+A finished canvas leaves immediately (`CommitPolicy.fused`), and its final keys and values are
+written while the next canvas is denoised. The block-causal mask hides the canvas from the block.
+There are two ways, and `startup.commit_choice` says when each is taken.
 
-*Fused commits* (`read_again`): the worker stays at the start of the canvas that has left. To vLLM's
-scheduler the request then has L tokens that were never computed, as in a prompt, and the next
-canvas as draft tokens after them, so it grants 2 L tokens for one step. The first L tokens write
-the block's keys and values, the other L are the new canvas. The scheduler must know a step's
-outcome before it plans the next step, so this needs synchronous scheduling.
+*Fused commits* (`read_again`): the worker stays at the start of the canvas that has left. vLLM's
+scheduler then sees L uncomputed tokens, as in a prompt, followed by the next canvas as draft
+tokens, so it grants 2 L tokens for one step. The first L tokens write the block's keys and values,
+the other L are the new canvas. The scheduler must know a step's outcome before it plans the next
+step, so this needs synchronous scheduling.
 
 *A window of two blocks* (`TwoBlockWindow`): every step reads the finished block and the canvas.
-With blocks of 4 a pass that only commits would be a third to a half of all passes. The block is
-read again in each further step, which costs L queries and changes nothing. To vLLM a window is 2 L
-draft tokens. Its scheduler always grants that many, and counts the tokens that leave as accepted
-drafts; it never asks where the worker is. So a step may be in flight, and all steps have the same
-length, for which one CUDA graph is enough:
+With blocks of 4, a third to a half of all passes would only commit. Every later step reads the
+block again, which costs L queries and changes nothing. To vLLM a window is 2 L draft tokens. Its
+scheduler always grants that many and counts the tokens that leave as accepted drafts; it never
+needs the worker's position. So a step may be in flight, and all steps have the same length, so one
+CUDA graph is enough:
 
     step                            tokens   accepted by the scheduler   the worker goes on by
     denoise                         2 L      0                           0
     the first canvas is finished    2 L      those after the prompt      0
     another canvas is finished      2 L      L                           L
 
-The first canvas of a request has no block before it that would have to be written. It takes the
-first place in the window, and there are masks after it, whose keys and values are never read. Only
-if they would lie beyond the end of the context, the prompt's last whole block is read again.
+The first canvas of a request has no block before it to write. It comes first in the window and is
+followed by masks, whose keys and values are never read. If those masks would lie beyond the end of
+the context, the prompt's last whole block is read again instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vllm_dllm.engine.to_device import to_device
 
 
 def read_again(input_batch: Any, history: torch.Tensor) -> None:
-    """Write the tokens of blocks that are committed in this step into the model's input.
+    """Write the tokens of the blocks that this step commits into the model's input.
 
     vLLM only writes prompt tokens and draft tokens there, and these are neither.
 
@@ -64,16 +64,17 @@ def read_again(input_batch: Any, history: torch.Tensor) -> None:
 
 
 class TwoBlockWindow:
-    """What stands beside the canvas in each slot's window.
+    """The contents of each slot's window other than the canvas.
 
     Attributes:
         length: L.
         block: int64 ``[slots, L]``, the finished block before the canvas.
-        has_block: bool ``[slots]``, whether the window begins with it; else with the canvas.
+        has_block: bool ``[slots]``, whether the window begins with that block rather than the
+            canvas.
     """
 
     def __init__(self, slots: SlotState, context: int) -> None:
-        """Allocate a window for each slot of a server with a context of so many tokens."""
+        """Allocate a window for each slot; `context` is the server's context length in tokens."""
         self.length = slots.length
         self.context = context
         self.block = torch.zeros_like(slots.tokens)
@@ -82,7 +83,7 @@ class TwoBlockWindow:
         self.masks = torch.full_like(slots.tokens[:1], slots.kind.mask_token)  # [1, L]
 
     def enter(self, slot: int, known: Sequence[int]) -> None:
-        """Lay out the window of a request that begins, or comes back, with these tokens."""
+        """Lay out the window of a request that starts or resumes with these tokens."""
         start = len(known) - len(known) % self.length
         has_block = start + 2 * self.length > self.context
         self.has_block[slot].fill_(has_block)
@@ -91,7 +92,7 @@ class TwoBlockWindow:
             self.block[slot].copy_(to_device(row, self.block.device))
 
     def before_canvas(self, slot: torch.Tensor) -> torch.Tensor:
-        """How far the window begins before the canvas, int64 ``[n]``: 0 or L."""
+        """The number of tokens in the window before the canvas, int64 ``[n]``: 0 or L."""
         return self.has_block[slot] * self.length
 
     def inputs(self, slot: torch.Tensor, canvas: torch.Tensor) -> torch.Tensor:
@@ -104,12 +105,12 @@ class TwoBlockWindow:
     def canvas_rows(
         self, hidden: torch.Tensor, slot: torch.Tensor, is_window: np.ndarray
     ) -> torch.Tensor:
-        """Hidden states ``[n L, hidden]`` of the canvases among those of their windows.
+        """Select the hidden states ``[n L, hidden]`` of the canvases from those of their windows.
 
         Args:
             hidden: ``[n 2 L, hidden]``.
             slot: int64 ``[rows]``, the slots of a batch.
-            is_window: bool ``[rows]``, which of them have a window in this step: n.
+            is_window: bool ``[rows]``, true for the n slots that have a window in this step.
         """
         if not is_window.all():
             slot = slot[to_device(np.flatnonzero(is_window), slot.device)]
@@ -126,7 +127,8 @@ class TwoBlockWindow:
             tokens: int64 ``[n, L]``, their final tokens.
 
         Returns:
-            How many tokens of each window are read again, int64 ``[n]``: 2 L, or L where it moves.
+            The number of tokens of each window that are read again, int64 ``[n]``: 2 L, or L where
+            the window moves.
         """
         had_block = self.has_block[slot]
         block = torch.where(leaves[:, None], tokens, self.block[slot])

@@ -1,15 +1,15 @@
-"""The constraints of running requests: what their tokens must follow, and how far they have come.
+"""The constraints of running requests, and the state that each has reached.
 
-Loaded for the first request that has a constraint; this file alone knows how paths through an
-automaton are found. One step serves all constrained canvases of a batch, whatever their automata
-are; see `canvas_grammar.decoding` for what it computes.
+This module is loaded for the first request that has a constraint, and only this module knows how
+paths through an automaton are found. One step serves all constrained canvases of a batch, whatever
+their automata; see `canvas_grammar.decoding` for the computation.
 
-A canvas of a large constraint follows the part of it that is near the canvas' first state, and only
-the host can find that part. When a canvas leaves, its slot *asks*: a number on the device grows.
-The numbers and the states are copied to the host after every step, and the host answers at the
-first step that can read the copy without waiting. Until then the new canvas waits: a step changes
-nothing of it. On a GPU that is one step for each canvas, because the host prepares a step while the
-one before it is running. The number of steps depends on nothing else, so all ranks agree.
+The canvas of a large constraint follows only the part near the canvas' first state, and only the
+host can find that part. When a canvas leaves, its slot *asks*: a number on the device grows. The
+numbers and the states are copied to the host after every step, and the host answers at the first
+step that can read the copy without waiting. Until then the new canvas waits: steps leave it
+unchanged. On a GPU each canvas waits for one step, because the host prepares a step while the
+previous one is running. The number of steps depends on nothing else, so all ranks agree.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows, RowChoice
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics, with_drawn
 from vllm_dllm.ops.statistics.sampled import draw_and_sum
 
-# Numbers that a slot may use for one request, so that a late copy never concerns another one.
+# The range of numbers reserved for one request in a slot, so that a late copy is never taken for
+# another request's.
 NUMBERS = 1 << 32
-# About how many states a canvas follows, and the parts of a constraint that are kept.
+# Roughly how many states a canvas follows, and how many parts of a constraint are cached.
 MOST_STATES = CompileLimits().window_states
 MOST_VIEWS = 64
 FREE = -1
-# For how many sets of canvases the union of their automata is kept. A steady batch is one set for
-# each part that the readout makes of it, or two where some of its requests draw.
+# How many unions of automata are cached, one for each set of canvases. A steady batch has one set
+# for each part that the readout splits it into, or two if some of its requests draw.
 MOST_KEPT = 8
 
 Single = TypeVar("Single", OwnEdges, TokenClasses)
@@ -69,11 +70,11 @@ Joined = TypeVar("Joined", AutomatonBatch, BatchClasses)
 
 
 class Unions(Generic[Single, Joined]):
-    """What has been made of some parts, for the next step with the very same parts."""
+    """Caches the union of some parts for later steps with exactly the same parts."""
 
     def __init__(self, make: Callable[[Sequence[Single]], Joined]) -> None:
         self.make: Callable[[Sequence[Single]], Joined] = make
-        # The parts are kept too, so that their ids are those of no other objects.
+        # The parts are kept alive, so that no other object can get one of their ids.
         self.kept: dict[tuple[int, ...], tuple[Sequence[Single], Joined]] = {}
 
     def union(self, parts: Sequence[Single]) -> Joined:
@@ -87,7 +88,7 @@ class Unions(Generic[Single, Joined]):
 
 
 class Constraints:
-    """The constraint of each slot (kept on the host) and its state (kept on the device).
+    """The constraint of each slot (on the host) and its state (on the device).
 
     A canvas follows a part of its constraint that begins in the state before the canvas; see
     `canvas_grammar.automaton.windows`.
@@ -126,7 +127,7 @@ class Constraints:
         self.resume(slot, output, len(output))
 
     def resume(self, slot: int, output: np.ndarray, before: int) -> None:
-        """Give ``slot`` the view of a canvas that has begun.
+        """Give ``slot`` the view of a canvas that has already begun.
 
         Args:
             slot: the slot of a request with a constraint.
@@ -141,7 +142,7 @@ class Constraints:
         self.state[slot].fill_(view.place(reached))
 
     def _begin_canvases(self) -> None:
-        """Give canvases that have begun the part of their constraints that is near."""
+        """Give canvases that have begun the nearby part of their constraints."""
         for slot, place in self.starts.begun():
             follower = self.followers[int(self._which[slot])]
             self.views[slot], place = follower.next_view(self.views[slot], place)
@@ -149,7 +150,7 @@ class Constraints:
             self.starts.answer(slot)
 
     def leave(self, slot: int) -> None:
-        """Free ``slot``, and its constraint unless other slots follow it."""
+        """Free ``slot``, and free its constraint unless other slots follow it."""
         number, self._which[slot] = int(self._which[slot]), FREE
         self.slots.constrained[slot] = False
         self.starts.leave(slot)
@@ -172,10 +173,10 @@ class Constraints:
         return self._next
 
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
-        """What the canvases of a step must follow.
+        """Return what the canvases of a step must follow.
 
         Args:
-            plan: of the step.
+            plan: the step's plan.
             revises: bool ``[n]``, canvases whose visible tokens may change in this step.
         """
         self._begin_canvases()
@@ -192,7 +193,7 @@ class Constraints:
         return ConstrainedStep(self, request.slots, window, ConstrainedPath.empty(window), waits)
 
     def of_batch(self, on_host: np.ndarray) -> BatchConstraint:
-        """What constrained canvases must follow; kept for the next step with the same canvases.
+        """What constrained canvases must follow; cached for later steps with the same canvases.
 
         Args:
             on_host: their slots, int ``[n]``.
@@ -222,7 +223,8 @@ class ConstrainedStep:
 
     Attributes:
         slots: int64 ``[n]``, the slots of the batch.
-        window: the canvases as their constraints see them: which tokens stay, and which may change.
+        window: the canvases as their constraints see them: which tokens are fixed, and which may
+            change.
         path: the paths of constrained canvases, written when they are chosen.
         waits: see `StepConstraint`.
     """
@@ -285,7 +287,7 @@ class Followed:
     """Some canvases of a part of a batch, and what they must follow.
 
     Attributes:
-        constraint: of these ``m`` canvases.
+        constraint: what these ``m`` canvases must follow.
         window: these canvases as the constraint sees them.
         index: int64 ``[m]``, the canvases' positions in this part of the batch.
         on_host: the same positions on the host.
@@ -297,13 +299,13 @@ class Followed:
     on_host: np.ndarray
 
     def logits(self, rows: torch.Tensor) -> CanvasLogits:
-        """Their rows of those of the part, ``[n * L, ids]``."""
+        """Select the logits of these canvases from the part's rows, ``[n * L, ids]``."""
         length = self.window.forced.shape[1]
         return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
 
 
 def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> ConstrainedPath:
-    """Replace the tokens of a masked model and their confidences by those of paths.
+    """Replace a masked model's tokens and their confidences with those of paths.
 
     The confidence of a most probable path's token is its probability; that of a drawn path's
     token comes from `with_drawn`. Positions after the end of the text have confidence 1.
@@ -338,7 +340,7 @@ def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> 
 
 
 def follow_in_noise_rows(rows: NoiseRows, followed: Followed, draws: bool) -> ConstrainedPath:
-    """Replace the tokens of a model of uniform noise: those of the best path, and of a drawn one.
+    """Replace a uniform-noise model's tokens with those of the best path and of a drawn path.
 
     Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
     after the budget. After the end of a path's text a canvas keeps what the model writes
@@ -368,9 +370,9 @@ class View:
     """The part of a constraint that a canvas follows.
 
     Attributes:
-        edges: its automaton, to be joined with others; on the host.
+        edges: its automaton on the host, ready to be joined with others.
         states: int64 ``[states]``, the number of each of its states in the constraint.
-        whole: whether nothing is left out, so that every canvas may follow it.
+        whole: whether this is the whole constraint, so that every canvas may follow it.
     """
 
     edges: OwnEdges
@@ -378,7 +380,7 @@ class View:
     whole: bool
 
     def place(self, state: int) -> int:
-        """The number of a constraint's state in this part; the dead one if it is not in it."""
+        """The number of a constraint's state in this part, or the dead state if it is absent."""
         found = np.flatnonzero(self.states == state)
         return int(found[0]) if len(found) else self.edges.dead
 
@@ -395,8 +397,8 @@ class Follower:
     def __init__(self, key: str, packed: bytes, length: int, device: torch.device) -> None:
         """Unpack the constraint that comes with a request, and copy its classes to the device.
 
-        All that depends on its values is computed on the host, so that nothing waits for the
-        device. `length` is L.
+        Everything that depends on the constraint's values is computed on the host, so nothing waits
+        for the device. `length` is L.
         """
         self.key = key
         self.length = length
@@ -408,7 +410,7 @@ class Follower:
         self.view(START)
 
     def view(self, state: int) -> View:
-        """The part that a canvas follows which begins in a state."""
+        """The part that a canvas beginning in this state follows."""
         first = self._views.get(START)
         if first is not None and first.whole:
             return first
@@ -422,7 +424,7 @@ class Follower:
         return self._views[state]
 
     def after(self, tokens: Iterable[int], state: int = START) -> int:
-        """The state after some tokens, or `NO_STATE`."""
+        """The state reached after these tokens, or `NO_STATE`."""
         for token in tokens:
             state = self.configurations.after(state, token)
         return state
@@ -457,24 +459,24 @@ class _Copy:
 
     @cached_property
     def event(self) -> torch.Event | None:
-        """Says when a copy is done; None where copying waits."""
+        """The event that marks a copy as complete; None where copying is synchronous."""
         return torch.Event(self.device) if can_pin(self.device) else None
 
     def take(self, values: torch.Tensor) -> None:
-        """Begin to copy."""
+        """Start a copy."""
         self.tensor.copy_(values, non_blocking=True)
         if self.event is not None:
             self.event.record()
 
     def read(self) -> np.ndarray:
-        """What was copied; waits if that is not done."""
+        """Return the copied values, waiting for the copy if necessary."""
         if self.event is not None:
             self.event.synchronize()
         return self.array
 
 
 class CanvasStarts:
-    """Which slots have begun a canvas and ask for what it must follow.
+    """Tracks slots that have begun a canvas and ask for the part of the constraint that it follows.
 
     Attributes:
         late: how many steps pass between a copy and its use, 0 or 1.
@@ -485,7 +487,7 @@ class CanvasStarts:
         self.asked = torch.zeros(slots, dtype=torch.int64, device=device)
         self.answered = torch.zeros(slots, dtype=torch.int64, device=device)
         self.moving = torch.zeros(slots, dtype=torch.int64, device=device)
-        # The same on the host: which constraints are larger than a view, and the last answers.
+        # On the host: which constraints are larger than a view, and the last answers.
         self._moves: np.ndarray = np.zeros(slots, dtype=bool)
         self._last: np.ndarray = np.zeros(slots, dtype=np.int64)
         self._free = [_Copy(slots, device) for _ in range(self.late + 1)]
@@ -493,7 +495,7 @@ class CanvasStarts:
         self._requests = 0
 
     def enter(self, slot: int, moves: bool) -> None:
-        """Set up ``slot`` for a canvas that has what it needs; `moves` if its next one may not."""
+        """Set up ``slot`` for a canvas that has its part; `moves` if the next may need another."""
         self._requests += 1
         first = self._requests * NUMBERS
         self._moves[slot], self._last[slot] = moves, first
@@ -502,11 +504,11 @@ class CanvasStarts:
         self.answered[slot].fill_(first)
 
     def leave(self, slot: int) -> None:
-        """Expect no canvas of ``slot``."""
+        """Stop expecting canvases of ``slot``."""
         self._moves[slot] = False
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
-        """Canvases that have no answer yet, bool ``[n]``; None where none can be waiting.
+        """Canvases that have no answer yet, bool ``[n]``; None if none can be waiting.
 
         Args:
             slots: int64 ``[n]``, the slots of the batch.
@@ -517,7 +519,7 @@ class CanvasStarts:
         return self.asked.index_select(0, slots) != self.answered.index_select(0, slots)
 
     def tell(self, states: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Let canvases that begin after those that leave ask, and begin to copy.
+        """Let the canvases that follow those that leave ask for their parts, and start the copy.
 
         Args:
             states: int64, the states of all slots.
@@ -532,7 +534,7 @@ class CanvasStarts:
         self._waiting.append(copy)
 
     def begun(self) -> Iterator[tuple[int, int]]:
-        """The slots that ask, and the states in which their canvases begin."""
+        """Iterate over the slots that ask and the states in which their canvases begin."""
         while len(self._waiting) > self.late:
             copy = self._waiting.pop(0)
             asked, states = copy.read()
@@ -542,6 +544,6 @@ class CanvasStarts:
             yield from found
 
     def answer(self, slot: int) -> None:
-        """The canvas of ``slot`` has what it needs."""
+        """Record that the canvas of ``slot`` has its part of the constraint."""
         self._last[slot] += 1
         self.answered[slot].fill_(int(self._last[slot]))

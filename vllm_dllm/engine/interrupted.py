@@ -1,9 +1,9 @@
-"""Canvases of preempted requests that have streamed a part of them.
+"""Canvases of preempted requests that have already streamed part of the canvas.
 
 A preempted request gives up its slot and later comes back with its output as part of its prompt. A
 request that does not stream starts its canvas over, which leads to the same tokens. With
-``diffusion_stream_prefix`` a part of the canvas may have been output already, so the canvas has to
-resume where it was: with its decided positions, its step and its algorithm's tensors. They are
+``diffusion_stream_prefix`` part of the canvas may have been output already, so the canvas has to
+resume where it was, with its decided positions, its step and its algorithm's tensors. These are
 copied on the device, and only when such a request is preempted.
 """
 
@@ -18,8 +18,8 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import Phase, SlotState
 
-# Tensors of `SlotState` that hold the state of a canvas. The other tensors follow from the
-# request's parameters and from the number of tokens that it has output.
+# Tensors of `SlotState` that hold the state of a canvas. The other tensors can be derived from the
+# request's parameters and the number of tokens that it has output.
 OF_CANVAS = ("tokens", "masked", "fixed", "start", "tail", "ready", "step", "after_prefill")
 
 
@@ -69,12 +69,12 @@ class InterruptedCanvas:
     def resume(
         self, parts: OptionalParts, slot: int, known: np.ndarray, prompt_length: int
     ) -> None:
-        """Put the canvas into the ``slot`` that its request has just entered.
+        """Restore the canvas to the ``slot`` that its request has just entered.
 
         Args:
             parts: the optional parts, with the slots.
             slot: the request's new slot.
-            known: int ``[tokens]``, the tokens that the request has come back with.
+            known: int ``[tokens]``, the tokens that the resumed request has as its prompt.
             prompt_length: how many of them are its original prompt.
         """
         slots = parts.slots

@@ -1,20 +1,20 @@
-"""Logprobs of requests that ask for them.
+"""Logprobs, for requests that ask for them.
 
-The logprobs of a masked model are those of the step in which a position was decided, by default of
-the raw logits (``logprobs_mode``). Those of a model of uniform noise belong to the step that
-finished the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also
-applies filters before the temperature).
+A masked model's logprobs come from the step in which a position was decided, by default from the
+raw logits (``logprobs_mode``). A uniform-noise model's logprobs come from the step that finished
+the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also applies
+filters before the temperature).
 
 Which token a position ends up with is known only after the decoding algorithm has run, long after
-the rows of scores are gone. But only a few tokens are possible (see `Algorithm.step`), so rows are
-summarized when they are read, see `ScoreSummary`: what a request holds does not depend on the
-vocabulary. Reading costs a loop over the requests that ask. After it everything is
-tensor operations on all of them, and nothing waits for the device: vLLM gets the rows of whole
-canvases, those of the tokens that leave first, and takes as many of them as there are tokens.
+the rows of scores have been freed. But only a few tokens are possible (see `Algorithm.step`), so
+rows are summarized as they are read (see `ScoreSummary`), and a request's memory does not depend on
+the size of the vocabulary. Reading loops over the requests that ask. Everything after that is
+tensor operations on all of them at once, and nothing waits for the device: vLLM gets the rows of
+whole canvases, starting with the tokens that leave, and uses as many rows as there are tokens.
 
-A request for more than `MOST_ON_DEVICE` logprobs (``--max-logprobs``) is the exception. Its table
-is kept in the host's memory, where its rows go as they are read, and only the rows that leave are
-passed on. All of that waits for the device.
+The exception is a request for more than `MOST_ON_DEVICE` logprobs (``--max-logprobs``). Its rows
+are copied to a table in host memory as they are read, and only the rows that leave are passed on.
+All of that waits for the device.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from vllm_dllm.engine.to_device import to_device
 
 # How many bytes of scores in float32 are summarized at a time.
 SUMMARY_BYTES = 64 << 20
-# The most logprobs of a position, beside the chosen token's, that are kept on the device. A request
-# may name as many ids.
+# The maximum number of logprobs per position, excluding the chosen token's, that are kept on the
+# device. A request may name equally many ids.
 MOST_ON_DEVICE = MAX_LOGPROB_TOKEN_IDS
 HOST = torch.device("cpu")
 
 
 class LogprobReports:
-    """The logprobs of canvases that have not left yet, with the chosen token in the first column.
+    """The logprobs of canvases that have not left yet; the first column is the chosen token.
 
     Attributes:
-        of_raw_logits: whether logprobs are those of the logits before biases and filters.
+        of_raw_logits: whether logprobs come from the logits before biases and filters.
         ids: int32 ``[slots, L, W]``, where W grows with the requests that ask.
-        scores: float32 ``[slots, L, W]``, those of `ids`.
-        ranks: int32 ``[slots, L]``, those of the chosen tokens.
+        scores: float32 ``[slots, L, W]``, the scores of `ids`.
+        ranks: int32 ``[slots, L]``, the ranks of the chosen tokens.
         on_host: by slot, the tables of requests that ask for more than `MOST_ON_DEVICE`.
-        pending: by slot, what was read in this step, until `report`.
+        pending: by slot, the summaries read in this step, until `report`.
     """
 
     def __init__(self, slots: SlotState, rows: RowOptionState, mode: str) -> None:
@@ -68,7 +68,7 @@ class LogprobReports:
         self._named: dict[int, torch.Tensor] = {}
 
     def leave(self, slot: int) -> None:
-        """Drop what is kept for the request in ``slot``."""
+        """Drop the logprobs of the request in ``slot``."""
         self.on_host.pop(slot, None)
         self._named.pop(slot, None)
 
@@ -77,7 +77,7 @@ class LogprobReports:
         return [row for row in self.rows.of_batch(on_host) if row[2].reports]
 
     def _most(self, options: RowOptions) -> int:
-        """How many logprobs a request gets for a position, beside the chosen token's."""
+        """The number of logprobs a request gets per position, excluding the chosen token's."""
         vocabulary = self.slots.kind.vocabulary
         if options.token_ids:
             return len(options.token_ids)
@@ -127,7 +127,7 @@ class LogprobReports:
             self.pending.update(zip((slot for _, slot in canvases), found, strict=True))
 
     def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
-        """The ids whose logprobs a request asks for, int64; copied to the device once."""
+        """The ids whose logprobs a request asks for, int64; they are copied to the device once."""
         if slot not in self._named:
             ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
             self._named[slot] = to_device(ids, self.slots.device)
@@ -144,8 +144,8 @@ class LogprobReports:
     ) -> None:
         """Keep the logprobs of the positions that this step decided.
 
-        A request ends with an error where its algorithm has chosen a token that is not among the
-        candidates, see `Algorithm.step`, because nothing is known of that token any more.
+        A request ends with an error if its algorithm has chosen a token that is not among the
+        candidates (see `Algorithm.step`), because that token's score is no longer available.
 
         Args:
             tokens: int64 ``[n, L]``, the updated canvases.
@@ -171,7 +171,7 @@ class LogprobReports:
         decided: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """Write to the device's tables; tensors are the rows of these canvases, ``[m, ...]``."""
+        """Write the rows of these canvases, tensors ``[m, ...]``, to the device's tables."""
         self._widen(1 + max(summary.ids.shape[1] for summary in summaries))
         whole = stacked(summaries, self.ids.shape[2] - 1)
         score, rank, known = whole.chosen(tokens)
@@ -189,7 +189,7 @@ class LogprobReports:
     def _keep_on_host(
         self, slot: int, summary: ScoreSummary, tokens: torch.Tensor, decided: torch.Tensor
     ) -> None:
-        """Write to the host's table of one canvas; `tokens` and `decided` are ``[L]``."""
+        """Write to one canvas' table on the host; `tokens` and `decided` are ``[L]``."""
         score, rank, known = summary.chosen(tokens)
         self._refuse(torch.tensor([slot], device=tokens.device), (decided & ~known)[None])
         new = LogprobsTensors(
@@ -202,7 +202,7 @@ class LogprobReports:
             mine[is_new] = theirs[is_new]
 
     def _refuse(self, slots: torch.Tensor, unknown: torch.Tensor) -> None:
-        """End the requests with an unknown token; `unknown` is bool ``[m, L]``."""
+        """End the requests that have an unknown token; `unknown` is bool ``[m, L]``."""
         failure = self.slots.failure
         marks = torch.where(unknown.any(1), int(Mark.UNREAD_TOKEN), failure.index_select(0, slots))
         failure.index_copy_(0, slots, marks)
@@ -211,7 +211,7 @@ class LogprobReports:
         self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
 
     def _rows(self, tensors: tuple[torch.Tensor, ...], rows: list[int]) -> tuple[torch.Tensor, ...]:
-        """These rows of tensors ``[n, ...]``; `rows` is increasing."""
+        """Select these rows of tensors ``[n, ...]``; `rows` is increasing."""
         if len(rows) == len(tensors[0]):
             return tensors
         index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
@@ -225,9 +225,9 @@ class LogprobReports:
         num_sampled: torch.Tensor,
         first: torch.Tensor,
     ) -> LogprobsTensors | None:
-        """See `StepObserver`: the logprobs of the tokens that leave now, in batch order.
+        """See `StepObserver`: add the logprobs of the tokens that leave now, in batch order.
 
-        Each request that asks has L rows, of which as many count as it outputs tokens.
+        Each request that asks has L rows, of which only the first `num_sampled` count.
         """
         assert logprobs is None
         asking = [row for row in self.asking(on_host) if row[2].returns]
@@ -236,13 +236,13 @@ class LogprobReports:
         if any(slot in self.on_host for _, slot, _ in asking):
             return self._collect_on_host(on_host, num_sampled, first)
         length = self.slots.length
-        # A request that asks for fewer shows its own columns only.
+        # A request that asks for fewer logprobs shows only its own columns.
         width = 1 + max(self._most(options) for _, _, options in asking)
         rows = [index for index, _, _ in asking]
         starts: np.ndarray = np.zeros(len(on_host), dtype=np.int64)
         starts[rows] = length * np.arange(len(rows))
         slots, first = self._rows((slots, first), rows)
-        # After the end of the canvas there is nothing that could leave.
+        # Nothing can leave after the end of the canvas.
         position = (first[:, None] + self.slots.position).clamp_max(length - 1)
         row = (slots[:, None] * length + position).flatten()  # [m * L]
         return LogprobsTensors(
@@ -255,7 +255,7 @@ class LogprobReports:
     def _collect_on_host(
         self, on_host: np.ndarray, num_sampled: torch.Tensor, first: torch.Tensor
     ) -> LogprobsTensors | None:
-        """The rows that leave only, where a request of the batch has its table on the host."""
+        """Collect only the rows that leave, because a request has its table on the host."""
         parts, starts, rows = [], [], 0
         counts = zip(on_host.tolist(), num_sampled.tolist(), first.tolist(), strict=True)
         for slot, count, begin in counts:
@@ -275,9 +275,9 @@ class LogprobReports:
         )
 
     def copy(self, slot: int) -> LogprobsTensors | None:
-        """What is kept for the request in ``slot``, to be used when another one has entered it.
+        """Copy the logprobs of the request in ``slot``, so that another request may enter it.
 
-        None where the request asks for no logprobs.
+        None if the request does not ask for logprobs.
         """
         if slot in self.on_host:
             return self.on_host[slot]
@@ -289,7 +289,7 @@ class LogprobReports:
         return LogprobsTensors(*(table.clone() for table in tables))
 
     def restore(self, slot: int, copy: LogprobsTensors) -> None:
-        """Put the `copy` of a request back into the ``slot`` that it has entered."""
+        """Restore the `copy` of a request to the ``slot`` that it has entered."""
         width = copy.logprobs.shape[1]
         if width > 1 + MOST_ON_DEVICE:
             self.on_host[slot] = copy
@@ -302,7 +302,7 @@ class LogprobReports:
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The scores of the rows of a canvas that may be reported.
+    """The scores of a canvas' rows that may be reported.
 
     Attributes:
         ids: int32 ``[L, K]``, the likeliest tokens, or those that a request has named.
@@ -329,15 +329,15 @@ class ScoreSummary:
     ) -> ScoreSummary:
         """Summarize rows of scores.
 
-        Scores are compared before they are normalized, as vLLM does it: the difference to the
-        log-sum-exp is rounded, which would make ties of different scores.
+        As in vLLM, scores are compared before they are normalized: subtracting the log-sum-exp
+        rounds, which would turn different scores into ties.
 
         Args:
             scores: ``[rows, vocabulary]``, any floating dtype.
             candidates: int64 ``[rows, C]``.
             asked: how many of the likeliest tokens are reported, at most the vocabulary; or the
                 ids to report instead, int64 ``[K]``.
-            normalizes: log-probabilities are reported, not the scores as they are.
+            normalizes: whether log-probabilities are reported rather than raw scores.
         """
         rows = scores.float()
         if isinstance(asked, int):
@@ -346,7 +346,8 @@ class ScoreSummary:
             ids = asked.expand(len(rows), -1)
             top = rows.gather(1, ids)
         own = rows.gather(1, candidates)
-        # One candidate at a time, because all of them together would take C times the memory.
+        # Handle one candidate at a time, because all of them together would take C times the
+        # memory.
         ranks = [(rows >= score).sum(1, dtype=torch.int32) for score in own.split(1, dim=1)]
         if normalizes:
             total = rows.logsumexp(-1, keepdim=True)
@@ -354,13 +355,13 @@ class ScoreSummary:
         return cls(ids.int(), top, candidates, own, torch.stack(ranks, 1))
 
     def move_report(self, device: torch.device) -> ScoreSummary:
-        """The same with `ids` and `scores` on another device."""
+        """Return the same summary with `ids` and `scores` on another device."""
         return replace(self, ids=self.ids.to(device), scores=self.scores.to(device))
 
     def chosen(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Score (float32), rank (int32) and whether it is a candidate (bool) of each token.
+        """Return each token's score (float32), rank (int32) and whether it is a candidate (bool).
 
-        The tensors have the shape of `tokens`, int64 ``[..., L]``; score and rank mean nothing
+        The tensors have the shape of `tokens`, int64 ``[..., L]``; score and rank are meaningless
         where a token is not a candidate.
         """
         equal = self.candidates == tokens[..., None]
@@ -380,10 +381,10 @@ def summarize(
     row_bytes: int,
     device: torch.device,
 ) -> ScoreSummary:
-    """Summarize the rows of a canvas, some at a time.
+    """Summarize the rows of a canvas, a few at a time.
 
     Args:
-        scores_of: from a slice of positions to their scores ``[rows, vocabulary]``, which may be
+        scores_of: maps a slice of positions to their scores ``[rows, vocabulary]``, which may be
             computed on demand and are not kept.
         candidates: int64 ``[L, C]``.
         asked: as for `ScoreSummary.from_scores`.
@@ -407,11 +408,11 @@ def summarize_canvases(
     how: tuple[int, bool],
     row_bytes: int,
 ) -> list[ScoreSummary]:
-    """Summarize canvases that ask for equally many tokens, several at a time where rows are short.
+    """Summarize canvases that ask for equally many tokens, several at a time if rows are short.
 
     Args:
         scores_of: as for `summarize`, with a canvas' index in the batch as its first argument.
-        candidates: int64 ``[n, L, C]``, those of the batch.
+        candidates: int64 ``[n, L, C]``, the batch's candidates.
         indices: the canvases to summarize.
         how: `asked` and `normalizes` of `ScoreSummary.from_scores`.
         row_bytes: size of a row in float32.
@@ -437,9 +438,9 @@ def summarize_canvases(
 
 
 def stacked(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
-    """The summaries of canvases with a leading dimension, and `width` columns to report.
+    """Stack the summaries of canvases along a leading dimension, with `width` columns to report.
 
-    The columns after a canvas' own ones are id 0 at -inf.
+    The columns after a canvas' own are id 0 at -inf.
     """
     parts = [
         replace(
@@ -461,6 +462,6 @@ def _combined(
 
 
 def padded(table: torch.Tensor, width: int, value: float) -> torch.Tensor:
-    """The table ``[..., columns]`` with further columns of this value, up to `width` columns."""
+    """Pad the table ``[..., columns]`` with this value to `width` columns."""
     missing = width - table.shape[-1]
     return table if missing <= 0 else torch.nn.functional.pad(table, (0, missing), value=value)

@@ -37,7 +37,7 @@ logger = init_logger("vllm.dllm")
 
 
 class ModelFamily(Protocol):
-    """What a model state asks of the model's family; see `families.base.Family`."""
+    """What a model state needs from the model's family; see `families.base.Family`."""
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
         """The rule by which queries see keys."""
@@ -57,9 +57,9 @@ class ModelFamily(Protocol):
 class DiffusionModelState(ModelState):
     """Owns the slots; prepares attention metadata and embeddings for the backbone.
 
-    It knows neither algorithms nor models: what differs between models is their family. To vLLM a
-    canvas is L draft tokens that are all rejected (denoise) or all accepted (commit), without a
-    bonus token.
+    It knows neither algorithms nor models: whatever differs between models is in their family. To
+    vLLM a canvas is L draft tokens that are either all rejected (denoise) or all accepted (commit),
+    without a bonus token.
     """
 
     num_new_sampled_tokens_per_step = 0
@@ -113,7 +113,7 @@ class DiffusionModelState(ModelState):
         self.sees_logits = False
 
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
-        """This package's sampler in place of vLLM's; there is no rejection sampler."""
+        """Return this package's sampler in place of vLLM's; there is no rejection sampler."""
         self.sees_logits = True
         self.total_len = sampler.req_states.total_len.gpu
         self.sampler = DiffusionSampler(
@@ -130,8 +130,8 @@ class DiffusionModelState(ModelState):
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
 
-        Requests that cannot be set up are refused at admission. If one gets here all the same, it
-        ends with an error, and no other request is affected.
+        Requests that cannot be set up are refused at admission. If one still gets here, it ends
+        with an error, and no other request is affected.
         """
         self.slot_of[new_req_data.req_id] = req_index
         try:
@@ -149,7 +149,7 @@ class DiffusionModelState(ModelState):
         self.slots.enter(req_index, prompt, seed)
         if self.embeddings is not None:
             self.embeddings.conditioning.clear(req_index)
-        # Only vLLM's warm-up of a GPU comes without what admission adds.
+        # Only the requests of vLLM's GPU warm-up lack what admission adds.
         extra = params.extra_args or self.unadmitted
         resolved = ResolvedRequest.received(extra)
         prompt_length = len(new_req_data.prompt_token_ids)
@@ -182,7 +182,7 @@ class DiffusionModelState(ModelState):
             self.slots.window.enter(req_index, prompt)
 
     def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
-        """Keep the canvases of preempted requests that `add_request` could not restore otherwise.
+        """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
 
         Args:
             preempted: ids of requests that give up their slots and will come back.
@@ -190,7 +190,7 @@ class DiffusionModelState(ModelState):
         """
         for req_id in preempted:
             slot = self.slot_of.get(req_id)
-            # A rank that sees no logits does not know how far a canvas has come, and need not know.
+            # A rank that sees no logits does not know a canvas' progress and does not need to.
             if slot is not None and self.sees_logits and self.slots.streams[slot]:
                 from vllm_dllm.engine.interrupted import InterruptedCanvas
 
@@ -214,7 +214,7 @@ class DiffusionModelState(ModelState):
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
-        """Note where the pages of the KV cache are, once vLLM has allocated them.
+        """Record where the pages of the KV cache are, once vLLM has allocated them.
 
         The readout is compiled here at the latest: where vLLM profiles nothing (a CPU with
         ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
@@ -240,12 +240,12 @@ class DiffusionModelState(ModelState):
     def prepare_inputs_embeds(
         self, scheduled_encoder_inputs: Any, input_batch: Any, req_states: Any
     ) -> None:
-        """Run the vision encoder on the images of this step; `prepare_inputs` uses its output."""
+        """Run the vision encoder on this step's images; `prepare_inputs` uses its output."""
         if self.embeddings is not None:
             self.embeddings.encode(scheduled_encoder_inputs, input_batch)
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
-        """The input embeddings of a self-conditioned model; nothing for models that read ids."""
+        """The input embeddings of a self-conditioned model; empty for models that read ids."""
         # vLLM's pipeline stages drop the result of a prompt whose request may output only one
         # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None
@@ -256,7 +256,7 @@ class DiffusionModelState(ModelState):
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
-        """The inputs of `prepare_inputs`, for profiling and graph capture."""
+        """Return the inputs of `prepare_inputs` for profiling and graph capture."""
         return {} if self.embeddings is None else self.embeddings.dummy(num_tokens)
 
     def prepare_attn(
@@ -270,7 +270,7 @@ class DiffusionModelState(ModelState):
         for_capture: bool = False,
         ubatch_idx: int = 0,
     ) -> dict[str, Any]:
-        """The attention metadata of a step, by layer name, as the family's rule makes it."""
+        """Return a step's attention metadata by layer name, as the family's rule builds it."""
         full = cudagraph_mode == CUDAGraphMode.FULL
         common = {
             "attn_groups": attn_groups,
@@ -281,16 +281,17 @@ class DiffusionModelState(ModelState):
             "for_cudagraph_capture": for_capture,
         }
         batch = AttentionBatch(input_batch, full, block_tables, common)
-        # A captured graph must be valid for any length; otherwise the host knows an upper bound.
+        # A captured graph must be valid for any length; in other cases the host knows an upper
+        # bound.
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)
 
 
 class Pages:
-    """The KV pages of the slots, which are cleaned where a request has written NaN or infinities.
+    """The KV pages of the slots; they are cleaned if a request has written NaN or infinities.
 
     An attention kernel may multiply unwritten positions of a page by a weight of zero, and zero
-    times NaN is NaN: one spoiled page would spoil every request that gets it later.
+    times NaN is NaN: one spoiled page would spoil every request that later uses it.
 
     Args:
         block_tables: vLLM's ``BlockTables``, which know each slot's pages in each KV cache group.
@@ -308,9 +309,9 @@ class Pages:
         return self.block_tables.block_tables[group].gpu[slot, :count].long()
 
     def scrub(self, slot: int) -> None:
-        """Replace NaN and infinities in the slot's pages by zeros.
+        """Replace NaN and infinities in the slot's pages with zeros.
 
-        Finite numbers stay, because other requests may share the pages.
+        Finite numbers are kept, because other requests may share the pages.
         """
         for group, layers in enumerate(self.groups):
             ids = self.ids(slot, group)

@@ -1,7 +1,7 @@
-"""What only some requests ask for: constraints, options on rows of logits, logprobs, and records.
+"""Features that only some requests use: constraints, row options, logprobs and records.
 
-Each of these parts is imported and made for the first request that asks for it. A step finds out
-from the slots' flags on the host whether its batch needs one.
+Each part is imported and created for the first request that asks for it. A step checks the slots'
+flags on the host to see whether its batch needs one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_dllm.settings.resolution import Choice
     from vllm_dllm.settings.resolved import ResolvedRequest
 
-# The parameters that `RowOptions` is made from. A request that leaves them all at their defaults
+# The parameters from which `RowOptions` is built. A request that leaves them all at their defaults
 # has no such options.
 ROW_PARAMETERS = (
     "allowed_token_ids",
@@ -44,10 +44,10 @@ DEFAULTS = SamplingParams()
 
 
 class RequestPart(Protocol):
-    """Something that is kept for the requests in some slots."""
+    """State that is kept for the requests in some slots."""
 
     def leave(self, slot: int) -> None:
-        """Forget the request in ``slot``; it need not have been known."""
+        """Forget the request in ``slot``, if it is known."""
         ...
 
 
@@ -109,14 +109,14 @@ class OptionalParts:
         prompt_length: int,
         packed: bytes | None,
     ) -> None:
-        """Set up what the request that enters ``slot`` asks for, and forget the one before it.
+        """Set up what the request entering ``slot`` asks for, and forget the previous request.
 
         Args:
             slot: the request's slot.
             params: vLLM's ``SamplingParams``.
             resolved: the request's options.
             choice: how it is decoded.
-            prompt: int ``[tokens]``, the prompt, and after it the output of a resumed request.
+            prompt: int ``[tokens]``, the prompt, followed by the output of a resumed request.
             prompt_length: how many of these tokens are the original prompt.
             packed: the request's packed constraint, or None.
         """
@@ -137,7 +137,7 @@ class OptionalParts:
             self.rows.enter(slot, options)
 
     def all(self) -> list[RequestPart]:
-        """Every part, as if requests had asked for all of them."""
+        """Return every part, as if requests had asked for all of them."""
         return [self.constraints, self.rows, self.logprobs]
 
     def leave(self, slot: int) -> None:
@@ -146,7 +146,7 @@ class OptionalParts:
             part.leave(slot)
 
     def observers(self, on_host: np.ndarray) -> Sequence[StepObserver]:
-        """What observes the steps of the requests in these slots, int ``[n]``."""
+        """The observers of the requests in these slots, int ``[n]``."""
         found: list[StepObserver] = []
         if self.slots.reports[on_host].any():
             found.append(self.logprobs)

@@ -1,9 +1,8 @@
-"""Readouts: from the hidden states of canvases to what a decoding algorithm reads.
+"""Readouts turn the hidden states of canvases into what a decoding algorithm reads.
 
-Here are what a step asks of a readout and what it gets, and the choice of an engine's readout,
-which is made once when the engine starts. There is a class for each way to compute it, in a file of
-its own: from whole rows of logits (`readout_dense`), over tiles of the head (`readout_tiled`), and
-by Triton kernels (`readout_triton`).
+This file defines what a step asks of a readout and what it gets back, and chooses the readout once,
+when the engine starts. Each way to compute it has a file: whole rows of logits (`readout_dense`),
+tiles of the head (`readout_tiled`), and Triton kernels (`readout_triton`).
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
-# How many bytes the temporaries between hidden states and statistics may take: for whole rows of
-# logits, and for tiles of them. A small tile stays in a CPU's caches. On a GPU each operator on a
-# tile is a kernel to launch, so tiles are large and few.
+# How many bytes the temporaries between hidden states and statistics may use, for whole rows of
+# logits and for tiles. A small tile stays in a CPU's caches. On a GPU each operator on a tile
+# launches a kernel, so tiles are few and large.
 HEAD_BYTES = 256 << 20
 TILE_BYTES_CPU = 32 << 20
 TILE_BYTES_GPU = 1 << 30
-# Number of rows of the examples with which functions are compiled ahead of time: those of a few
-# canvases, for which the compiler lays out its loops. Compiled functions take any number of rows.
+# The number of rows in the examples used to compile functions ahead of time. The compiler lays out
+# its loops for that size, which is a few canvases; compiled functions accept any number of rows.
 EXAMPLE_ROWS = 128
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """The canvases of a batch, and what must be read for them from the model's output.
+    """The canvases of a batch, and what must be read from the model's output for them.
 
     Attributes:
         slots: int64 ``[n]``, the slots of the batch, on the device.
@@ -53,12 +52,13 @@ class ReadRequest:
         temperature: float32 ``[n]``, the temperatures of this step; 0 is greedy.
         draws: whether any request of the batch draws.
         needs_rows: whether any request of the batch has biases, filters or logprobs.
-        adjust: ids int64 ``[n, L]`` and what to add to their logits (float32 ``[n, L]``), or None.
+        adjust: ids int64 ``[n, L]`` and the values to add to their logits (float32 ``[n, L]``), or
+            None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
         entropy: whether entropies are needed.
         constraint: what these canvases must follow; None where no request has a constraint.
-        may_go_on: whether any canvas may be denoised again after this step, as far as the host
-            knows; if not, no soft embedding is needed.
+        may_go_on: whether any canvas may be denoised again after this step, as far as the host can
+            tell; if not, no soft embedding is needed.
         own_confidence_temperature: float32 ``[n]``, see `with_drawn`; None where no algorithm of
             the batch asks for it.
         logprob: whether `Readings.logprob` is needed.
@@ -111,14 +111,15 @@ class StepConstraint(Protocol):
     waits: torch.Tensor | None
 
     def part(self, rows: slice) -> StepConstraint:
-        """The same of a slice of the canvases; paths that it chooses are those of the whole."""
+        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
         ...
 
     def choose_paths(self, chosen: RowChoice, request: ReadRequest) -> None:
-        """Replace the tokens that were chosen for constrained canvases by those of paths.
+        """Replace the tokens chosen for constrained canvases with those of paths.
 
         Args:
-            chosen: from the whole rows of logits of these canvases; written in place.
+            chosen: what was chosen from the whole rows of logits of these canvases; updated in
+                place.
             request: the request for these canvases.
         """
         ...
@@ -131,11 +132,11 @@ class StepConstraint(Protocol):
         ...
 
     def feasible(self) -> torch.Tensor:
-        """Canvases that have a path, bool ``[n]``; without a constraint they always have."""
+        """Canvases that have a path, bool ``[n]``; an unconstrained canvas always has one."""
         ...
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Advance the constraints by what was output.
+        """Advance the constraints by the tokens that were output.
 
         Args:
             out: int64 ``[n]``, length of the prefix of each canvas that has been output so far.
@@ -173,13 +174,13 @@ class Readout(Protocol):
     """Computes `Readings` from hidden states; an engine has one, chosen when it starts.
 
     Attributes:
-        canvases: of how many canvases there are whole rows of logits at a time.
+        canvases: the number of canvases whose whole rows of logits exist at a time.
     """
 
     canvases: int
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
-        """The readings of a batch, from its hidden states ``[n * L, hidden]``."""
+        """Return the readings of a batch from its hidden states ``[n * L, hidden]``."""
         ...
 
     def warm_up(self, hidden: torch.Tensor) -> None:
@@ -194,18 +195,18 @@ class Readout(Protocol):
 
 
 def tile_budget(device: torch.device) -> int:
-    """How many bytes the temporaries of a tile may take on a device."""
+    """The number of bytes that a tile's temporaries may use on a device."""
     return TILE_BYTES_CPU if device.type == "cpu" else TILE_BYTES_GPU
 
 
 def batch_extremes(state: SlotState) -> tuple[int, int]:
-    """Number of rows of the smallest and of the largest possible batch of canvases."""
+    """The number of rows in the smallest and the largest possible batch of canvases."""
     slots, length = state.tokens.shape
     return length, slots * length
 
 
 class PredictionStore(Protocol):
-    """Keeps a self-conditioned model's last prediction of each canvas."""
+    """Stores a self-conditioned model's last prediction of each canvas."""
 
     def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
         """Store soft embeddings.
@@ -226,7 +227,7 @@ logger = init_logger("vllm.dllm")
 
 
 def takes_triton(kernels: str, model: Any, masked: bool, device: torch.device, ranks: int) -> bool:
-    """Whether this package's Triton kernels compute the row statistics; says so in the log.
+    """Whether this package's Triton kernels compute the row statistics; logs the decision.
 
     All ranks that share the head call this together, and all get the same answer.
 
@@ -259,7 +260,7 @@ def takes_triton(kernels: str, model: Any, masked: bool, device: torch.device, r
 
 
 def _obstacle(model: Any, device: torch.device) -> str | None:
-    """Why the kernels are not even tried, or None. The same on all ranks."""
+    """The reason not to try the kernels, or None. It is the same on all ranks."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "no CUDA device"
     if not HAS_TRITON:
@@ -270,7 +271,7 @@ def _obstacle(model: Any, device: torch.device) -> str | None:
 
 
 def _failures(model: Any, masked: bool) -> list[str]:
-    """The checks that the kernels fail, by name; a kernel that does not run fails, too."""
+    """The names of the checks that the kernels fail; a kernel that does not run fails too."""
     try:
         from vllm_dllm.ops.statistics.self_test_triton import failures
 
@@ -291,7 +292,7 @@ class ReadoutSettings:
 
     Attributes:
         kernels: ``dllm.kernels``, see `takes_triton`.
-        compile: compile what runs after the model, because vLLM compiles the model too.
+        compile: whether to compile what runs after the model, because vLLM compiles the model too.
         ranks: number of ranks that the head is spread over.
     """
 
@@ -301,13 +302,13 @@ class ReadoutSettings:
 
     @classmethod
     def from_config(cls, vllm_config: VllmConfig, kernels: str) -> ReadoutSettings:
-        """From vLLM's configuration and ``dllm.kernels``."""
+        """Build the settings from vLLM's configuration and ``dllm.kernels``."""
         ranks = vllm_config.parallel_config.tensor_parallel_size
         return cls(kernels, compiles(vllm_config), ranks)
 
 
 def compiles(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled, too."""
+    """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled too."""
     compilation = vllm_config.compilation_config
     return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
 
@@ -315,7 +316,7 @@ def compiles(vllm_config: VllmConfig) -> bool:
 def masked_readout(
     model: Any, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
 ) -> Readout:
-    """The readout of a masked model. `model` has the members of `MaskedCanvasModel`."""
+    """Build a masked model's readout. `model` has the members of `MaskedCanvasModel`."""
     from vllm_dllm.engine.readout_dense import DenseReadout
 
     common = slots, parts, settings.compile
@@ -335,7 +336,7 @@ def masked_readout(
 def noise_readout(
     model: Any, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
 ) -> Readout:
-    """The readout of a model of uniform noise. `model` has `has_plain_head` and `tiled_head`."""
+    """Build a uniform-noise model's readout. `model` has `has_plain_head` and `tiled_head`."""
     if takes_triton(settings.kernels, model, False, slots.device, settings.ranks):
         from vllm_dllm.engine.readout_triton import TritonTiledReadout
 

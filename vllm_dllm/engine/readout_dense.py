@@ -1,4 +1,4 @@
-"""Readout of a masked model from whole rows of logits, computed in parts that fit into memory."""
+"""A masked model's readout from whole rows of logits, computed in parts that fit in memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class DenseReadout:
     """See `Readout`. The mask token is never chosen.
 
-    Subclasses compute statistics without logits where they can. Batches in which a request needs
-    whole rows of logits for more than a choice or a draw take the logits here.
+    Subclasses compute statistics without logits where they can. If a request of the batch needs
+    whole rows of logits for more than a choice or a draw, the batch uses the logits here.
 
     Attributes:
         head: computes logits ``[rows, vocabulary]`` from hidden states ``[rows, hidden]``.
@@ -56,7 +56,7 @@ class DenseReadout:
 
     @cached_property
     def pipeline(self) -> LogitsPipeline[MaskedRows]:
-        """How tokens are chosen from whole rows of logits."""
+        """The pipeline that chooses tokens from whole rows of logits."""
         from vllm_dllm.engine.token_choice import LogitsPipeline, MaskedChoice
 
         choice = MaskedChoice(self.parts, self.mask_token, self.statistics, self.draw)
@@ -86,11 +86,11 @@ class DenseReadout:
         return type(parts[0]).join(parts)
 
     def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
-        """Readings with drawn tokens (see `with_drawn`); here it takes logits."""
+        """Readings with drawn tokens (see `with_drawn`); this class computes logits for them."""
         return self._from_logits(hidden, request)
 
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
-        """The readings by way of whole rows of logits, some canvases at a time."""
+        """Readings from whole rows of logits, a few canvases at a time."""
         length, count = self.slots.length, len(request.slots)
         statistics, logprob, asked = [], [], []
         copies = self.pipeline.copies_rows(request.on_host)  # which take as much memory again
@@ -127,7 +127,7 @@ class DenseReadout:
         for entropy in (False, True):
             self.statistics(logits, self.mask_token, entropy)
         self.keys_of(torch.tensor([0], device=hidden.device))
-        # Contiguous, as in a step: the head may return a view of a wider tensor.
+        # Make it contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         self.draw(scaled, torch.arange(len(hidden), device=hidden.device))
 
@@ -136,7 +136,7 @@ class TilesReadout(DenseReadout):
     """A `DenseReadout` whose subclasses also read the head in tiles, without logits.
 
     Attributes:
-        tiles: the same head, for what computes no logits.
+        tiles: the same head, for computations without logits.
     """
 
     def __init__(

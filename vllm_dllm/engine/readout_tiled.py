@@ -55,7 +55,7 @@ class ShardedReadout(TilesReadout):
     def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """Readings with drawn tokens.
 
-        They take a second pass over the head, which costs less than to exchange logits.
+        They take a second pass over the head, which costs less than exchanging logits.
         """
         greedy = self._likeliest(hidden, request.entropy)
         temperature = request.temperature.repeat_interleave(self.slots.length)
@@ -94,8 +94,8 @@ class TiledReadout:
 
     Attributes:
         head: the head, with the embedding of the soft embedding.
-        head_alone: the same head without it, for batches in which no canvas goes on.
-        tile_bytes: how many bytes the temporaries of a tile may take.
+        head_alone: the same head without the embedding, for batches in which no canvas goes on.
+        tile_bytes: how many bytes a tile's temporaries may use.
         statistics: a function like `tiled_statistics`.
         noise: `step_noise`, compiled or not.
     """
@@ -115,7 +115,7 @@ class TiledReadout:
 
     @cached_property
     def pipeline(self) -> LogitsPipeline[NoiseRows]:
-        """How tokens are chosen from whole rows of logits."""
+        """The pipeline that chooses tokens from whole rows of logits."""
         from vllm_dllm.engine.token_choice import LogitsPipeline, NoiseChoice
 
         return LogitsPipeline(self.parts, NoiseChoice(self.parts))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TritonDenseReadout(TilesReadout):
     """See `Readout`; for a masked model.
 
-    Statistics take one pass over logits, or one over the head that computes no logits.
+    Statistics take one pass, either over logits or over the head without computing logits.
     """
 
     def __init__(

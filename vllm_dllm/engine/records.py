@@ -1,10 +1,10 @@
 """A record of each pass over the canvases of requests that ask for a trace.
 
-Records are rows after those of logprobs, see `tracing.records`.
+Records are rows that follow the rows of logprobs; see `tracing.records`.
 
-The logprob of a decided token is the logarithm of the probability that the decoding algorithm has
-read anyway, or follows from it: `need_rows` says where it does not. Only there whole rows of logits
-are read as for a request that asks for logprobs.
+The logprob of a decided token usually follows from the probability that the decoding algorithm
+reads anyway; `need_rows` says when it does not. Only then are whole rows of logits read, as for a
+request that asks for logprobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vllm_dllm.tracing.records import ABSENT, GIVEN, UNDECIDED
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
 
-# From a tensor ``[n, ...]`` of a batch to the rows of its recorded canvases, ``[m, ...]``.
+# Maps a batch's tensor ``[n, ...]`` to the rows of its recorded canvases, ``[m, ...]``.
 Selection = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -45,18 +45,18 @@ def need_rows(
 ) -> bool:
     """Whether the logprobs of a recorded request do not follow from what its algorithm reads.
 
-    A masked model's logprobs are by default those of the raw logits. They follow from the
-    probability of the likeliest token and the weight of the drawn one (`Readings.logprob`), unless
-    logits were biased. A model of uniform noise divides by the temperature, of which 0 leaves
-    nothing to read; see `token_choice`.
+    A masked model's logprobs come from the raw logits by default. They follow from the probability
+    of the likeliest token and the weight of the drawn one (`Readings.logprob`), unless logits were
+    biased. A uniform-noise model divides by the temperature, and a temperature of 0 leaves nothing
+    to read; see `token_choice`.
 
     Args:
-        choice: of the request; its algorithm may choose ids that it has asked for.
-        kind: of the model's canvases.
-        temperature: of the request.
-        read_only: the first canvas is the whole answer.
-        rows: of the request.
-        raw: a masked model's logprobs are those of the raw logits.
+        choice: how the request is decoded; its algorithm may choose ids that it has asked for.
+        kind: the kind of the model's canvases.
+        temperature: the request's temperature.
+        read_only: whether the first canvas is the whole answer.
+        rows: the request's row options.
+        raw: whether a masked model's logprobs come from the raw logits.
     """
     algorithm: Any = type(choice.algorithm)
     if algorithm.ask is not BaseAlgorithm.ask or not choice.is_ours:
@@ -92,7 +92,7 @@ class StepRecords:
         prompt_length: int,
         is_constrained: bool,
     ) -> RowOptions | None:
-        """The row options of a request that is recorded, with those that its records need.
+        """The row options of a recorded request, including those that its records need.
 
         Arguments are as for `OptionalParts.enter`.
         """
@@ -148,12 +148,12 @@ class StepRecords:
 
         Args:
             on_host: the slots of the recorded canvases, ``[m]``.
-            read: those that follow from what the decoding algorithm read, ``[m, L]``.
+            read: the logprobs that follow from what the decoding algorithm read, ``[m, L]``.
         """
         from_rows = self.parts.rows.records[on_host]
         if not from_rows.any():
             return read
-        # The table has no column while all who ask have theirs on the host.
+        # The table has no columns while every request that asks has its own on the host.
         table_rows = self.parts.logprobs.scores[to_device(on_host, self.slots.device)]
         scores = padded(table_rows, 1, 0)[..., 0]
         for index, slot in enumerate(on_host.tolist()):
@@ -170,7 +170,7 @@ class StepRecords:
         num_sampled: torch.Tensor,
         first: torch.Tensor,
     ) -> LogprobsTensors | None:
-        """See `StepObserver`: the logprobs of a step, and after them its `pending` records."""
+        """See `StepObserver`: return the step's logprobs followed by its `pending` records."""
         pending, self.pending = self.pending, None
         if pending is None:
             return logprobs
@@ -188,7 +188,7 @@ class StepRecords:
 def _joined(
     logprobs: LogprobsTensors | None, columns: torch.Tensor, marks: list[int]
 ) -> LogprobsTensors:
-    """Logprobs, and after them the rows of records, ``[3, rows]`` as in `StepRecords`."""
+    """Join logprobs and the rows of records that follow them, ``[3, rows]`` as in `StepRecords`."""
     ids, scores, bits = columns.unbind()
     ids, scores = ids.unsqueeze(1), scores.view(torch.float32).unsqueeze(1)
     if logprobs is None:
@@ -205,19 +205,19 @@ def _joined(
 def _read(
     readings: Readings, rows: Selection, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """What was read of the tokens on the recorded canvases.
+    """Return what was read about the tokens on the recorded canvases.
 
-    A model of uniform noise writes a token at every position in every step. Where it is neither
-    the likeliest one nor the one that was drawn, it is noise.
+    A uniform-noise model writes a token at every position in every step. A token that is neither
+    the likeliest nor the drawn one is noise.
 
     Args:
-        readings: of the whole batch.
+        readings: the readings of the whole batch.
         rows: selects the recorded canvases.
-        tokens: int64 ``[m, L]``, what they hold.
+        tokens: int64 ``[m, L]``, the tokens that those canvases hold.
 
     Returns:
-        Probabilities and logprobs, float32 ``[m, L]``, and whether the model has chosen the tokens,
-        bool ``[m, L]``, or None where it has chosen all of them.
+        Probabilities and logprobs, float32 ``[m, L]``, and whether the model chose the tokens, bool
+        ``[m, L]``, or None if it chose all of them.
     """
     statistics = readings.statistics
     probability = rows(statistics.probability).float()

@@ -1,9 +1,10 @@
 """Options that change or read whole rows of logits: biases, filters and logprobs.
 
-Loaded for the first request that has one. Here are the options of requests, what a step reads of
-them, and how biases and filters change the rows. Biases are applied in vLLM's order: allowed ids,
-bias, minimum length, bans, penalties. Penalties count the tokens before the canvas only, so that
-the tokens of a canvas do not depend on the order in which they are decided.
+This module is loaded for the first request that has one. It holds the requests' options, the form
+in which a step reads them, and the code by which biases and filters change the rows. Biases are
+applied in vLLM's order: allowed ids, bias, minimum length, bans, penalties. Penalties count only
+the tokens before the canvas, so that the tokens of a canvas do not depend on the order in which
+they are decided.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import Mark, SlotState
 from vllm_dllm.engine.to_device import to_device
 
-# The largest score, by the dtype of logits. Divided by any temperature (at least 0.01) it stays
-# finite.
+# The largest score, by the dtype of logits. It stays finite when divided by any temperature (at
+# least 0.01).
 MOST_SCORE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 6e4}
 
 
 class RowWork(IntFlag):
-    """What the options of a request do to its rows of logits, beside reporting logprobs."""
+    """What a request's options do to its rows of logits, apart from reporting logprobs."""
 
     NONE = 0
     SHIFT = 1  # logit bias, allowed ids, banned ids
@@ -50,20 +51,20 @@ class RowOptions:
         top_p: keep the likeliest tokens up to this total probability; 1 keeps all.
         min_p: keep tokens with at least this share of the likeliest token's probability; 0 keeps
             all.
-        logit_bias: what to add to logits, by token id.
+        logit_bias: the values to add to logits, by token id.
         allowed: only these ids may be chosen; empty for all.
         banned: these ids may not be chosen.
         min_tokens: `ends` may not be chosen before this many output tokens.
         ends: ids that end the request; empty where `min_tokens` is 0.
-        presence: subtracted from the logit of every token that the output has.
-        frequency: subtracted from the logit of a token once for each time that the output has it.
-        repetition: divides the positive and multiplies the negative logits of tokens in prompt or
-            output.
+        presence: subtracted from the logit of every token that occurs in the output.
+        frequency: subtracted from a token's logit once for each occurrence in the output.
+        repetition: divides the positive and multiplies the negative logits of tokens in the prompt
+            or output.
         prompt_length: number of prompt tokens, after which the output begins.
-        logprobs: how many of the likeliest tokens to report next to the chosen one; None for no
-            report, -1 for the whole vocabulary.
-        token_ids: ids to report next to the chosen one, in place of the likeliest.
-        records: logprobs of chosen tokens are needed for records of the request's steps.
+        logprobs: how many of the likeliest tokens to report in addition to the chosen one; None for
+            no report, -1 for the whole vocabulary.
+        token_ids: ids to report in addition to the chosen one, in place of the likeliest.
+        records: whether records of the request's steps need the logprobs of chosen tokens.
     """
 
     top_k: int = 0
@@ -86,7 +87,7 @@ class RowOptions:
     def from_params(
         cls, params: Any, prompt_length: int, constrained: bool = False, records: bool = False
     ) -> RowOptions | None:
-        """The options in vLLM's ``SamplingParams``, or None where a request has none of them.
+        """The options in vLLM's ``SamplingParams``, or None if a request has none of them.
 
         `constrained` restricts the choice to the ids whose logprobs are asked for; `records` is as
         in the attributes.
@@ -125,7 +126,7 @@ class RowOptions:
 
     @cached_property
     def work(self) -> RowWork:
-        """What is to be done to the request's rows."""
+        """The work to be done on the request's rows."""
         asked = {
             RowWork.SHIFT: bool(self.logit_bias or self.allowed or self.banned),
             RowWork.MIN_TOKENS: bool(self.min_tokens and self.ends),
@@ -142,7 +143,7 @@ class RowOptions:
         return bool(self.work & RowWork.BIASES)
 
     def shift(self, vocabulary: int, device: torch.device) -> torch.Tensor:
-        """What biases add to the logits: float32 ``[vocabulary]``, -inf for ids ruled out."""
+        """The values that biases add to logits: float32 ``[vocabulary]``, -inf for excluded ids."""
         shift = torch.zeros(vocabulary, device=device)
         if self.allowed:
             shift.fill_(-torch.inf).index_fill_(0, _ids(self.allowed, device), 0.0)
@@ -158,7 +159,7 @@ def _ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return to_device(np.array(values, dtype=np.int64), device)
 
 
-# Changes and reads whole rows of logits in every way that takes memory.
+# Options that change and read whole rows of logits in every way that takes memory.
 COSTLY = RowOptions(
     top_k=50,
     top_p=0.9,
@@ -174,7 +175,7 @@ COSTLY = RowOptions(
 
 
 class RowOptionState:
-    """The options of the requests in all slots, and what a step reads of them.
+    """The options of the requests in all slots, and the form in which a step reads them.
 
     Everything is copied to the device when a request enters its slot, and a step only gathers.
 
@@ -182,8 +183,8 @@ class RowOptionState:
         by_slot: the options of the requests that have any.
         work: on the host, int ``[slots]``, the `RowWork` of each slot.
         records: on the host, bool ``[slots]``, `RowOptions.records` of each slot.
-        numbers: parameters on the device by their name in `RowOptions`, ``[slots]`` each. Those of
-            slots that have no options are meaningless.
+        numbers: parameters on the device by their name in `RowOptions`, ``[slots]`` each. The
+            values of slots that have no options are meaningless.
     """
 
     # Dtypes of the numbers. vLLM's filters expect int32.
@@ -204,7 +205,7 @@ class RowOptionState:
             name: torch.zeros(count, dtype=dtype, device=self._device)
             for name, dtype in self.DTYPES.items()
         }
-        # By slot, only of requests that have them: float32 and bool, ``[vocabulary]`` each.
+        # By slot, only for requests that have them: float32 and bool, ``[vocabulary]`` each.
         self._shift: dict[int, torch.Tensor] = {}
         self._ends: dict[int, torch.Tensor] = {}
 
@@ -225,7 +226,8 @@ class RowOptionState:
         self.work[slot] = work = options.work
         if not work:
             return
-        # A k of the whole vocabulary keeps all; so does a tiny share, and its logarithm is finite.
+        # A k of the whole vocabulary keeps every token. So does a tiny share, whose logarithm is
+        # finite.
         top_k = min(options.top_k or self._vocabulary, self._vocabulary)
         neutral = replace(options, top_k=top_k, min_p=max(options.min_p, 1e-30))
         for name, numbers in self.numbers.items():
@@ -233,7 +235,7 @@ class RowOptionState:
         if work & RowWork.SHIFT:
             self._shift[slot] = options.shift(self._vocabulary, self._device)
         if work & RowWork.MIN_TOKENS:
-            # A tokenizer's end token may have an id that the head does not have.
+            # A tokenizer's end token may have an id outside the head.
             ends = _ids([end for end in options.ends if end < self._vocabulary], self._device)
             no_id = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
             self._ends[slot] = no_id.index_fill_(0, ends, True)
@@ -244,26 +246,26 @@ class RowOptionState:
         return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
 
     def work_of(self, on_host: np.ndarray) -> RowWork:
-        """All that is to be done to the rows of a batch, whose slots are given."""
+        """The combined work on the rows of a batch, given its slots."""
         return RowWork(int(np.bitwise_or.reduce(self.work[on_host])))
 
     def number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
-        """A parameter of ``slots`` (int64 ``[n]``), ``[n]``."""
+        """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""
         return self.numbers[name].index_select(0, slots)
 
     def shifts(self, on_host: np.ndarray) -> torch.Tensor:
-        """What is added to the logits of each slot, float32 ``[n, vocabulary]``."""
+        """The values to add to each slot's logits, float32 ``[n, vocabulary]``."""
         none = torch.zeros(self._vocabulary, device=self._device)
         return torch.stack([self._shift.get(slot, none) for slot in on_host.tolist()])
 
     def ends(self, on_host: np.ndarray) -> torch.Tensor:
-        """The tokens that end the output of each slot too early, bool ``[n, vocabulary]``."""
+        """The tokens that would end each slot's output too early, bool ``[n, vocabulary]``."""
         none = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
         return torch.stack([self._ends.get(slot, none) for slot in on_host.tolist()])
 
 
 class LogitBiases:
-    """Biases the logits of the requests of a batch that have biases, all of them together."""
+    """Biases the logits of all requests of a batch that have biases, together."""
 
     def __init__(self, options: RowOptionState) -> None:
         self.options = options
@@ -285,7 +287,7 @@ class LogitBiases:
     def _apply(self, canvases: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> None:
         """Bias the logits of canvases, ``[n, L, vocabulary]``, in place.
 
-        For any parameters, the results are finite numbers, or -inf for tokens that are ruled out.
+        For any parameters, the results are finite, or -inf for excluded tokens.
         """
         options, work = self.options, self.options.work_of(on_host)
         scores = canvases.float()  # the same tensor if it is float32 already
@@ -311,7 +313,7 @@ class LogitBiases:
     def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
         """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
 
-        They are for the tokens before the canvas.
+        They count the tokens before the canvas.
         """
         history = self.slots.history.index_select(0, slots)
         tokens = history.long().clamp_(0, self.vocabulary - 1)  # [n, positions]
@@ -329,7 +331,7 @@ class LogitBiases:
 
         repetition = torch.where(seen > 0, number("repetition"), 1.0)[:, None]
         positive = scores > 0
-        # One large temporary at a time.
+        # Keep only one large temporary alive at a time.
         scores.div_(torch.where(positive, repetition, 1.0))
         scores.mul_(torch.where(positive, 1.0, repetition))
         scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
@@ -338,7 +340,7 @@ class LogitBiases:
 def _asking(
     options: RowOptionState, request: ReadRequest, work: RowWork
 ) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
-    """The canvases of a batch whose requests ask for any of this work, or None if none does.
+    """The canvases of a batch whose requests ask for any of this work, or None if no request does.
 
     Returns:
         Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots on
@@ -354,9 +356,9 @@ def _asking(
 
 
 def filtered(logits: torch.Tensor, options: RowOptionState, request: ReadRequest) -> torch.Tensor:
-    """Logits ``[n * L, vocabulary]`` in which the tokens that filters exclude are -inf.
+    """Return logits ``[n * L, vocabulary]`` in which the tokens that filters exclude are -inf.
 
-    The filters (top-k, top-p, min-p) of all requests of the batch are applied together. Where no
+    The filters (top-k, top-p, min-p) of all requests of the batch are applied together. If no
     request has a filter, the given logits are returned.
     """
     asking = _asking(options, request, RowWork.FILTERS)
@@ -374,7 +376,7 @@ def filtered(logits: torch.Tensor, options: RowOptionState, request: ReadRequest
 def _filtered(
     logits: torch.Tensor, options: RowOptionState, slots: torch.Tensor, on_host: np.ndarray
 ) -> torch.Tensor:
-    """Filter the logits ``[n * L, vocabulary]`` of ``slots`` (int64 ``[n]``), which all ask."""
+    """Filter logits ``[n * L, vocabulary]`` of ``slots`` (int64 ``[n]``), all with filters."""
     work, length = options.work_of(on_host), options.slots.length
 
     def per_row(name: str) -> torch.Tensor:

@@ -10,8 +10,8 @@ It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`
 
 The table of a window of two blocks is in `engine.block_and_canvas`.
 
-A steady step consists of tensor operations on all slots at once: there is no loop over requests,
-and nothing that waits for the device.
+A steady step consists of tensor operations on all slots at once: it does not loop over requests,
+and it never waits for the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vllm_dllm.settings.resolution import Choice
 
 
 class DiffusionSampler:
-    """Replaces vLLM's ``Sampler``, with the attributes and methods that vLLM's runner uses."""
+    """Replaces vLLM's ``Sampler``; it has the attributes and methods that vLLM's runner uses."""
 
     compute_nans = False
 
@@ -55,18 +55,18 @@ class DiffusionSampler:
         self.parts = parts
         self.predictions = predictions
         self.warm_up = warm_up
-        # The algorithm whose canvases are updated by compiled functions, or None for none.
+        # The algorithm whose canvases are updated by compiled functions, or None.
         self.compiled_algorithm: str | None = None
         slots.history = req_states.all_token_ids.gpu
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
     def prepare(self) -> None:
-        """Compile what runs after the model, unless that has happened.
+        """Compile what runs after the model, unless it has been compiled already.
 
         Canvases that start as random tokens are updated by compiled functions on a GPU, where every
-        operator would be a kernel to launch. Only the server's own algorithm is compiled, and only
-        if it is one of this package: what others do need not be compilable.
+        operator would otherwise launch a kernel. Only the server's own algorithm is compiled, and
+        only if this package provides it: other algorithms need not be compilable.
         """
         warm_up = self.warm_up
         if warm_up is None or not warm_up.compiles:
@@ -78,9 +78,9 @@ class DiffusionSampler:
             self.compile_updates(choice)
 
     def compile_updates(self, choice: Choice) -> None:
-        """Compile the update of canvases that this choice decodes: of one canvas, and of several.
+        """Compile the update of canvases decoded by this choice, for one canvas and for several.
 
-        Writes to slots, which are set up anew for every request.
+        This writes to slots, which are set up again for every request.
         """
         assert self.warm_up is not None
         self.compiled_algorithm = choice.algorithm.name
@@ -106,17 +106,18 @@ class DiffusionSampler:
             input_batch: vLLM's ``InputBatch``.
 
         Returns:
-            A row for each request, canvas or not, see above.
+            A row for each request, whether it has a canvas or not; see above.
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
         if self.warm_up is not None and widths.any() and not input_batch.num_draft_tokens:
-            # A dummy batch, with which vLLM measures memory: a token of logits for each request.
+            # In the dummy batch with which vLLM measures memory, each request has one token of
+            # logits.
             self.prepare()
             self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         observers = self.parts.observers(on_host)
-        # Where the tokens that leave begin in their canvas; the update resets it.
+        # The position in the canvas where the tokens that leave begin; the update resets it.
         first = self.slots.tail[slot] if observers else None
         if self.slots.window is not None and input_batch.num_draft_tokens:
             hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
@@ -133,7 +134,7 @@ class DiffusionSampler:
         return output
 
     def _width(self, widths: np.ndarray) -> torch.Tensor | int:
-        """How many positions of each canvas were scheduled: int64 ``[n]``, or L for all of them."""
+        """The number of positions scheduled of each canvas: int64 ``[n]``, or L for all of them."""
         if (widths == self.slots.length).all():
             return self.slots.length
         return to_device(widths.astype(np.int64), self.slots.device)
@@ -194,7 +195,7 @@ class DiffusionSampler:
         """Update the canvases of a batch; the output has a row for each of them.
 
         Args:
-            hidden_states: those of the canvases' positions, in batch order.
+            hidden_states: the hidden states of the canvases' positions, in batch order.
             slot: int64 ``[n]``, their slots.
             on_host: the same slots as a numpy array.
             width: see `_width`.
@@ -206,8 +207,8 @@ class DiffusionSampler:
         compile = self.compiles(on_host) and present is None
         plan = self.canvas_update.plan(slot, on_host, width, compile)
         readings = self.readout.read(hidden_states, plan.request)
-        # Neither constraints nor observers, which loop over requests, are compiled; nor are batches
-        # without a soft embedding, which would take a graph of their own.
+        # Constraints and observers loop over requests, so they are not compiled; neither are
+        # batches without a soft embedding, which would need a separate graph.
         joined = plan.request.constraint is not None or bool(plan.observers)
         compile = compile and plan.request.may_go_on and not joined
         finish = compiled(_finish) if compile else _finish
@@ -225,23 +226,23 @@ class DiffusionSampler:
     def _sound(
         self, plan: StepPlan, outcome: StepOutcome, readings: Readings, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Canvases that were read without NaN and infinities, bool ``[n]``.
+        """Canvases that were read without NaN or infinities, bool ``[n]``.
 
         Marks the slots of the others as spoiled. Both hidden states and probabilities are checked:
-        a greedy choice may hide NaN in the hidden states, and the head may add some of its own.
+        a greedy choice may hide NaN in the hidden states, and the head may introduce more.
         """
         slot, constraint = plan.request.slots, plan.request.constraint
         probability = readings.statistics.probability
-        # A sum in float32 is finite where all its terms are.
+        # A sum in float32 is finite if all its terms are.
         finite = hidden.sum(-1, dtype=torch.float32).view(probability.shape).isfinite().all(-1)
         sound = finite & probability.isfinite().all(-1)
         if constraint is not None:
-            # Paths are always feasible, because only their tokens are kept; if one ever is not, an
-            # error is better than a wrong answer. A canvas that waits or commits needs none.
+            # Paths are always feasible, because only their tokens are kept. If one ever is not, an
+            # error is better than a wrong answer. A canvas that waits or commits needs no path.
             sound = sound & (constraint.feasible() | outcome.skips_denoise)
         state = self.slots
         own = state.failure[slot] != int(Mark.NONE)
-        # Ruling out every token spoils no pages, but the step after may have written NaN.
+        # Excluding every token does not spoil pages, but the next step may have written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
         return sound & ~own
 
@@ -259,14 +260,14 @@ class DiffusionSampler:
         These are the fields `sampled_token_ids`, `num_nans`, `num_sampled` and `num_rejected` of
         ``SamplerOutput``.
 
-        To vLLM, streamed tokens are like a longer prompt: its scheduler continues after them, and
-        the worker at the start of the canvas.
+        To vLLM, streamed tokens look like a longer prompt: its scheduler continues after them,
+        while the worker continues at the start of the canvas.
         """
         length, tail, tokens = self.slots.length, plan.status.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
-        # The scheduler ends requests that are not sound, and goes back to the start of the canvas
-        # where its keys and values are pending.
+        # The scheduler ends requests that are not sound. If a canvas' keys and values are pending,
+        # it goes back to the start of that canvas.
         nans = torch.where(sound, outcome.flags, ends).int()
         sampled = ((outcome.out - tail) * sound).int()
         if self.slots.window is None:
@@ -283,9 +284,9 @@ def _finish(
     hidden_states: torch.Tensor,
     present: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What follows the readout: decide, report, and write the slots; see `_output`.
+    """Decide, report, and write the slots after the readout; see `_output`.
 
-    Compiled, a few hundred small operators become a handful of kernels.
+    When this is compiled, a few hundred small operators become a handful of kernels.
     """
     update, slot = sampler.canvas_update, plan.request.slots
     outcome = update.decide(plan, readings, present)

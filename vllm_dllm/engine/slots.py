@@ -1,11 +1,11 @@
 """The state of all slots: one slot for each running request, in tensors that are allocated once.
 
-Everything that belongs to a request and changes from step to step is here, on the device, and is
-updated in place: its canvas, how far it has come, and the tensors of its decoding algorithm. Phases
+Everything that belongs to a request and changes from step to step is stored here, on the device,
+and updated in place: its canvas, its progress, and the tensors of its decoding algorithm. Phases
 and masks are explicit; they are never derived from token ids.
 
-What only some requests ask for (constraints, biases, logprobs, records) is kept in
-`engine.optional_parts`. A few flags here, on the host, tell a step which of it its batch needs.
+State that only some requests need (constraints, biases, logprobs, records) is kept in
+`engine.optional_parts`. A few flags here, on the host, say which of those parts a batch needs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
-# How many end-of-sequence ids of a request may finish a block early. A request with more ids
-# still stops at each of them, because vLLM's scheduler checks them all; its blocks just do not
+# How many of a request's end-of-sequence ids can finish a block early. A request with more ids
+# still stops at each of them, because vLLM's scheduler checks them all, but its blocks do not
 # finish early at the others.
 MAX_END_TOKENS = 8
 NO_TOKEN = -1
@@ -75,7 +75,7 @@ class CanvasKind:
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """How far the requests of a batch have come before a step, in batch order.
+    """The progress of a batch's requests before a step, in batch order.
 
     The fields are copies of the rows of `SlotState`'s tensors of the same names: ``[n]`` for
     ``[slots]``.
@@ -98,7 +98,7 @@ STATUS = tuple(f.name for f in fields(SlotStatus))
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Where a request ends, and how its output leaves.
+    """When a request ends, and how its output leaves.
 
     Attributes:
         tokens: how many tokens the request may still output.
@@ -118,7 +118,7 @@ class RequestLimits:
 
 
 class AlgorithmSlots:
-    """One algorithm's tensors for all slots. Rows of slots with other algorithms are never read.
+    """One algorithm's tensors for all slots. The rows of slots with other algorithms are ignored.
 
     Attributes:
         algorithm: the decoding rule.
@@ -192,7 +192,7 @@ class AlgorithmBatch:
         return tensor.index_select(0, self.index)
 
     def mark(self, flags: torch.Tensor) -> None:
-        """Set the flags of these canvases; `flags` (bool ``[n]``) has one for the whole batch."""
+        """Set the flags of these canvases in `flags` (bool ``[n]``, for the whole batch)."""
         if self.index is None:
             flags.fill_(True)
         else:
@@ -210,7 +210,7 @@ class AlgorithmStates:
         self.by_name: dict[str, AlgorithmSlots] = {}
         self._shape = slots, length
         self._device = device
-        # For each slot, the position of its algorithm in `by_name`; on the host.
+        # The position of each slot's algorithm in `by_name`; on the host.
         self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
 
     def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
@@ -222,7 +222,7 @@ class AlgorithmStates:
         self._which[slot] = list(self.by_name).index(name)
 
     def for_slot(self, slot: int) -> AlgorithmSlots:
-        """The tensors of the algorithm that decodes the request in ``slot``."""
+        """Return the tensors of the algorithm that decodes the request in ``slot``."""
         return list(self.by_name.values())[self._which[slot]]
 
     def only(self, name: str, on_host: np.ndarray) -> bool:
@@ -259,7 +259,7 @@ class AlgorithmStates:
     def batch(
         all_slots: AlgorithmSlots, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
     ) -> AlgorithmBatch:
-        """The rows of an algorithm's tensors for some canvases, see `AlgorithmBatch`."""
+        """Return the rows of an algorithm's tensors for some canvases; see `AlgorithmBatch`."""
         parameters = {name: t.index_select(0, slots) for name, t in all_slots.parameters.items()}
         state = {name: t.index_select(0, slots) for name, t in all_slots.state.items()}
         return AlgorithmBatch(all_slots, index, slots, canvas, parameters, state)
@@ -275,7 +275,7 @@ class SlotState:
             phase that an interrupted canvas had reached.
         start: int64 ``[slots]``, absolute position of the canvas' first position.
         tail: int64 ``[slots]``, how many positions at the start of the canvas vLLM already counts
-            as tokens: those of the prompt, and with `stream_prefix` those that have been output.
+            as tokens: those of the prompt and, with `stream_prefix`, those that have been output.
         ready: int64 ``[slots]``, length of the canvas prefix that leaves at the commit.
         remaining: int64 ``[slots]``, tokens that the request may still output.
         step: int32 ``[slots]``, denoise steps that the canvas has taken.
@@ -302,7 +302,7 @@ class SlotState:
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
-        spoiled_on_host: bool ``[slots]``, `spoiled` as of the last step that is finished.
+        spoiled_on_host: bool ``[slots]``, `spoiled` as of the last finished step.
     """
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
@@ -388,7 +388,7 @@ class SlotState:
         self.whole[slot] = limits.whole
 
     def read(self, slots: torch.Tensor) -> tuple[SlotStatus, Canvas]:
-        """Copies of the state and of the canvases of the requests in ``slots`` (int64 ``[n]``)."""
+        """Copy the state and the canvases of the requests in ``slots`` (int64 ``[n]``)."""
         status = [getattr(self, name).index_select(0, slots) for name in STATUS]
         canvas = (t.index_select(0, slots) for t in (self.tokens, self.masked, self.fixed))
         return SlotStatus(*status), Canvas(*canvas)
@@ -406,7 +406,7 @@ class SlotState:
         self.tokens[slot, : len(row)].copy_(to_device(row, self.device))
 
     def fresh_tokens(self, slots: torch.Tensor) -> torch.Tensor:
-        """Initial tokens, int64 ``[n, L]``, of the canvases of ``slots`` (int64 ``[n]``)."""
+        """Initial tokens, int64 ``[n, L]``, for the canvases of ``slots`` (int64 ``[n]``)."""
         if self.kind.mask_token is not None:
             return torch.full((len(slots), self.length), self.kind.mask_token, device=self.device)
         keys = row_keys(self.seed[slots], self.start[slots], Stream.CANVAS)
@@ -425,10 +425,10 @@ class SlotState:
         Args:
             slots: int64 ``[n]``.
             after: the updated canvases, ``[n, L]``.
-            leaves: bool ``[n]``. Canvases where it is true are replaced by a fresh one.
+            leaves: bool ``[n]``. Where it is true, a fresh canvas replaces the old one.
             width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
                 canvas begins that many positions after the one that leaves.
-            fresh: int64 ``[n, L]``, `fresh_tokens` of the next canvases if they are known already.
+            fresh: int64 ``[n, L]``, `fresh_tokens` of the next canvases, if already known.
 
         Returns:
             The tokens that the model reads next, int64 ``[n, L]``.

@@ -1,14 +1,14 @@
-"""What one step plans, decides and keeps, for a batch of canvases.
+"""One step over a batch of canvases: plan, decide, keep.
 
 - `CanvasUpdate.plan` groups the canvases by algorithm, and says what must be read from the model's
   output.
 - `CanvasUpdate.decide` runs the algorithms. An algorithm computes the next canvas and whether it is
-  done; this becomes what the canvas does next: go on, wait, commit, or leave.
+  done, which determines what the canvas does next: go on, wait, commit, or leave.
 - `CanvasUpdate.keep` writes that to the slots.
 
-All of this is tensor operations on all canvases at once; the only loop is over the algorithms that
-share the batch. What only some requests ask for joins a step in two places: a `StepConstraint`
-makes canvases wait and keeps their tokens to paths, and a `StepObserver` sees what was decided.
+All of this consists of tensor operations on all canvases at once; the only loop is over the
+algorithms that share the batch. Optional parts join a step in two places: a `StepConstraint` makes
+canvases wait and keeps their tokens to paths, and a `StepObserver` sees what was decided.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class CommitPolicy:
         sync: a finished canvas waits until all canvases of the batch are finished.
         early: a canvas may leave before all its positions are decided, see `emitted_length`.
         skip_last_commit: the last canvas of a request leaves without a commit.
-        in_place: a denoise pass over a final canvas is as good as a commit, because the model
-            reads both with the same mask and the same input.
+        in_place: a denoise pass over a final canvas counts as a commit, because the model reads
+            both with the same mask and the same input.
         fused: a canvas leaves before its commit, and the commit shares a forward pass with the
             first step of the next canvas.
-        two_blocks: as `fused`, and the commit is repeated with every step of the next canvas, so
+        two_blocks: like `fused`, but the commit is repeated with every step of the next canvas, so
             that the scheduler need not know when it is due.
     """
 
@@ -74,10 +74,10 @@ class StepPlan:
 
     Attributes:
         before: the canvases, ``[n, L]``.
-        status: how far their requests have come.
+        status: the progress of their requests.
         batches: the canvases, grouped by algorithm.
         request: what must be read from the model's output.
-        observers: they see what this step decides.
+        observers: the observers that see what this step decides.
     """
 
     before: Canvas
@@ -93,8 +93,8 @@ class StepOutcome:
 
     Attributes:
         canvas: the updated canvases, ``[n, L]``.
-        shown: int64 ``[n, L]``, the tokens of `canvas`; those of a commit are the tokens that the
-            model has read, whatever the algorithm would change in them.
+        shown: int64 ``[n, L]``, the tokens of `canvas`; for a commit, the tokens that the model has
+            read, even if the algorithm would change them.
         state: for each algorithm of the batch, the tensors that it keeps for its next step.
         ready: int64 ``[n]``, length of the prefix that may leave; 0 while there is none.
         skips_denoise: this pass did not denoise the canvas, which is committed or waits.
@@ -102,9 +102,10 @@ class StepOutcome:
         leaves: a prefix leaves in this step, and the slot starts its next canvas.
         begins: the slot's next pass is the first of a canvas: of the next one where a canvas
             leaves, or of the same one where it has waited for its constraint.
-        advances: the canvas leaves, and its keys and values are final, so the cache goes past it;
-            with fused commits they may still have to be written.
-        flags: int64 ``[n]``, what the scheduler learns about the pass: minus its `PassFlags`.
+        advances: the canvas leaves, and its keys and values are final, so the cache advances past
+            it; with fused commits they may still have to be written.
+        flags: int64 ``[n]``, what is reported to the scheduler about the pass: minus its
+            `PassFlags`.
         out: int64 ``[n]``, length of the prefix that has been output after this step.
     """
 
@@ -126,12 +127,12 @@ class StepOutcome:
 
 
 class StepObserver(Protocol):
-    """Sees what steps decide, and adds to the output of the requests that asked for it."""
+    """Sees what steps decide, and adds to the output of the requests that ask for it."""
 
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
-        """Look at a step, before it is written to the slots.
+        """Look at a step before it is written to the slots.
 
         `decided` is bool ``[n, L]``, the positions whose token was chosen in this step.
         """
@@ -148,7 +149,7 @@ class StepObserver(Protocol):
         """Add to the logprobs of a step's output.
 
         Args:
-            logprobs: what other observers have put there.
+            logprobs: what other observers have added so far.
             slots: int64 ``[rows]``, the slots of the whole batch, prefills included.
             on_host: the same slots as a numpy array.
             num_sampled: int ``[rows]``, how many tokens leave.
@@ -172,13 +173,13 @@ class CanvasUpdate:
         width: torch.Tensor | int,
         compile: bool = False,
     ) -> StepPlan:
-        """Group the canvases by algorithm, and find what must be read from the model's output.
+        """Group the canvases by algorithm, and determine what must be read from the model's output.
 
         Args:
             slots: int64 ``[n]``, the slots of the batch.
             on_host: the same slots as a numpy array.
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
-            compile: read the slots' tensors by a compiled function; all canvases must share an
+            compile: read the slots' tensors with a compiled function; all canvases must share an
                 algorithm.
         """
         state, read = self.slots, _read_batch_compiled if compile else _read_batch
@@ -206,7 +207,7 @@ class CanvasUpdate:
         return plan
 
     def _finished(self, now: SlotStatus) -> torch.Tensor:
-        """Canvases that this pass finds finished: they commit or wait for others, bool ``[n]``."""
+        """Canvases that were finished before this pass and commit or wait, bool ``[n]``."""
         return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
     def decide(
@@ -218,7 +219,7 @@ class CanvasUpdate:
         """
         now, policy, constraint = plan.status, self.policy, plan.request.constraint
         commits = now.phase == int(Phase.COMMIT)
-        # Without lockstep the two are the same, and one comparison serves for both.
+        # Without lockstep the two are the same, and one comparison is enough.
         skips = self._finished(now) if policy.sync else commits
         waits = None if constraint is None else constraint.waits  # for its constraint
 
@@ -316,7 +317,7 @@ class CanvasUpdate:
     def _ready(
         self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
     ) -> torch.Tensor:
-        """Length of the prefix that may leave, int64 ``[n]``; edited canvases only leave whole."""
+        """The length of the prefix that may leave, int64 ``[n]``; edited canvases leave whole."""
         width = plan.request.width
         edits = [batch.all_slots.algorithm.edits for batch in plan.batches]
         if all(edits):
@@ -348,29 +349,29 @@ class CanvasUpdate:
     def _streamed(
         self, plan: StepPlan, canvas: Canvas, ready_to_leave: torch.Tensor, limit: torch.Tensor
     ) -> torch.Tensor:
-        """Length of the prefix that has been output while a canvas stays, int64 ``[n]``.
+        """The length of the prefix that has been output while a canvas stays, int64 ``[n]``.
 
-        It is unchanged, unless `stream_prefix` lets the prefix leave that is decided by now.
+        It is unchanged unless `stream_prefix` lets the prefix decided so far leave.
         """
         state, request, tail = self.slots, plan.request, plan.status.tail
         if state.kind.mask_token is None or not state.streams[request.on_host].any():
             return tail
         sends = state.stream_prefix.index_select(0, request.slots) & ~ready_to_leave
-        # The last position leaves with its canvas: vLLM counts tokens that are output as computed,
-        # and would share a completely output page before its keys and values are final.
+        # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
+        # share a page that has been output in full before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
 def _read_batch(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
-    """Read the rows of a batch, of slots as in `CanvasUpdate.plan`."""
+    """Read the rows of a batch; arguments as for `CanvasUpdate.plan`."""
     now, before = state.read(slots)
     batches = state.algorithms.batches(slots, on_host, before)
     return now, before, batches, _temperatures(batches, now)
 
 
 def _read_batch_compiled(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
-    """`_read_batch` in a few kernels, for canvases that share an algorithm."""
+    """Do the same as `_read_batch` in a few kernels, for canvases that share an algorithm."""
     all_slots = state.algorithms.for_slot(int(on_host[0]))
     now, before, parameters, own, temperature = compiled(read_rows)(state, all_slots, slots)
     batch = AlgorithmBatch(all_slots, None, slots, before, parameters, own)
@@ -380,7 +381,7 @@ def _read_batch_compiled(state: SlotState, slots: torch.Tensor, on_host: np.ndar
 def read_rows(
     state: SlotState, all_slots: AlgorithmSlots, slots: torch.Tensor
 ) -> tuple[SlotStatus, Canvas, dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
-    """What `_read_batch_compiled` compiles: status, canvases, parameters, state, temperatures."""
+    """Read status, canvases, parameters, state and temperatures, ready to be compiled."""
     now, before = state.read(slots)
     batch = AlgorithmStates.batch(all_slots, None, slots, before)
     return now, before, dict(batch.parameters), dict(batch.state), _temperatures([batch], now)
@@ -439,7 +440,7 @@ def _step(
 
 
 def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
-    """The canvases of ``before`` where ``old`` (bool ``[n]``) is true, else those of ``after``."""
+    """Select canvases of ``before`` where ``old`` (bool ``[n]``) is true, else of ``after``."""
     keep = old[:, None]
     return Canvas(
         torch.where(keep, before.tokens, after.tokens),
@@ -449,7 +450,7 @@ def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
 
 
 def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.Tensor:
-    """The temperature at which the logits of this step are sampled, float32 ``[n]``."""
+    """The temperature at which this step's logits are sampled, float32 ``[n]``."""
     if not any(batch.all_slots.schedules for batch in batches):
         return now.temperature
     parts = []
@@ -490,7 +491,7 @@ def _own_confidence(
 def _in_batch_order(
     parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
 ) -> torch.Tensor | None:
-    """The rows of all algorithms in batch order, 0 where a part is None; None if all parts are."""
+    """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
     first = next((part for part in parts if part is not None), None)
     if first is None or batches[0].index is None:
         return first

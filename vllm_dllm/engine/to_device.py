@@ -1,8 +1,8 @@
-"""Copies from the host to the device that nothing waits for.
+"""Copies from the host to the device without waiting.
 
-Copying ordinary memory to a GPU waits until the GPU has finished all earlier work, whether it is
-asked to or not. A copy from pinned memory does not wait, and torch uses a piece of pinned memory
-again only after the copies from it are done.
+Copying ordinary memory to a GPU always waits until the GPU has finished all earlier work. A copy
+from pinned memory does not wait, and torch reuses pinned memory only after the copies from it are
+done.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 
 
 def can_pin(device: torch.device) -> bool:
-    """Whether copies to and from this device take pinned memory."""
+    """Whether copies to and from this device use pinned memory."""
     return device.type not in ("cpu", "meta")
 
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device of an array or tensor on the host, without waiting for the device.
+    """Copy an array or tensor from the host to the device, without waiting for the device.
 
     On the CPU this is the same memory, so the caller must not write to `values` afterwards.
     """

@@ -1,8 +1,8 @@
 """The choice of tokens from whole rows of logits: bias, filter, draw, constrain, report.
 
-Loaded for the first batch in which a request draws or needs whole rows; others skip this file. How
-tokens are chosen from biased rows differs between masked models and models of uniform noise;
-everything else is the same.
+This module is loaded for the first batch in which a request draws or needs whole rows. How tokens
+are chosen from biased rows differs between masked and uniform-noise models; everything else is the
+same.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.logprobs import LogprobReports
     from vllm_dllm.engine.optional_parts import OptionalParts
 
-# From (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
+# Maps (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
 StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
-# From (tempered logits [rows, vocabulary], keys [rows]) to ids [rows], like `sampled.draw`.
+# Maps (tempered logits [rows, vocabulary], keys [rows]) to ids [rows], like `sampled.draw`.
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class RowChoice(Protocol):
-    """The tokens that were chosen from the rows of a part of the batch."""
+    """The tokens chosen from the rows of a part of the batch."""
 
     @property
     def statistics(self) -> RowStatistics:
@@ -61,7 +61,7 @@ class TokenChoice(Protocol[Rows]):
     """Chooses tokens from biased rows of logits.
 
     Attributes:
-        reports_raw: whether logprobs may be those of raw logits.
+        reports_raw: whether logprobs may come from raw logits.
     """
 
     reports_raw: bool
@@ -77,10 +77,10 @@ class MaskedRows:
 
     Attributes:
         statistics: ``[rows]``, with drawn tokens where a request draws.
-        greedy: ``[rows]``, the statistics that there would be if no request drew.
+        greedy: ``[rows]``, the statistics as if no request drew.
         logits: ``[rows, ids]``, the biased logits.
         tempered: ``[rows, ids]``, logits divided by the temperature; None where no request draws.
-        filtered: ``[rows, ids]``, `tempered` with -inf for what filters exclude, or None.
+        filtered: ``[rows, ids]``, `tempered` with -inf for tokens that filters exclude, or None.
         keys: int64 ``[n, L]``, the keys of the random numbers, or None.
         samples: bool ``[n]``, on the host, whether a request draws.
         length: L.
@@ -139,7 +139,7 @@ class MaskedChoice:
         if self.slots.needs_rows[request.on_host].any():
             kept = filtered(tempered, self.parts.rows, request)
         chosen = greedy
-        # Constrained canvases draw when they follow their paths.
+        # Constrained canvases draw later, when they follow their paths.
         if (samples & ~self.slots.constrained[request.on_host]).any():
             drawn = self.draw(kept, keys.flatten())
             weight, own = drawn_weight(greedy, tempered, drawn), request.own_confidence_rows(length)
@@ -170,7 +170,8 @@ class NoiseRows:
         logits: ``[L, ids]``, the biased and filtered logits.
         temperature: float32 ``[L]``.
         keys: int64 ``[L]``, the keys of the random numbers.
-        divisor: float32 ``[1]``, what logits are divided by before logprobs are computed.
+        divisor: float32 ``[1]``, the number that logits are divided by before logprobs are
+            computed.
     """
 
     statistics: SampledStatistics
@@ -259,7 +260,7 @@ class LogitsPipeline(Generic[Rows]):
     def _reported_raw(
         self, reports: LogprobReports, on_host: np.ndarray
     ) -> list[tuple[int, int, RowOptions]]:
-        """The requests whose logprobs are those of raw logits, as `LogprobReports.asking`."""
+        """The requests whose logprobs come from raw logits, as from `LogprobReports.asking`."""
         if self.choice.reports_raw and reports.of_raw_logits:
             return reports.asking(on_host)
         return []
@@ -274,9 +275,9 @@ class LogitsPipeline(Generic[Rows]):
     def _raw_rows(
         self, reports: LogprobReports, logits: torch.Tensor, on_host: np.ndarray
     ) -> dict[int, torch.Tensor]:
-        """Raw logits ``[L, vocabulary]`` to report, by index in the batch; biased ones as copies.
+        """Raw logits ``[L, vocabulary]`` to report, by index in the batch; copied if biased.
 
-        It is only known which tokens to report when biases have been applied.
+        The tokens to report are known only after biases have been applied.
         """
         canvases = logits.unflatten(0, (-1, self.slots.length))
         return {
@@ -289,10 +290,10 @@ class LogitsPipeline(Generic[Rows]):
     ) -> torch.Tensor:
         """The tokens that the canvases may hold after the step, int64 ``[n, L, C]``.
 
-        `Algorithm.step` has the list. Tokens of paths are among the chosen ones.
+        `Algorithm.step` lists them. Tokens of paths are among the chosen ones.
         """
         statistics, length = chosen.statistics, self.slots.length
-        # A tokenizer's id may be one that the head does not have, but only in a prompt.
+        # An id of the tokenizer may lie outside the head, but only in a prompt.
         held = self.slots.tokens.index_select(0, request.slots)
         parts = [statistics.token.view(-1, length), held.clamp_max(self.slots.kind.vocabulary - 1)]
         if isinstance(statistics, SampledStatistics):

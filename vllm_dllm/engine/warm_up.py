@@ -1,5 +1,5 @@
-"""What happens to the readout before the first request: it is compiled, and it meets its largest
-batch while vLLM measures how much memory a step takes.
+"""Prepares the readout before the first request: it is compiled, and it reads its largest batch
+while vLLM measures how much memory a step uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReadoutWarmUp:
         hidden_size: width of hidden states.
         dtype: dtype of hidden states.
         canvases: the most canvases that a step may hold.
-        compiles: whether there is something to compile that is not compiled yet.
+        compiles: whether something remains to be compiled.
         choice: how requests without options are decoded.
     """
 
@@ -45,10 +45,11 @@ class ReadoutWarmUp:
     choice: Choice
 
     def compile(self) -> None:
-        """Compile the readout, unless that has happened.
+        """Compile the readout, unless it has been compiled already.
 
-        Not while the model is loaded: compiled functions depend on the number of threads, which
-        vLLM's GPU worker changes afterwards, and they would all be compiled again by requests.
+        This must not happen while the model is loaded: compiled functions depend on the number of
+        threads, which vLLM's GPU worker changes afterwards, so requests would compile them all
+        again.
         """
         if not self.compiles:
             return
@@ -60,11 +61,11 @@ class ReadoutWarmUp:
         logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
     def fill(self) -> None:
-        """Read the largest batch: all canvases drawn, then also with all options of `COSTLY`.
+        """Read the largest batch: with all canvases drawn, then also with all options of `COSTLY`.
 
-        Whole rows of logits are held for `Readout.canvases` canvases at a time, so no more of them
-        have these options. vLLM calls the sampler like this before there are requests; the slots
-        are as they were before.
+        Whole rows of logits are held for `Readout.canvases` canvases at a time, so no more than
+        that many have these options. vLLM calls the sampler like this before there are requests;
+        the slots are left unchanged.
         """
         from vllm_dllm.engine.row_options import COSTLY
 
