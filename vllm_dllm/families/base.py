@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Family(ABC):
-    """One model family. A process has one object of it, which holds no state of requests.
+    """One model family. A process has a single instance, which holds no request state.
 
     Attributes:
         architecture: the name in ``architectures`` of ``config.json``.
         model_class: ``module:Class`` of the model, which vLLM imports when it loads one.
-        corruption: what fills fresh canvases, masks or uniform noise.
-        algorithm: the decoding algorithm of the model's authors, by name.
-        aligned: canvases begin at absolute multiples of L; otherwise the first one begins behind
-            the prompt.
-        commits_in_place: a denoise pass over a final canvas is as good as a commit, because the
-            model reads both with the same mask and the same input.
-        self_conditioned: every running request keeps the last prediction of its canvas, so that
-            the default of ``max_num_seqs`` depends on the device's memory.
+        corruption: what fills fresh canvases: masks or uniform noise.
+        algorithm: the name of the decoding algorithm that the model's authors use.
+        aligned: canvases begin at absolute multiples of L; otherwise the first one begins after the
+            prompt.
+        commits_in_place: a denoise pass over a final canvas counts as a commit, because the model
+            reads both with the same mask and the same input.
+        self_conditioned: every running request keeps the last prediction of its canvas, so the
+            default of ``max_num_seqs`` depends on the device's memory.
     """
 
     architecture: ClassVar[str]
@@ -50,7 +50,7 @@ class Family(ABC):
         return False
 
     def register(self) -> None:  # noqa: B027
-        """Register the model's configuration class with transformers, if it does not know it."""
+        """Register the model's configuration class with transformers, if transformers lacks it."""
 
     @abstractmethod
     def configure(self, vllm_config: VllmConfig) -> None:
@@ -80,7 +80,7 @@ class Family(ABC):
 
     @abstractmethod
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """The rule by which queries see keys.
+        """The rule that says which keys a query sees.
 
         With `own_backend` it is expressed for this package's attention backend, otherwise for
         vLLM's backends.

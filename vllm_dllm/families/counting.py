@@ -1,7 +1,7 @@
 """A scheduler that counts passes, tokens and requests by decoding algorithm.
 
-It counts what vLLM counts: the passes whose result a request takes. With a step in flight, a pass
-over a request that has just ended is not among them.
+Like vLLM, it counts only passes whose result is used by a request. With a step in flight, a pass
+over a request that has just ended is not counted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from vllm_dllm.tracing.records import PassFlags
 
 
 class CountingRules(DiffusionScheduler):
-    """The rules of a scheduler that counts; `counting` puts them before those of a family."""
+    """The rules of a scheduler that counts; `counting` puts them in front of a family's rules."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.default_algorithm: str = self.vllm_config.model_config.dllm.choose().algorithm.name
         self._algorithm_of: dict[str, str] = {}
         self._marks: dict[str, int] = {}
-        # Until the next statistics are made: an aborted request may end between two steps.
+        # Kept until the next statistics are made, because an aborted request may end between two
+        # steps.
         self._increments: defaultdict[str, Increments] = defaultdict(Increments)
 
     def add_request(self, request: Request) -> None:
@@ -46,7 +47,7 @@ class CountingRules(DiffusionScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Count the step; what the sampler has told of its passes is read in between."""
+        """Count the step; the methods that vLLM calls meanwhile read the sampler's marks."""
         self._marks = model_runner_output.num_nans_in_logits or {}
         return super().update_from_output(scheduler_output, model_runner_output)
 
@@ -55,7 +56,7 @@ class CountingRules(DiffusionScheduler):
     ) -> Any:
         """Count a pass over a canvas, for which vLLM calls this once."""
         increments = self._increments[self._algorithm_of[request_id]]
-        # A failure is a positive number: in its last pass the algorithm ran.
+        # A failure is a positive number; the algorithm did run in that last pass.
         told = max(-self._marks.get(request_id, 0), 0)
         if told & PassFlags.COMMITTED:
             increments.commit_passes += 1
@@ -84,7 +85,7 @@ class CountingRules(DiffusionScheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Add to vLLM's statistics what has been counted since the last ones."""
+        """Add the counts since the last call to vLLM's statistics."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             stats.num_kv_fetch_reqs_by_stage |= packed(self._increments)

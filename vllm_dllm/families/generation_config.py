@@ -1,4 +1,4 @@
-"""Which generation config a model has, and the decoding settings in it."""
+"""Finds a model's generation config and the decoding settings in it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def generation_settings(
 ) -> tuple[Mapping[str, float], dict[str, str]]:
     """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
 
-    Like vLLM it is the checkpoint's, unless ``--generation-config`` names a folder; and
-    ``--override-generation-config`` overrides its fields. ``--generation-config vllm`` is about
-    the sampling parameters of requests alone.
+    As in vLLM, the checkpoint's file is used unless ``--generation-config`` names a folder, and
+    ``--override-generation-config`` overrides its fields. ``--generation-config vllm`` affects only
+    the sampling parameters of requests.
 
     Raises:
         SettingsError: a field is missing or out of range, or has no effect as an override.

@@ -1,4 +1,4 @@
-"""The model state of a served model: the engine's, which is given what differs between families."""
+"""The model state of a served model: the engine's, with what differs between families passed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_dllm.families.served import canvas_kind, commit_policy
 
 
 class FamilyModelState(DiffusionModelState):
-    """See `DiffusionModelState`; vLLM's runner makes it."""
+    """See `DiffusionModelState`; vLLM's runner creates it."""
 
     def __init__(
         self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device

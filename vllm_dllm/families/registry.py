@@ -1,4 +1,4 @@
-"""Model families by architecture: ours, and those of installed packages."""
+"""Model families by architecture: built-in ones and those of installed packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OURS = (
 def families() -> dict[str, Family]:
     """All families, by architecture.
 
-    A package whose family cannot be loaded is passed over with a warning: the others still serve.
+    A package whose family cannot be loaded is skipped with a warning: the others still serve.
 
     Raises:
         ValueError: two families claim an architecture.
@@ -58,10 +58,10 @@ def _installed() -> list[Family]:
 
 
 def _checked(family: Any) -> Family:
-    """The same object.
+    """Return the same object.
 
     Raises:
-        TypeError: it is no family, or its class leaves something out.
+        TypeError: it is not a family, or its class leaves something out.
     """
     if not isinstance(family, Family):
         raise TypeError(f"{_name(family)} does not inherit from {Family.__module__}.Family")

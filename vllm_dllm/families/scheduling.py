@@ -1,7 +1,7 @@
 """What the schedulers of all families add to vLLM's.
 
-They keep pages that were never committed out of the prefix cache, and end requests that cannot go
-on. The rules about canvases and prefill chunks belong to the families.
+They keep pages that were never committed out of the prefix cache, and end requests that cannot
+continue. The rules about canvases and prefill chunks belong to the families.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = init_logger("vllm.dllm")
 
 SCHEDULER = "vllm_dllm.families.scheduling.make_scheduler"
 
-# Why a request is ended in the middle of its answer, for the log.
+# The reasons for ending a request in the middle of its answer, for the log.
 REASONS = {
     Mark.UNSOUND: "its logits are not finite (NaN or inf)",
     Mark.NO_TOKEN_LEFT: "its parameters leave no token to choose",
@@ -45,13 +45,13 @@ class CommonRules(DiffusionScheduler):
         self.need_mamba_block_aligned_split = True
         self.block_length = self.vllm_config.model_config.dllm.length
         # vLLM caches a request's pages when tokens arrive. The last canvas arrives without a
-        # commit, so its keys and values are those of a denoise step. Allocation, which goes past
-        # this method, caches what came before it.
+        # commit, so its keys and values are those of a denoise step. Allocation bypasses this
+        # method and caches what came before that canvas.
         self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
         self.recorder = Recorder(self.block_length, self._asked)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        """With pipeline stages, keep a request's steps as many steps apart as there are stages.
+        """With pipeline stages, space a request's steps by as many steps as there are stages.
 
         The result of a step in the last stage reaches the others that many steps later. vLLM takes
         this into account for decode steps only. The last chunk of a prompt has a result as well,
@@ -69,10 +69,10 @@ class CommonRules(DiffusionScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """End each request that cannot go on, with an error for it alone and the reason in the log.
+        """End each request that cannot continue, with an error for it alone and a log entry.
 
-        The sampler marks their canvases (`Mark`), and says of the others what their pass was
-        (`PassFlags`).
+        The sampler marks the canvases of these requests (`Mark`) and reports what kind of pass the
+        others had (`PassFlags`).
         """
         marks = model_runner_output.num_nans_in_logits or {}
         for request_id, mark in marks.items():
@@ -82,7 +82,7 @@ class CommonRules(DiffusionScheduler):
                 "dllm: request %s is ended with an error: %s", request_id, REASONS[Mark(mark)]
             )
             if mark == Mark.UNSOUND:
-                # The pages that it has cached would spoil every request that shares its prefix.
+                # The pages it has cached would spoil every request that shares its prefix.
                 blocks = self.kv_cache_manager.get_block_ids(request_id)
                 self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.
@@ -93,12 +93,12 @@ class CommonRules(DiffusionScheduler):
         self.recorder.attach(leaving, self.requests.keys())
         for request_id, mark in marks.items():
             if mark < 0 and -mark & PassFlags.KV_PENDING and request_id in self.requests:
-                # Its next step begins with the canvas that has left, as if that were a prompt.
+                # Its next step begins with the canvas that has left, as if it were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs
 
     def _asked(self, request_id: str) -> Asked:
-        """What a request wants to know of its steps; nothing where it has ended."""
+        """What a request wants to know about its steps; nothing if it has ended."""
         request = self.requests.get(request_id)
         if request is None or request.sampling_params is None:
             return Asked.NOTHING
@@ -107,10 +107,10 @@ class CommonRules(DiffusionScheduler):
 
 
 def make_scheduler(**kwargs: Any) -> DiffusionScheduler:
-    """The scheduler for a configuration (vLLM resolves ``scheduler_cls`` to this).
+    """Make the scheduler for a configuration (vLLM resolves ``scheduler_cls`` to this).
 
-    A function, because whether scheduling is asynchronous is settled only after the
-    model's configuration hook has run. Where no statistics are wanted, nothing is counted.
+    This is a function because vLLM decides whether scheduling is asynchronous only after the
+    model's configuration hook has run. If statistics are disabled, nothing is counted.
     """
     vllm_config = kwargs["vllm_config"]
     scheduler = family_of(vllm_config).scheduler(vllm_config.scheduler_config.async_scheduling)

@@ -1,4 +1,4 @@
-"""How a model is served: settings, canvases and the commit policy, decided at start-up."""
+"""Decides at start-up how a model is served: its settings, canvases and commit policy."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def settings_of(vllm_config: VllmConfig, family: Family) -> DllmSettings:
     def parameters_with(algorithm: object) -> set[str]:
         nonlocal chosen
         if isinstance(algorithm, str) and algorithm:
-            # Before its settings are looked at, which would be refused for a lesser reason. An
-            # algorithm that is named by its path is registered by this.
+            # Check the algorithm before its settings, which would be refused for a less useful
+            # reason. This also registers an algorithm that is named by its import path.
             check_algorithm(algorithm, corruption, SERVER)
             chosen = algorithm
         return parameter_names(corruption)
@@ -63,7 +63,7 @@ def settings_of(vllm_config: VllmConfig, family: Family) -> DllmSettings:
 
 
 def served_of(vllm_config: VllmConfig, family: Family) -> Served:
-    """The decoding settings of a model that starts. The canvas length must have been settled.
+    """The decoding settings of a model that starts. The canvas length must already be known.
 
     Raises:
         SettingsError: a setting or a field of the checkpoint is unknown or out of range.
@@ -88,7 +88,7 @@ def served_of(vllm_config: VllmConfig, family: Family) -> Served:
 
 
 def configure_engine(vllm_config: VllmConfig, family: Family) -> Served:
-    """Decide how a model is served, once its canvas length is known, and tell vLLM.
+    """Decide how a model is served, once its canvas length is known, and configure vLLM.
 
     Sets the scheduler, the sizes of CUDA graphs, how many draft tokens a step has, and
     ``model_config.dllm``.
@@ -98,7 +98,7 @@ def configure_engine(vllm_config: VllmConfig, family: Family) -> Served:
     """
     scheduler = vllm_config.scheduler_config
     if scheduler.async_scheduling is None and current_platform.is_cpu():
-        # A step in flight hides the host's work, and on the CPU the host does all of it.
+        # A step in flight hides the host's work, but on the CPU the host does all the work.
         scheduler.async_scheduling = False
     served = served_of(vllm_config, family)
     check_kernels(served)
@@ -136,7 +136,7 @@ def commit_policy(vllm_config: VllmConfig, family: Family, served: Served) -> Co
 
 
 def warn_of_unread(vllm_config: VllmConfig, unread: Collection[str], family: Family) -> None:
-    """Warn of fields of ``config.json`` that nothing reads; see `warn_of_unread_names`."""
+    """Warn about fields of ``config.json`` that are ignored; see `warn_of_unread_names`."""
     kind = family.corruption
     warn_of_unread_names(
         vllm_config.model_config,
@@ -147,7 +147,7 @@ def warn_of_unread(vllm_config: VllmConfig, unread: Collection[str], family: Fam
 
 
 def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:
-    """Where the canvas length comes from; ``diffusion`` is the value of ``--diffusion-config``."""
+    """The source of the canvas length; ``diffusion`` is the value of ``--diffusion-config``."""
     if (diffusion or {}).get("canvas_length"):
         return SERVER
     model = vllm_config.model_config

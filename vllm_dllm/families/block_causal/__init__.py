@@ -1,1 +1,1 @@
-"""Masked models under a block-causal mask: what LLaDA2 and families like it have in common."""
+"""Masked models with a block-causal mask: what LLaDA2 and similar families have in common."""

@@ -1,11 +1,11 @@
 """LLaDA2's attention: a position sees its whole block and everything before the block.
 
 A prefill chunk is one segment for each of its blocks; each segment is non-causal and ends where its
-block ends. Segments are handed to vLLM's attention backend as if they were requests of their own
-(*virtual sequences*). That is exact, because the keys and values of the whole batch are written
-before any of them is read, and it asks nothing of the backend but non-causal attention.
+block ends. Segments are handed to vLLM's attention backend as if they were separate requests
+(*virtual sequences*). This is exact, because the keys and values of the whole batch are written
+before any of them is read, and it requires only non-causal attention of the backend.
 
-Our own backend takes the block length itself and needs no segments.
+This package's own backend takes the block length directly and needs no segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class BlockCausal:
-    """An `AttentionRule`: a canvas is one non-causal query, a prefill chunk one for each block.
+    """An `AttentionRule`: a canvas is one non-causal query, and a prefill chunk is one per block.
 
     The number of segments depends on the batch, so a full CUDA graph replays only batches whose
     queries lie inside one block each, or are windows of two blocks. `attention.routes` chooses the
@@ -39,7 +39,7 @@ class BlockCausal:
     """
 
     def __init__(self, block_length: int, device: torch.device, windows: int = 0) -> None:
-        """For blocks of this length, and steps with up to so many windows of two blocks."""
+        """Set up for this block length, and steps with at most `windows` windows of two blocks."""
         self.block_length = block_length
         self.device = device
         self.windows = WindowSegments(block_length, windows, device) if windows else None
@@ -48,15 +48,15 @@ class BlockCausal:
         """See `AttentionRule`.
 
         Raises:
-            RuntimeError: a full CUDA graph would replay a query longer than a block, and answer
-                wrongly.
+            RuntimeError: a full CUDA graph would replay a query longer than a block and give wrong
+                answers.
         """
         given = batch.input
         query_lengths = given.num_scheduled_tokens
         if (query_lengths <= self.block_length).all():
-            # Each query lies inside one block: requests are segments as they are.
+            # Each query lies inside one block, so every request is already a segment.
             return batch.one_query_per_request(causal=False)
-        # A capture must read the tensors that the graph's replays will find.
+        # A capture must read the same tensors as the graph's replays.
         persists = batch.full or batch.common["for_cudagraph_capture"]
         are_windows = (query_lengths == 2 * self.block_length).all()
         if persists and are_windows and self.windows is not None:
@@ -87,18 +87,18 @@ class BlockCausal:
 class WindowSegments:
     """The two segments of each window of two blocks, in tensors that full CUDA graphs replay.
 
-    A row of padding has no tokens, and neither have its two segments.
+    A padding row has no tokens, and neither do its two segments.
     """
 
     def __init__(self, block_length: int, rows: int, device: torch.device) -> None:
         self.block_length = block_length
         self.query_start = torch.zeros(2 * rows + 1, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros(2 * rows, dtype=torch.int32, device=device)
-        # One for each KV cache group; how wide they are is known once vLLM has allocated its own.
+        # One for each KV cache group; their width is known once vLLM has allocated its own.
         self.block_tables: list[torch.Tensor] = []
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
-        """Attention metadata of a batch in which every request has a window."""
+        """Return attention metadata for a batch in which every request has a window."""
         given, rows = batch.input, batch.rows
         count, length = 2 * rows, self.block_length
         starts = torch.from_numpy(given.query_start_loc_np[: rows + 1])
@@ -126,14 +126,14 @@ class WindowSegments:
 
 
 def halved(query_start: torch.Tensor, length: int) -> torch.Tensor:
-    """Starts ``[2 rows + 1]`` of halves of so many tokens, given starts ``[rows + 1]``."""
+    """Starts ``[2 rows + 1]`` of the halves of `length` tokens, given starts ``[rows + 1]``."""
     start, end = query_start[:-1], query_start[1:]
     halves = torch.stack([start, torch.minimum(start + length, end)], 1).flatten()
     return torch.cat([halves, query_start[-1:]])
 
 
 def block_causal_rules(slots: SlotState) -> MaskRules:
-    """The same for our own backend: prompts and canvases have one rule."""
+    """The rules for this package's own backend: prompts and canvases share one rule."""
     from vllm_dllm.attention.backend import MaskRules
 
     rules = MaskRules(len(slots.phase), slots.device)
@@ -175,7 +175,7 @@ def split_into_blocks(query_lengths: np.ndarray, block_length: int) -> Segments:
     rows: np.ndarray = np.arange(len(query_lengths), dtype=np.int32)
     counts: np.ndarray = -(-query_lengths // block_length)
     row: np.ndarray = np.repeat(rows, counts)
-    # The place of each segment within its row.
+    # The index of each segment within its row.
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     length_of_row = query_lengths[row]
     begin = nth * block_length

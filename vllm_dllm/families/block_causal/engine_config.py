@@ -1,4 +1,4 @@
-"""Start-up of a masked model: its block length, its mask token, and blocks that fit."""
+"""Start-up of a masked model: its block length, its mask token, and a context of whole blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = init_logger("vllm.dllm")
 
 
 def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[str]) -> None:
-    """Fill in what a masked model needs; refuse what cannot work.
+    """Fill in what a masked model needs, and refuse what cannot work.
 
     Args:
         vllm_config: vLLM's configuration, before anything is allocated.
@@ -66,10 +66,10 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
 
 
 def block_length(vllm_config: VllmConfig) -> int:
-    """L: what ``--diffusion-config`` says, else what the checkpoint says.
+    """L as given by ``--diffusion-config``, or else by the checkpoint.
 
     Raises:
-        SettingsError: the checkpoint states no length, or two, or one out of range.
+        SettingsError: the checkpoint states no length, two lengths, or one out of range.
     """
     if vllm_config.diffusion_config is not None and vllm_config.diffusion_config.canvas_length:
         return vllm_config.diffusion_config.canvas_length
@@ -94,7 +94,7 @@ def block_length(vllm_config: VllmConfig) -> int:
 
 
 def refuse_sliding_window(model_config: ModelConfig) -> None:
-    """The attention of masked models has no sliding window: refuse a checkpoint that needs one.
+    """Refuse a checkpoint that needs a sliding window, which the attention of masked models lacks.
 
     Raises:
         SettingsError: names the window and the remedy.
@@ -108,9 +108,9 @@ def refuse_sliding_window(model_config: ModelConfig) -> None:
 
 
 def greedy_by_default(model_config: ModelConfig, family: BlockCausalFamily) -> None:
-    """Let requests without a temperature be greedy; vLLM's own default would be 1.0.
+    """Make requests without a temperature greedy; vLLM's own default is 1.0.
 
-    A family whose authors recommend sampling in ``generation_config.json`` keeps what they state.
+    A family whose authors recommend sampling in ``generation_config.json`` keeps their values.
     """
     recommended = model_config.try_get_generation_config() if family.samples else {}
     if "temperature" not in recommended:
@@ -118,7 +118,7 @@ def greedy_by_default(model_config: ModelConfig, family: BlockCausalFamily) -> N
 
 
 def resolve_mask_token(model_config: ModelConfig, spellings: Sequence[str]) -> int:
-    """The mask id: ``config.json``, else the tokenizer's mask token, else one of `spellings`."""
+    """The mask id: from ``config.json``, else the tokenizer's, else one of `spellings`."""
     vocabulary = model_config.get_vocab_size()
     mask = vars(model_config.hf_config).get("mask_token_id")
     if mask is None:
@@ -154,7 +154,7 @@ def _mask_token_of_tokenizer(model_config: ModelConfig, spellings: Sequence[str]
 
 
 def align_context(vllm_config: VllmConfig, length: int) -> None:
-    """The context holds whole blocks only: round ``max_model_len`` down, or refuse."""
+    """Round ``max_model_len`` down, or refuse it, because the context holds only whole blocks."""
     model = vllm_config.model_config
     if model.max_model_len < length:
         raise ValueError(

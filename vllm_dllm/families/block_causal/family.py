@@ -1,4 +1,4 @@
-"""The family of masked models under a block-causal mask; inherit and name the architecture."""
+"""The family of masked models with a block-causal mask; a subclass names the architecture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BlockCausalFamily(Family):
 
     Attributes:
         mask_spellings: texts by which the mask is found where the tokenizer does not declare it.
-        samples: requests are sampled as ``generation_config.json`` recommends; else they are
+        samples: requests are sampled as ``generation_config.json`` recommends; otherwise they are
             greedy unless they ask for a temperature.
     """
 
@@ -43,7 +43,7 @@ class BlockCausalFamily(Family):
     samples: ClassVar[bool] = False
 
     def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
-        """Fields of ``config.json`` that are ignored; the start-up warns of them."""
+        """Fields of ``config.json`` that are ignored; a warning at start-up names them."""
         return []
 
     def configure(self, vllm_config: VllmConfig) -> None:
@@ -57,7 +57,7 @@ class BlockCausalFamily(Family):
         return parse_checkpoint(generation_config, parameter_names(self.corruption))
 
     def mask_token(self, vllm_config: VllmConfig) -> int | None:
-        """See `Family.mask_token`; settled by `configure`."""
+        """See `Family.mask_token`; `configure` determines it."""
         token: int = vllm_config.model_config.hf_config.mask_token_id
         return token
 

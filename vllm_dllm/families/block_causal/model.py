@@ -1,4 +1,4 @@
-"""What a masked model's class has beside its forward pass."""
+"""What a masked model's class needs besides its forward pass."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ if TYPE_CHECKING:
 class MaskedCanvasModel(UpdatableWeights):
     """Comes before vLLM's class among the bases of a model class.
 
-    The backbone stays vLLM's. What differs is who decides the attention mask (the model state)
-    and that logits are never handed to vLLM's own sampler: `compute_logits` passes hidden states
-    through, and the readout calls `head` on as many rows at a time as it likes.
+    The backbone is vLLM's. There are two differences: the model state decides the attention mask,
+    and logits are never handed to vLLM's own sampler. `compute_logits` passes hidden states
+    through, and the readout calls `head` on as many rows at a time as it wants.
 
-    The backbone's `compute_logits` computes logits from `lm_head` and `logits_processor`, as
-    vLLM's models do. A class whose backbone does more to its logits there than `logits_processor`
-    knows of overrides `has_plain_head` to return False.
+    The backbone's `compute_logits` computes logits from `lm_head` and `logits_processor`, as vLLM's
+    models do. A class whose backbone does anything else to its logits there overrides
+    `has_plain_head` to return False.
     """
 
-    # What an adapter may adapt beside the layers' projections. Not the head: vLLM looks up one
-    # adapter for each request there, and a canvas has L rows.
+    # What an adapter may adapt besides the layers' projections. The head is excluded: vLLM looks up
+    # one adapter per request there, and a canvas has L rows.
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings"}
 
-    # vLLM's class has these.
+    # vLLM's class defines these.
     lm_head: Any
     logits_processor: Any
 
     @staticmethod
     def get_model_state_cls() -> type[FamilyModelState]:
-        """The hook through which vLLM's runner takes our request state and sampler."""
+        """The hook through which vLLM's runner gets this package's model state and sampler."""
         from vllm_dllm.families.model_state import FamilyModelState
 
         return FamilyModelState
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states, unchanged: the readout owns the head."""
+        """Return the hidden states unchanged: the readout owns the head."""
         return hidden_states
 
     @property
     def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``; rows >= 1.
+        """Maps hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``; rows >= 1.
 
-        This is the backbone's own `compute_logits`. Zero rows must not reach it: vLLM's gather
-        across tensor-parallel CPU workers dies on them (SIGFPE).
+        This is the backbone's own `compute_logits`. It must not be called with zero rows: vLLM's
+        gather across tensor-parallel CPU workers crashes on them (SIGFPE).
         """
         logits: Callable[[torch.Tensor], torch.Tensor] = super().compute_logits  # type: ignore[misc]
         return logits
 
     @property
     def has_head(self) -> bool:
-        """Whether the head is here, and not in a later pipeline stage."""
+        """Whether this pipeline stage has the head."""
         return not isinstance(self.lm_head, PPMissingLayer)
 
     @property
     def has_plain_head(self) -> bool:
-        """Whether the head is here, and is a matrix (maybe with a soft cap) for `tiled_head`."""
+        """Whether this stage has a head that is a matrix (maybe soft-capped) for `tiled_head`."""
         if not self.has_head or not is_plain(self.lm_head):
             return False
         return self.logits_processor.scale == 1.0 and getattr(self.lm_head, "bias", None) is None
 
     def tiled_head(self) -> Head:
-        """The same head for what computes no logits; see `checkpoints.tiled_head`.
+        """The same head for computations without logits; see `checkpoints.tiled_head`.
 
         Raises:
             ValueError: the head is quantized, or more than a matrix.

@@ -1,13 +1,13 @@
-"""vLLM's scheduler with two rules more, both for models whose blocks are aligned.
+"""vLLM's scheduler with two more rules, both for models whose blocks are aligned.
 
 1. A prefill chunk ends on a block boundary (or with the prompt). A chunk that stopped
    inside a block would write keys and values that never saw the rest of their block.
-2. A canvas is scheduled whole or not at all. With little budget left vLLM would hand out
-   part of it, and the step would be meaningless.
+2. A canvas is scheduled whole or not at all. With little budget left vLLM would schedule part of
+   it, and the step would be meaningless.
 
-Both are in one hook that vLLM calls for every running and waiting request. The rest of this file
-follows from the prompt's tail: vLLM counts from the end of the prompt, the worker from the start of
-the prompt's last block, up to L - 1 tokens earlier.
+Both are applied in one hook that vLLM calls for every running and waiting request. The rest of this
+file deals with the prompt's tail: vLLM counts from the end of the prompt, while the worker counts
+from the start of the prompt's last block, up to L - 1 tokens earlier.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class BlockDiffusionScheduler(CommonRules):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.context_length = self.max_model_len
-        # vLLM clips a step at max_model_len - position, with a position that may lie L - 1 behind
-        # the worker's, and a window further for each step in flight;
-        # `_mamba_block_aligned_split` has the exact rule.
+        # vLLM clips a step at max_model_len - position. Its position may be L - 1 past the
+        # worker's, plus a window for each step in flight; `_mamba_block_aligned_split` has the
+        # exact rule.
         windows = 1 + self.vllm_config.max_concurrent_batches
         self.max_model_len += windows * self.num_spec_tokens
 
@@ -46,10 +46,10 @@ class BlockDiffusionScheduler(CommonRules):
         num_new_local_computed_tokens: int = 0,
         num_external_computed_tokens: int = 0,
     ) -> int:
-        """Number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``.
+        """The number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``.
 
-        The name is vLLM's: its per-request hook for shortening a chunk was made for
-        Mamba's state blocks. 0 lets the request wait for a later step.
+        The name is vLLM's: it made this per-request hook for shortening a chunk for Mamba's state
+        blocks. 0 makes the request wait for a later step.
         """
         length = self.block_length
         start = (
@@ -59,12 +59,12 @@ class BlockDiffusionScheduler(CommonRules):
         )
         end, known = start + num_new_tokens, request.num_tokens
         if start >= known:
-            # With a window of two blocks each step in flight is counted whole, and at most one of
+            # With a window of two blocks, each step in flight counts in full, and at most one of
             # its blocks is accepted.
             width = self.num_spec_tokens
             in_flight = request.num_output_placeholders // width
             return self._canvas(start - in_flight * (width - length), num_new_tokens)
-        # A prompt, or a canvas that has left without a commit and has the next one behind it.
+        # A prompt, or a canvas that has left without a commit and is followed by the next one.
         if end > known:
             return known - start + self._canvas(known, end - known)
         if end < known:
@@ -72,9 +72,9 @@ class BlockDiffusionScheduler(CommonRules):
         return max(end - start, 0)
 
     def _canvas(self, start: int, tokens: int) -> int:
-        """Tokens to schedule of a canvas, given how many the budget holds: L (or 2 L) or 0.
+        """The tokens to schedule of a canvas, given how many the budget holds: L (or 2 L) or 0.
 
-        With a step in flight `start` assumes that it commits; the canvas behind it must fit into
+        With a step in flight, `start` assumes that it commits. The canvas after it must fit into
         the context, or this step would run past the end of the block table.
         """
         length, width = self.block_length, self.num_spec_tokens

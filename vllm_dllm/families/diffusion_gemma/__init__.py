@@ -1,1 +1,1 @@
-"""DiffusionGemma: canvases of random tokens behind a causal prompt, with self-conditioning."""
+"""DiffusionGemma: canvases of random tokens after a causal prompt, with self-conditioning."""

@@ -1,7 +1,7 @@
 """DiffusionGemma's attention: causal prompts and commits, bidirectional canvases, in one batch.
 
-vLLM's backends take a tensor with one causal flag for each request. Our own backend takes one mask
-rule for each request, which can also say how a canvas sees a sliding-window layer.
+vLLM's backends take a tensor with one causal flag per request. This package's own backend takes one
+mask rule per request, which can also say how a canvas sees a sliding-window layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CausalUnlessDenoised:
 
     def __init__(self, slots: SlotState) -> None:
         self.slots = slots
-        # Persistent, for full CUDA graphs, and int32: FlashAttention takes no other dtype.
+        # Persistent, for full CUDA graphs, and int32, the only dtype that FlashAttention accepts.
         self.causal = torch.zeros(len(slots.phase), dtype=torch.int32, device=slots.device)
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
     from vllm_dllm.families.base import Family
 
-# What the image processor of Gemma 4 can be asked for, and what vLLM asks it for each video frame.
+# The numbers of soft tokens that Gemma 4's image processor supports, and the one that vLLM requests
+# for a video frame.
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
 VIDEO_SOFT_TOKENS = 70
 
 
 def check_checkpoint(vllm_config: VllmConfig, family: Family) -> None:
-    """Refuse an incomplete checkpoint by the missing field's name, then run vLLM's own start-up.
+    """Refuse an incomplete checkpoint, naming the missing field, then run vLLM's own start-up.
 
     Raises:
         SettingsError: ``canvas_length`` or a field of the sampler is missing or out of range, or
@@ -48,7 +49,7 @@ def check_checkpoint(vllm_config: VllmConfig, family: Family) -> None:
         )
     DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
     if not vllm_config.diffusion_config.canvas_length:
-        # `--diffusion-config` may say something else and leave the length to the checkpoint.
+        # `--diffusion-config` may set other options and leave the length to the checkpoint.
         length = vllm_config.model_config.hf_config.canvas_length
         vllm_config.diffusion_config.canvas_length = length
 
@@ -78,9 +79,10 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     seats = vllm_config.scheduler_config.max_num_seqs
     chosen = vllm_config.attention_config.backend
     check_checkpoint(vllm_config, family)
-    # vLLM chooses for its own class, and by rules that know nothing of ours.
+    # vLLM has chosen a backend for its own class, by rules that do not apply to this package's
+    # class.
     vllm_config.attention_config.backend = chosen
-    # vLLM's class holds whole rows of logits and therefore serves 8 requests at most.
+    # vLLM's class holds whole rows of logits and therefore serves at most 8 requests.
     vllm_config.scheduler_config.max_num_seqs = seats
     served = configure_engine(vllm_config, family)
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
@@ -91,7 +93,7 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
 
 
 def check_canvas_length(vllm_config: VllmConfig) -> None:
-    """Check that the canvas length is given: transformers would silently take 256.
+    """Check that the canvas length is given: transformers would silently use 256.
 
     Raises:
         SettingsError: it is missing or out of range.
@@ -130,7 +132,7 @@ def check_pictures(vllm_config: VllmConfig) -> None:
         "video": VIDEO_SOFT_TOKENS,
     }
     for modality, most in tokens.items():
-        # The longest picture is one embedding high.
+        # The longest possible picture is one embedding high.
         widest = most * vision.pooling_kernel_size
         if options.get_limit_per_prompt(modality) and widest > vision.position_embedding_size:
             fits = vision.position_embedding_size // vision.pooling_kernel_size

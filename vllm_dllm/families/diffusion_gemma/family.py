@@ -1,4 +1,4 @@
-"""DiffusionGemma: canvases of random tokens behind a causal prompt, with self-conditioning."""
+"""DiffusionGemma: canvases of random tokens after a causal prompt, with self-conditioning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DiffusionGemma(Family):
-    """google/diffusiongemma-*: its denoise pass is self-conditioned, its commit is not."""
+    """google/diffusiongemma-*: the denoise pass is self-conditioned, the commit is not."""
 
     architecture: ClassVar[str] = "DiffusionGemmaForBlockDiffusion"
     model_class: ClassVar[str] = (
@@ -38,11 +38,11 @@ class DiffusionGemma(Family):
 
     @property
     def left_to_vllm(self) -> bool:
-        """See `Family.left_to_vllm`: ``VLLM_DLLM_NATIVE=1`` asks for it."""
+        """See `Family.left_to_vllm`: ``VLLM_DLLM_NATIVE=1`` selects vLLM's class."""
         return native_gemma()
 
     def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`; for vLLM's own class, checks of the checkpoint alone."""
+        """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
         from vllm_dllm.families.diffusion_gemma import engine_config
 
         if self.left_to_vllm:

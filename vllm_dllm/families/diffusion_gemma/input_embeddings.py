@@ -25,7 +25,7 @@ class InputEmbeddings:
         size = (state.max_num_tokens, conditioning.soft.shape[-1])
         self.buffer = torch.zeros(size, dtype=conditioning.soft.dtype, device=state.device)
         self.images: tuple[list[torch.Tensor], torch.Tensor] | None = None
-        # Identifiers of images that the vision encoder has failed on.
+        # Identifiers of images on which the vision encoder has failed.
         self.failed: set[str] = set()
 
     def encode(self, scheduled: dict[str, list[int]], input_batch: Any) -> None:
@@ -48,8 +48,8 @@ class InputEmbeddings:
             if one is None or len(one) != tokens:
                 logger.error("dllm: requests with image %s end with an error", name)
                 self.failed.add(name)
-                # The sampler ends each request whose hidden states are NaN, and no other: those
-                # that share the image or its keys and values are never answered without it.
+                # The sampler ends exactly the requests whose hidden states are NaN, so no request
+                # that shares the image, or its keys and values, is answered without it.
                 one = self.buffer.new_full((tokens, self.buffer.shape[-1]), math.nan)
                 state.slots.spoiled[state.slot_of[request]] = True
             else:
@@ -60,7 +60,7 @@ class InputEmbeddings:
             self.images = (embeddings, where)
 
     def _encoded(self, inputs: list[Any]) -> list[torch.Tensor | None]:
-        """The embeddings of each image ``[tokens, hidden]``; None where the encoder fails."""
+        """The embeddings of each image ``[tokens, hidden]``; None if the encoder fails."""
         if not inputs:
             return []
         try:
@@ -74,9 +74,9 @@ class InputEmbeddings:
     def _with_failed(
         self, scheduled: dict[str, list[int]], input_batch: Any
     ) -> dict[str, list[int]]:
-        """Try images again that failed before, where a prompt of this step has them.
+        """Retry images that failed before, if a prompt of this step has them.
 
-        The scheduler takes them for encoded. The error may have been for want of memory.
+        The scheduler considers them encoded. The earlier failure may have been a lack of memory.
         """
         if not self.failed:
             return scheduled
@@ -90,7 +90,7 @@ class InputEmbeddings:
         return again
 
     def fill(self, input_batch: Any) -> dict[str, Any]:
-        """The model's input for this step, ``inputs_embeds`` ``[tokens, hidden]``."""
+        """Return the model's input for this step, ``inputs_embeds`` ``[tokens, hidden]``."""
         tokens = input_batch.num_tokens
         ids = input_batch.input_ids[:tokens]
         if self.images is None:
@@ -107,5 +107,5 @@ class InputEmbeddings:
         return self.dummy(input_batch.num_tokens_after_padding)
 
     def dummy(self, tokens: int) -> dict[str, Any]:
-        """The buffer's start, for profiling and graph capture."""
+        """Return the start of the buffer, for profiling and graph capture."""
         return {"inputs_embeds": self.buffer[:tokens]}

@@ -1,7 +1,7 @@
-"""DiffusionGemma, derived from vLLM's class: same weights and backbone, other head and sampler.
+"""DiffusionGemma, derived from vLLM's class: same weights and backbone, different head and sampler.
 
-`compute_logits` passes hidden states through; `tiled_head` gives the sampler the head and
-the embedding a tile of the vocabulary at a time, so that logits never exist as a whole.
+`compute_logits` passes hidden states through; `tiled_head` gives the sampler the head and the
+embedding one tile of the vocabulary at a time, so whole logits never exist.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
 
     @staticmethod
     def get_model_state_cls() -> type[FamilyModelState]:
-        """The hook through which vLLM's runner takes this package's model state and sampler."""
+        """The hook through which vLLM's runner gets this package's model state and sampler."""
         from vllm_dllm.families.model_state import FamilyModelState
 
         return FamilyModelState
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states, unchanged: the sampler owns the head."""
+        """Return the hidden states unchanged: the sampler owns the head."""
         return hidden_states
 
     @property
@@ -74,7 +74,7 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
         return tiled_head(self.lm_head, self.vocabulary, embedding, self.final_logit_softcapping)
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Name the first wrong tensor; those of an unknown quantization are not looked at."""
+        """Name the first wrong tensor; tensors of an unknown quantization are not checked."""
         tensors = stored_tensors(self.config, self.quant_config)
         if tensors is None:
             return weights
@@ -88,8 +88,8 @@ def stored_tensors(
 ) -> dict[str, Stored] | None:
     """Every tensor of a checkpoint, quantized or not, by the name that `_one_name` gives it.
 
-    Quantized experts are stored one by one, three matrices each. None for a method whose
-    tensors are not known here.
+    Quantized experts are stored one by one, with three matrices each. None for a quantization
+    method whose tensors are not known here.
     """
     shapes = dict(tensor_shapes(config))
     if quant_config is not None and quant_config.get_name() == COMPRESSED:
@@ -114,7 +114,7 @@ def _one_by_one(experts: str, count: int, size: int, hidden: int) -> dict[str, t
 def is_linear(name: str) -> bool:
     """Whether a tensor belongs to a layer that vLLM's class can quantize.
 
-    It builds the router and self-conditioning without a quantization.
+    It builds the router and self-conditioning without quantization.
     """
     if name.startswith(_VISION):
         return name.endswith((".linear.weight", "_proj.weight", "_projection.weight"))
@@ -122,10 +122,10 @@ def is_linear(name: str) -> bool:
 
 
 def spellings(config: Any) -> dict[str, list[str]]:
-    """VLLM's name of each layer that can be quantized, to its names in checkpoints.
+    """Map vLLM's name of each layer that can be quantized to its names in checkpoints.
 
-    A full-attention layer has no values of its own: it takes the keys, and what a checkpoint
-    says of its keys holds for the values that vLLM fuses with them.
+    A full-attention layer uses its keys as values, so what a checkpoint says about the keys also
+    holds for the values that vLLM fuses with them.
     """
     names: dict[str, list[str]] = {}
     text = config.text_config
@@ -146,7 +146,7 @@ def spellings(config: Any) -> dict[str, list[str]]:
 
 
 def _checkpoint_names(name: str) -> list[str]:
-    """The names under which a layer may stand, from that which `_one_name` gives its weight."""
+    """The names that a layer may have, from the name that `_one_name` gives its weight."""
     module = name.removesuffix(".weight")
     if name.startswith(_VISION):
         return [module]
@@ -154,15 +154,15 @@ def _checkpoint_names(name: str) -> list[str]:
 
 
 def _vllm_name(name: str) -> str:
-    """VLLM's name of a tensor, from that which `_one_name` gives it."""
+    """Map the name that `_one_name` gives a tensor to vLLM's name."""
     return name.removeprefix("model.encoder.") if name.startswith(_VISION) else name
 
 
 def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Every tensor of an unquantized checkpoint, as transformers' class would have it.
 
-    Encoder and decoder share their weights and a checkpoint may carry either name or both,
-    so each stands here once, under the name that `_one_name` gives it.
+    Encoder and decoder share their weights, and a checkpoint may use either name or both, so each
+    tensor is listed once, under the name that `_one_name` gives it.
     """
     from transformers import DiffusionGemmaForBlockDiffusion as Authors
 
@@ -175,7 +175,7 @@ def tensor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _one_name(name: str) -> str | None:
-    """One name for both copies of a shared tensor; None for what vLLM's loader passes over."""
+    """One name for both copies of a shared tensor; None for tensors that vLLM's loader skips."""
     if "embed_vision.embedding." in name:
         return None
     for half in _HALVES:

@@ -1,7 +1,6 @@
-"""Which pictures and videos are accepted: those that the vision encoder can read.
+"""Accepts only pictures and videos that the vision encoder can read.
 
-What it cannot read is refused before it reaches a worker, where one request's error would be
-that of the whole step.
+Others are refused before they reach a worker, where one request's error would fail the whole step.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ FIELDS = {
 class PicturesNotEmbeddings(DiffusionGemmaProcessingInfo):
     """Refuses embeddings, on which vLLM's vision encoder of Gemma 4 raises an AssertionError.
 
-    An engine that loads keys and values (``kv_consumer``) would accept them without being told to.
+    An engine that loads keys and values (``kv_consumer``) would accept them by default.
     """
 
     def parse_mm_data(
         self, mm_data: Mapping[str, Any], *, validate: bool = True
     ) -> MultiModalDataItems:
-        """VLLM's items of a request.
+        """Parse a request's items as vLLM does.
 
         Raises:
-            ValueError: there are embeddings among them, or more items than are allowed.
+            ValueError: the items include embeddings, or there are more than are allowed.
         """
         found = super().parse_mm_data(mm_data, validate=False)
         for modality, items in found.items():
@@ -49,10 +48,10 @@ class PicturesNotEmbeddings(DiffusionGemmaProcessingInfo):
 
 
 class ReadablePictures(Gemma4MultiModalProcessor):
-    """VLLM's processor of Gemma 4, with a check of what it has made of each picture."""
+    """VLLM's processor for Gemma 4, which also checks the result for each picture."""
 
     def apply(self, inputs: Any, timing_ctx: Any) -> MultiModalInput:
-        """The prompt with places for the embeddings of pictures, and what they are computed from.
+        """The prompt with placeholders for picture embeddings, and the data to compute them from.
 
         Raises:
             ValueError: the vision encoder could not read a picture.
@@ -62,7 +61,8 @@ class ReadablePictures(Gemma4MultiModalProcessor):
         for modality, items in made["mm_kwargs"].items():
             places = made["mm_placeholders"][modality]
             for item, place in zip(items, places, strict=True):
-                # An item that was sent before is in the worker's cache, and was checked then.
+                # An item that was sent before is in the worker's cache and has already been
+                # checked.
                 if item is not None and modality in FIELDS:
                     patches, positions = (item[field].data for field in FIELDS[modality])
                     check_patches(vision, patches, positions, place.get_num_embeds())
@@ -79,7 +79,7 @@ def check_patches(vision: Any, patches: torch.Tensor, positions: torch.Tensor, p
         places: the number of embeddings for which the prompt has places.
 
     Raises:
-        ValueError: it could not; the message says why.
+        ValueError: the encoder cannot read it; the message says why.
     """
     rows, widest = vision.position_embedding_size, int(positions.max()) + 1
     if widest > rows:

@@ -1,6 +1,6 @@
 """The scheduler of DiffusionGemma: a canvas is scheduled whole or not at all.
 
-With little budget left vLLM would hand out part of a canvas, and the step would be meaningless.
+With little budget left vLLM would schedule part of a canvas, and the step would be meaningless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm_dllm.families.scheduling import CommonRules
 
 
 class CanvasScheduler(CommonRules):
-    """For canvases that begin behind the prompt, wherever that ends."""
+    """Schedules canvases that begin right after the prompt, wherever it ends."""
 
     def _mamba_block_aligned_split(
         self,
@@ -24,7 +24,7 @@ class CanvasScheduler(CommonRules):
         num_new_local_computed_tokens: int = 0,
         num_external_computed_tokens: int = 0,
     ) -> int:
-        """Number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``."""
+        """The number of tokens to schedule, given that vLLM would schedule ``num_new_tokens``."""
         start = (
             request.num_computed_tokens
             + num_new_local_computed_tokens
@@ -37,7 +37,7 @@ class CanvasScheduler(CommonRules):
         return whole if whole > 0 and num_new_tokens >= whole else 0
 
     def _whole_canvas(self, request: Request, start: int, width: int) -> int:
-        """Tokens of the canvas at `start`: the end of the context may cut off the last one."""
+        """The tokens of the canvas at `start`; the end of the context may cut the last one."""
         return min(width, self.max_model_len - start)
 
 
@@ -45,10 +45,10 @@ class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
     """`CanvasScheduler` with one step in flight."""
 
     def _whole_canvas(self, request: Request, start: int, width: int) -> int:
-        """See `CanvasScheduler`; 0 while it is unknown where the canvas begins, and that matters.
+        """See `CanvasScheduler`; 0 while the start of the canvas is unknown and that matters.
 
-        vLLM takes the step in flight to be a commit. If it is not, the canvas is still where it
-        was, so its tokens must not be counted from behind it.
+        vLLM assumes that the step in flight commits. If it does not, the canvas is still where it
+        was, so its tokens must not be counted from the position after it.
         """
         if request.num_output_placeholders and start + width > self.max_model_len:
             return 0

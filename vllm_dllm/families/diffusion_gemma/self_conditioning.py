@@ -36,7 +36,7 @@ class SelfConditioning:
         self.soft = torch.zeros(shape, dtype=scale.dtype, device=slots.device)
 
     def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
-        """Store the predictions of ``slot`` (int64 ``[n]``), and zeros where there is none to keep.
+        """Store the predictions of ``slot`` (int64 ``[n]``), or zeros where none is kept.
 
         A pinned position is given, not predicted, so it has no prediction.
 
@@ -56,15 +56,15 @@ class SelfConditioning:
     def drop(self, slot: torch.Tensor) -> None:
         """Drop the predictions of ``slot`` (int64 ``[n]``), because none of its canvases goes on.
 
-        A canvas has a prediction, too, that needed one step only and then waited for others.
+        A canvas that needed only one step and then waited for others has a prediction too.
         """
         self.soft.index_fill_(0, slot, 0.0)
 
     def apply(self, embeddings: torch.Tensor, input_batch: Any) -> None:
         """Condition the embeddings ``[tokens, hidden]`` of canvases that are denoised, in place.
 
-        The embeddings of prompts and of canvases that are committed stay as they are: these passes
-        are what DiffusionGemma calls the encoder.
+        The embeddings of prompts and of canvases being committed are left unchanged: DiffusionGemma
+        calls these passes the encoder.
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])

@@ -1,1 +1,1 @@
-"""LLaDA2: masked canvases, aligned to absolute multiples of L, under a block-causal mask."""
+"""LLaDA2: masked canvases, aligned to absolute multiples of L, with a block-causal mask."""

@@ -1,4 +1,4 @@
-"""LLaDA2.x: mixture-of-experts models with masked canvases under a block-causal mask."""
+"""LLaDA2.x: mixture-of-experts models with masked canvases and a block-causal mask."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The configuration class of LLaDA2, so that no ``trust_remote_code`` is needed.
 
-It lives apart from the model because it is imported in every process (and pickled to
-workers), while the model class is imported only where it is loaded.
+It is separate from the model because it is imported in every process (and pickled to workers),
+while the model class is imported only where the model is loaded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RANGES = {
     "canvas_length": LENGTH,
     "moe_shared_expert_intermediate_size": _SIZE,
 }
-# What a checkpoint may state as null: the value comes from elsewhere, or there are no groups.
+# Fields that may be null: the value comes from elsewhere, or there are no groups.
 _OPTIONAL = frozenset(
     {"head_dim", "rotary_dim", "n_group", "topk_group"}
     | {"mask_token_id", "block_length", "block_size", "canvas_length"}
@@ -63,22 +63,22 @@ _CHOICES = {
     "score_function": ("sigmoid", "softmax", None),
     "router_dtype": ("fp32", "bf16", None),
 }
-# Every field that has a meaning here, or is known to have none.
+# Every field that has a meaning here or is known to have none.
 KNOWN_FIELDS = (
     frozenset(_RANGES)
     | _FLAGS
     | frozenset(_CHOICES)
     | frozenset(LLADA2_ONLY)
     | LLADA2_INERT
-    # Read by the model's class, and by vLLM.
+    # Read by the model's class and by vLLM.
     | {"hidden_act", "rope_scaling", "rope_parameters"}
 )
 
 
 def check_field(name: str, value: object) -> None:
-    """Raise `SettingsError` for a field of ``config.json`` that cannot be done as it says.
+    """Raise `SettingsError` for a field of ``config.json`` that cannot be honoured.
 
-    It is none, is out of range, or asks for what this package does not do.
+    The field is null, out of range, or asks for something that this package does not support.
     """
     stated = f"config.json: {name}"
     check_only(name, value, LLADA2_ONLY)
@@ -96,14 +96,14 @@ def _derived(value: int, formula: str) -> int:
 
 
 def check_together(config: LLaDA2MoeConfig) -> None:
-    """Raise `SettingsError` for fields that contradict each other, with the names of all."""
+    """Raise `SettingsError`, naming all of them, for fields that contradict each other."""
     for holds, sentence in chain(_attention_rules(config), _expert_rules(config)):
         if not holds:
             raise SettingsError(f"config.json: {sentence}")
 
 
 def fill_in(config: Any) -> None:
-    """What is null and follows from the rest."""
+    """Fill in fields that are null and follow from the others."""
     heads, factor = config.num_attention_heads, config.partial_rotary_factor
     if config.head_dim is None:
         config.head_dim = _derived(
@@ -116,12 +116,12 @@ def fill_in(config: Any) -> None:
             f"rotary_dim = {_head_dim(config)} * partial_rotary_factor={factor}",
         )
     if config.n_group is None and config.topk_group is None:
-        # The same experts as with one group, which every platform's router takes.
+        # One group selects the same experts, and every platform's router supports it.
         config.n_group = config.topk_group = 1
 
 
 def _head_dim(c: Any) -> str:
-    """The value, and where it comes from unless it was stated otherwise."""
+    """The value, and its origin unless it was stated directly."""
     derived = c.head_dim * c.num_attention_heads == c.hidden_size
     heads = f" (hidden_size={c.hidden_size} / num_attention_heads={c.num_attention_heads})"
     return f"head_dim={c.head_dim}{heads if derived else ''}"
@@ -151,7 +151,7 @@ def _attention_rules(c: Any) -> Iterator[tuple[bool, str]]:
     ends = getattr(c, "eos_token_id", None)
     each = ends if isinstance(ends, list) else [] if ends is None else [ends]
     yield (
-        # Else the first request with `min_tokens` would index behind the logits.
+        # Otherwise the first request with `min_tokens` would index past the end of the logits.
         all(isinstance(end, int) and 0 <= end < c.vocab_size for end in each),
         f"eos_token_id={shown(ends)} must be in [0, vocab_size={c.vocab_size})",
     )
@@ -191,11 +191,10 @@ def _expert_rules(c: Any) -> Iterator[tuple[bool, str]]:
 class LLaDA2MoeConfig(PretrainedConfig):
     """``model_type: llada2_moe``, with the defaults that real checkpoints leave out.
 
-    The published ``config.json`` files carry neither the mask id nor the block length, and
-    some lack ``use_qk_norm``, which the authors' code applies regardless. The mask id is
-    filled in from the tokenizer when the engine starts; ``canvas_length`` is the name by
-    which vLLM recognises a diffusion model. Fields are checked where they are set, be it by
-    ``--hf-overrides``.
+    The published ``config.json`` files carry neither the mask id nor the block length, and some
+    lack ``use_qk_norm``, which the authors' code applies regardless. The mask id is filled in from
+    the tokenizer when the engine starts; ``canvas_length`` is the name by which vLLM recognises a
+    diffusion model. Fields are checked whenever they are set, including by ``--hf-overrides``.
 
     Raises:
         SettingsError: a field is out of range or contradicts another; names it.
@@ -230,7 +229,7 @@ class LLaDA2MoeConfig(PretrainedConfig):
         check_together(self)
 
     def update(self, config_dict: dict[str, Any]) -> None:
-        """What ``--hf-overrides`` says; looked at together once all of it is set."""
+        """Apply ``--hf-overrides``, and check the fields together once all of them are set."""
         try:
             super().update(config_dict)
             fill_in(self)

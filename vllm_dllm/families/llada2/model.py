@@ -24,11 +24,11 @@ class LLaDA2Moe(BailingMoE):
     """The backbone's experts, routed by float32 scores as in the authors' code.
 
     vLLM rounds the router's float32 logits to the model's dtype before it chooses experts; in
-    bfloat16 that chooses other experts wherever two scores are close.
+    bfloat16 that selects different experts wherever two scores are close.
     """
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[tokens, hidden]`` to the same shape."""
+        """Map hidden states ``[tokens, hidden]`` to the same shape."""
         router_logits, _ = self.gate(hidden_states)  # [tokens, experts], float32
         return self.experts(hidden_states=hidden_states, router_logits=router_logits)
 
@@ -51,11 +51,12 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
         self.stored = StoredTensors(vllm_config.model_config)
         for module in self.modules():
             if type(module) is BailingMoE:
-                # The backbone names its expert class itself; same parameters, other forward.
+                # The backbone hard-codes its expert class. This one has the same parameters and
+                # another forward pass.
                 module.__class__ = LLaDA2Moe
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Name the first wrong tensor; those of an unknown quantization are not looked at."""
+        """Name the first wrong tensor; tensors of an unknown quantization are not checked."""
         tensors = expected(tensor_shapes(self.config), self.quant_config, is_linear)
         if tensors is None:
             return weights
@@ -65,7 +66,7 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor belongs to a layer that can be quantized: all but router and head."""
+    """Whether a tensor belongs to a layer that can be quantized: not the router or head."""
     return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
 
 

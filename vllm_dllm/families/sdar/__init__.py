@@ -1,1 +1,1 @@
-"""SDAR, and TraDo and DiRL, which were trained from it: Qwen3 under a block-causal mask."""
+"""SDAR, and TraDo and DiRL, which were trained from it: Qwen3 with a block-causal mask."""

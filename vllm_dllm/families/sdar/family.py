@@ -1,4 +1,4 @@
-"""SDAR: Qwen3, dense or with experts, under a block-causal mask with small blocks."""
+"""SDAR: Qwen3, dense or with experts, with a block-causal mask and small blocks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class SDAR(BlockCausalFamily):
         """See `Family.configure`.
 
         Raises:
-            SettingsError: a field asks for something that is not done. I-DLM's checkpoints have
-                SDAR's ``model_type``, and are told by such a field.
+            SettingsError: a field asks for something that is not supported. I-DLM's checkpoints
+                have SDAR's ``model_type`` and are recognised by such a field.
         """
         check_quantization(vllm_config)
         model_config = vllm_config.model_config
@@ -61,7 +61,7 @@ class SDAR(BlockCausalFamily):
 
 
 def known_fields(config_class: type[SDARConfig | SDARMoeConfig]) -> frozenset[str]:
-    """Every field of ``config.json`` that has a meaning here, or is known to have none."""
+    """Every field of ``config.json`` that has a meaning here or is known to have none."""
     declared = frozenset(field.name for field in fields(config_class))
     return declared | INERT_FIELDS | SDAR_ONLY.keys() | {"rope_theta", "rope_scaling"}
 

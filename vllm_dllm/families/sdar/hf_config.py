@@ -1,6 +1,6 @@
 """The configuration classes of SDAR, so that no ``trust_remote_code`` is needed.
 
-They inherit from Qwen3's and do not stand for them: a class that is registered under two names
+They inherit from Qwen3's classes rather than reuse them: a class that is registered under two names
 would change its name in the whole process.
 """
 
@@ -17,7 +17,7 @@ from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
 
 DEFAULT_BLOCK_LENGTH = 4
-# Fields of ``config.json`` that only training reads, and one of a window that is never applied.
+# Fields of ``config.json`` that only training uses, and one for a window that is never applied.
 INERT_FIELDS = frozenset(
     {"fuse_cross_entropy", "debug", "ep_size", "micro_forward", "use_deepep", "skip_checkpoint"}
     | {"max_window_layers"}
@@ -29,9 +29,9 @@ class SDARConfig(Qwen3Config):
 
     Attributes:
         block_size: the length of a block, or None where the checkpoint does not state it.
-        mask_token_id: the token of an undecided position, or None: the tokenizer knows it.
-        canvas_length: the block length once more. vLLM takes a model that states it for a
-            diffusion model.
+        mask_token_id: the token of an undecided position, or None if the tokenizer has it.
+        canvas_length: the block length again. vLLM treats a model that states it as a diffusion
+            model.
 
     Raises:
         SettingsError: `block_size` or `canvas_length` is out of range, or they contradict.
@@ -44,7 +44,7 @@ class SDARConfig(Qwen3Config):
     canvas_length: Any = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # Checkpoints name the attention of their training here; transformers would select it.
+        # Checkpoints name the attention used in training here, and transformers would select it.
         kwargs.pop("attn_implementation", None)
         self.canvas_length = stated_length(self.block_size, self.canvas_length)
         super().__post_init__(**kwargs)
@@ -73,20 +73,20 @@ class SDARMoeConfig(Qwen3MoeConfig):
 
 
 def check_fields(config: SDARConfig | SDARMoeConfig, overrides: Mapping[str, Any]) -> None:
-    """Raise `SettingsError` for a field that asks for something which is not done.
+    """Raise `SettingsError` for a field that asks for something that is not supported.
 
-    Not done where fields are set, because ``--hf-overrides`` may still set others.
+    Fields are not checked when they are set, because ``--hf-overrides`` may still set others.
 
     Args:
-        config: with `overrides`.
-        overrides: what ``--hf-overrides`` says.
+        config: the configuration, with `overrides` applied.
+        overrides: the value of ``--hf-overrides``.
     """
     for name in SDAR_ONLY:
         check_only(name, getattr(config, name, None), SDAR_ONLY, source_of(name, overrides))
 
 
 def stated_length(block_size: Any, canvas_length: Any) -> int:
-    """L from its two names in ``config.json``; SDAR's default where neither is stated.
+    """L from its two names in ``config.json``; SDAR's default if neither is stated.
 
     Raises:
         SettingsError: a length is out of range, or the two contradict each other.

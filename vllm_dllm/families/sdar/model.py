@@ -1,4 +1,4 @@
-"""SDAR on vLLM's Qwen3 and Qwen3-MoE backbones, whose weights it has name by name."""
+"""SDAR on vLLM's Qwen3 and Qwen3-MoE backbones; its weights have the same names as theirs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Checked(MaskedCanvasModel):
         self.stored = StoredTensors(vllm_config.model_config)
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Name the first wrong tensor; those of an unknown quantization are not looked at."""
+        """Name the first wrong tensor; tensors of an unknown quantization are not checked."""
         tensors = expected(tensor_shapes(self.config), self.quant_config, is_linear)
         if tensors is None:
             return weights
@@ -67,7 +67,7 @@ class SDARMoeForCausalLM(_Checked, Qwen3MoeForCausalLM):
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor belongs to a layer that can be quantized: all but router and head."""
+    """Whether a tensor belongs to a layer that can be quantized: not the router or head."""
     return name.endswith("_proj.weight")
 
 
