@@ -1,6 +1,6 @@
-"""What happened to a request's canvases, step by step: for trainers, and for people who look at it.
+"""Record what happened to a request's canvases, step by step, for trainers and human readers.
 
-worker (`engine.records`)  a record of each pass over a canvas, beside the step's logprobs
-scheduler (`recorder`)          keeps records until tokens leave, and sends them with those
-front end (`assembly`)          makes a `trace.Trace` of the records of a request
+worker (`engine.records`)   makes a record of each pass over a canvas, next to the step's logprobs
+scheduler (`recorder`)      keeps records until tokens leave, and sends them with those
+front end (`assembly`)      makes a `trace.Trace` from the records of a request
 """

@@ -1,4 +1,4 @@
-"""The front end's part of tracing: records of a request become a `Trace`."""
+"""The front end's part of tracing: it turns the records of a request into a `Trace`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vllm_dllm.tracing.trace import Block, Event, Pass, Trace
 
 
 class TraceError(ValueError):
-    """Records contradict the tokens that the request put out."""
+    """The records contradict the tokens that the request put out."""
 
 
 @dataclass
 class _Canvas:
-    """The records of a canvas, and the block that was made of them; None where it is to be made."""
+    """The records of a canvas, and the block made from them; None if it is not made yet."""
 
     start: int
     records: list[Record]
@@ -30,7 +30,7 @@ class Assembly:
 
     Attributes:
         asked: what the request wants to know.
-        trace: as of the last `put_out`.
+        trace: the trace as of the last `put_out`.
     """
 
     def __init__(self, prompt_length: int, asked: Asked) -> None:
@@ -41,8 +41,8 @@ class Assembly:
     def add(self, records: Iterable[Record]) -> None:
         """Take in records, in the order of the engine's steps.
 
-        A canvas that began again (its request was preempted, or a result was dropped) has records
-        of steps that it has taken before. The later ones count.
+        A canvas that began again, because its request was preempted or a result was dropped, has
+        several records of the same step. The later ones count.
         """
         for record in records:
             canvases = self._canvases
@@ -57,7 +57,7 @@ class Assembly:
             canvas.block = None
 
     def blocks(self) -> list[Block]:
-        """All blocks that there are records of. One that has not changed is the same object."""
+        """All blocks that have records. A block that has not changed is the same object."""
         for canvas in self._canvases:
             canvas.block = canvas.block or _block(canvas)
         return [canvas.block for canvas in self._canvases if canvas.block is not None]
@@ -95,7 +95,7 @@ class Assembly:
 
 
 def _steps(record: Record) -> int:
-    """The denoise steps of the canvas so far, this pass included."""
+    """The number of denoise steps of the canvas so far, including this pass."""
     return record.step + record.denoised
 
 
@@ -123,7 +123,7 @@ def _block(canvas: _Canvas) -> Block:
 
 
 def _events(record: Record, held: np.ndarray) -> list[Event]:
-    """The events of a denoise step; `held` has the decided tokens before it and is updated."""
+    """The events of a denoise step; `held` has the tokens decided before it and is updated."""
     decided = record.probabilities >= 0
     new = decided & (record.tokens != held)
     withdrawn = (record.probabilities == UNDECIDED) & (held >= 0) & (record.tokens != held)

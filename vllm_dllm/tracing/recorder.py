@@ -1,4 +1,4 @@
-"""The scheduler's part of tracing: it keeps the records of a request until tokens of it leave."""
+"""The scheduler's part of tracing: it keeps a request's records until tokens of it leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_dllm.tracing.records import Rows
 
 
 class Label(NamedTuple):
-    """What travels beside the records of an output.
+    """What travels with the records of an output.
 
     Attributes:
         asked: what the request asks for.
@@ -28,7 +28,7 @@ class Label(NamedTuple):
 
 
 # A record that waits for tokens of its request to leave: its clock, see `Record`; all records of
-# its step, int32 [3, m, 1 + L], the columns of `Rows` (of scores the bits of float32); its row.
+# its step, int32 [3, m, 1 + L], which are the columns of `Rows` (scores as float32 bits); its row.
 _Kept = tuple[tuple[int, int], np.ndarray, int]
 
 
@@ -37,7 +37,7 @@ class Recorder:
 
     Attributes:
         length: L.
-        asked: returns what the request with an id asks for, `Asked.NOTHING` where it has ended.
+        asked: returns what the request with a given id asks for; `Asked.NOTHING` if it has ended.
     """
 
     def __init__(self, length: int, asked: Callable[[str], Asked]) -> None:
@@ -51,10 +51,10 @@ class Recorder:
         """Keep the records of a step.
 
         Args:
-            request_ids: of the step's batch, in its order.
-            logprobs: of the step. Where it has records, its ``cu_num_generated_tokens`` has more
-                entries than there are requests: where they begin, and whose they are, as indices
-                in the batch.
+            request_ids: the ids of the step's batch, in its order.
+            logprobs: the step's logprobs. If they include records, ``cu_num_generated_tokens`` has
+                more entries than there are requests: where the records begin, and the indices in
+                the batch of the requests that they belong to.
         """
         self._steps += 1
         starts = None if logprobs is None else logprobs.cu_num_generated_tokens
@@ -70,7 +70,7 @@ class Recorder:
         for row, index in enumerate(batch_indices):
             request_id = request_ids[index]
             kept = self._kept.get(request_id)
-            # Who has records already is known; `attach` removes those that have ended.
+            # Requests with records are known already; `attach` removes those that have ended.
             if kept is None:
                 asked = self.asked(request_id)
                 if not asked:
@@ -79,7 +79,7 @@ class Recorder:
             kept[1].append((clock, columns, row))
 
     def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
-        """Send what is kept of requests with the tokens that leave now.
+        """Send the kept records of requests with the tokens that leave now.
 
         Args:
             outputs: vLLM's ``EngineCoreOutput`` of the step.
@@ -103,12 +103,12 @@ class Recorder:
 
 
 def with_records(logprobs: LogprobsLists | None, rows: Rows, label: Label) -> LogprobsLists:
-    """Records behind the logprobs of a request's output.
+    """Append records to the logprobs of a request's output.
 
     Args:
-        logprobs: of the tokens that leave now, or None.
-        rows: of the records.
-        label: what whoever takes the records off needs to know.
+        logprobs: the logprobs of the tokens that leave now, or None.
+        rows: the rows of the records.
+        label: what the reader that takes the records off needs to know.
     """
     user = 0 if logprobs is None else len(logprobs.logprob_token_ids)
     marks = [user, int(label.asked), label.length, *label.clocks]
@@ -126,9 +126,9 @@ def with_records(logprobs: LogprobsLists | None, rows: Rows, label: Label) -> Lo
 
 
 def taken_off(logprobs: LogprobsLists) -> tuple[LogprobsLists | None, Rows, Label]:
-    """What `with_records` was given; the logprobs are None where there were none.
+    """What `with_records` was given; the logprobs are None if there were none.
 
-    No rows of logprobs are taken for none, which makes no difference to a request that outputs
+    Logprobs without rows also become None, which makes no difference to a request that outputs
     nothing.
     """
     assert logprobs.cu_num_generated_tokens is not None
@@ -143,5 +143,5 @@ def taken_off(logprobs: LogprobsLists) -> tuple[LogprobsLists | None, Rows, Labe
 
 
 def is_labelled(logprobs: LogprobsLists | None) -> bool:
-    """Whether a request's logprobs have records behind them."""
+    """Whether records follow a request's logprobs."""
     return logprobs is not None and logprobs.cu_num_generated_tokens is not None

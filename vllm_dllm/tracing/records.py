@@ -1,7 +1,7 @@
 """Records of passes over canvases, and how they travel between vLLM's processes.
 
-A record travels as rows beside those of logprobs, because that is a way which vLLM keeps in order
-under asynchronous scheduling, preemption and ranks. A row is (id int32, score float32, bits int32).
+A record travels as rows next to those of logprobs, because vLLM keeps these in order under
+asynchronous scheduling, preemption and ranks. A row is (id int32, score float32, bits int32).
 
     row     id                      score                   bits
     header  start of the canvas     steps, as an int32      minus the flags `PassFlags`
@@ -9,8 +9,9 @@ under asynchronous scheduling, preemption and ranks. A row is (id int32, score f
 
 A position that this pass did not decide has the probability `UNDECIDED`, one that the request gave
 (its prompt's tail, pinned positions) has `GIVEN`, and one that the canvas does not have has the
-token `ABSENT`. The worker sends the headers of all records of a step, then all positions, because
-that takes fewest operators. The scheduler puts the rows of a record together, and adds its clock.
+token `ABSENT`. The worker sends the headers of all records of a step and then all positions,
+because that takes the fewest operators. The scheduler joins the rows of a record and adds its
+clock.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ ABSENT = -1
 
 
 class PassFlags(IntFlag):
-    """What a pass was to a sound canvas, sent as the same number, but negative."""
+    """What a pass did with a sound canvas; it is sent as its negated value."""
 
     KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
-    WAITED = 2  # the decoding algorithm did not run; not told of a commit unless others may wait
+    WAITED = 2  # the decoding algorithm did not run; set for a commit only if others may wait
     COMMITTED = 4  # the pass was the canvas' commit
     LEFT = 8  # the canvas has left, and the next one begins
 
@@ -43,7 +44,7 @@ class Rows(NamedTuple):
     bits: np.ndarray
 
     def part(self, index: slice) -> Rows:
-        """Some of the rows."""
+        """The selected rows."""
         return Rows(*(column[index] for column in self))
 
 
@@ -56,9 +57,9 @@ class Record:
         milliseconds: when the step's result arrived, since the engine started.
         start: absolute position of the canvas' first position, counted from the prompt's beginning.
         step: how many denoise steps the canvas had taken before.
-        told: what the pass was.
-        tokens: int32 ``[width]``, the canvas behind the pass.
-        logprobs: float32 ``[width]``, those of the tokens that this pass decided.
+        told: the flags that say what the pass did.
+        tokens: int32 ``[width]``, the canvas after the pass.
+        logprobs: float32 ``[width]``, the logprobs of the tokens that this pass decided.
         probabilities: float32 ``[width]``, `UNDECIDED` or `GIVEN` where this pass decided nothing.
     """
 
@@ -78,7 +79,7 @@ class Record:
 
 
 def records(rows: Rows, clocks: list[int], length: int) -> list[Record]:
-    """The records in rows that have passed the scheduler.
+    """Decode the records in rows that have passed the scheduler.
 
     Args:
         rows: ``[records * (1 + L)]``.
@@ -86,7 +87,7 @@ def records(rows: Rows, clocks: list[int], length: int) -> list[Record]:
         length: L.
 
     Raises:
-        ValueError: there are not as many rows as the clocks need.
+        ValueError: the number of rows does not match the clocks.
     """
     each, count = length + 1, len(clocks) // 2
     if len(rows.ids) != each * count:

@@ -1,4 +1,4 @@
-"""What a user gets to know about the steps of an answer."""
+"""What a user learns about the steps of an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 VERSION = 1
-# The contract between a trainer and an engine by which rollouts are replayed: DARE (yjyddq/DARE,
+# The contract for replaying rollouts between a trainer and an engine comes from DARE (yjyddq/DARE,
 # cj_trajectory.py), whose fields `Replay` has.
 REPLAY_CONTRACT_VERSION = 1
 
@@ -17,10 +17,10 @@ class Event:
 
     Attributes:
         step: the denoise step of the block, from 1.
-        position: in the block, from 0.
-        token: its id; None where the position is open again.
+        position: the position in the block, from 0.
+        token: the token's id; None if the position is open again.
         probability: the confidence that the decoding algorithm had in the token.
-        logprob: what the request would get as the token's logprob.
+        logprob: the value that the request would get as the token's logprob.
     """
 
     step: int
@@ -36,9 +36,9 @@ class Pass:
 
     Attributes:
         kind: "denoise", "commit" or "wait" (for other canvases, or for a constraint).
-        step: the denoise steps of the block so far, this pass included.
-        engine_step: of the engine; requests that share a batch have the same.
-        milliseconds: since the engine started, when the result arrived.
+        step: number of denoise steps of the block so far, including this pass.
+        engine_step: the engine's step; it is the same for requests that share a batch.
+        milliseconds: when the result arrived, since the engine started.
     """
 
     kind: str
@@ -49,15 +49,15 @@ class Pass:
 
 @dataclass
 class Block:
-    """A canvas, from its first step on.
+    """A canvas from its first step on.
 
     Attributes:
         start: its first position, counted from the beginning of the prompt.
         width: number of its positions.
         given: positions that the request gave: its prompt's last tokens, and pinned ones.
-        passes: in order.
-        events: in order.
-        tokens: ids on the canvas behind the last pass; undecided positions hold what the model
+        passes: the passes, in order.
+        events: the events, in order.
+        tokens: ids on the canvas after the last pass; undecided positions hold what the model
             reads there.
     """
 
@@ -70,7 +70,7 @@ class Block:
 
     @property
     def end(self) -> int:
-        """The position behind its last one, counted like `start`."""
+        """The position after its last one, counted like `start`."""
         return self.start + self.width
 
     @property
@@ -86,7 +86,7 @@ class Block:
 
 @dataclass
 class Trace:
-    """The steps of an answer. The lists with a value for each output token are as long as it.
+    """The steps of an answer. Lists with a value for each output token have the output's length.
 
     Attributes:
         prompt_length: number of prompt tokens, at which the output begins.
@@ -106,13 +106,13 @@ class Trace:
     blocks: list[Block] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The trace as plain values."""
         return {"version": VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What replays a rollout, up to the end of its last block, which goes on behind the answer.
+    """What replays a rollout up to the end of its last block, which extends past the answer.
 
     Attributes:
         dllm_replay_token_ids: the answer and the rest of the last canvas.
@@ -128,10 +128,10 @@ class Replay:
 
     @classmethod
     def of(cls, trace: Trace, token_ids: list[int]) -> Replay:
-        """Of a finished answer.
+        """Make the replay of a finished answer.
 
         Raises:
-            ValueError: positions behind the answer were never decided.
+            ValueError: positions after the answer were never decided.
         """
         ids, steps = list(token_ids), list(trace.step_maps)
         if trace.blocks:
