@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         if str(args.file) == "-":
             answers = list(read_lines(sys.stdin))
         else:
-            # What a model wrote may hold half of a surrogate pair, which JSON carries as `\ud800`.
+            # A model's text may hold half of a surrogate pair, which JSON carries as `\ud800`.
             with args.file.open(encoding="utf-8", errors="replace") as lines:
                 answers = list(read_lines(lines))
         if not answers:

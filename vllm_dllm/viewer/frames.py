@@ -1,4 +1,4 @@
-"""A trace as what there is to see after each pass: one frame for each."""
+"""Turn a trace into frames: one for what is visible after each pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from enum import Enum
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# Characters that end a line, are half of one, or turn the direction of what follows.
+# Characters that end a line, are half of one, or change the direction of the text after them.
 _UNSAFE = re.compile("[\u0080-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Kind(Enum):
-    """How a position stands after a pass."""
+    """The state of a position after a pass."""
 
     GIVEN = "given"  # the prompt's last tokens, or pinned
     OPEN = "open"  # not decided
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """A position of a block: how it stands, and its token's id (None where it is open)."""
+    """A position of a block: its state, and its token's id (None if it is open)."""
 
     kind: Kind
     token: int | None
@@ -36,9 +36,9 @@ class Frame:
     """A block after one of its passes.
 
     Attributes:
-        kind: of the pass, see `tracing.trace.Pass`.
-        step: denoise steps of the block so far.
-        passes: of the block so far.
+        kind: the kind of the pass, see `tracing.trace.Pass`.
+        step: number of denoise steps of the block so far.
+        passes: number of passes of the block so far.
         cells: one for each position.
     """
 
@@ -49,12 +49,12 @@ class Frame:
 
     @property
     def decided(self) -> int:
-        """How many positions are decided by the model."""
+        """How many positions the model has decided."""
         return sum(cell.kind not in (Kind.OPEN, Kind.GIVEN) for cell in self.cells)
 
 
 def frames(block: dict[str, Any]) -> Iterator[Frame]:
-    """A frame for each pass of a block of a trace, which is plain values."""
+    """A frame for each pass of a block of a trace, which consists of plain values."""
     held: dict[int, int] = {}
     given = set(block["given"])
     events = list(block["events"])
@@ -86,11 +86,11 @@ def _kind(position: int, held: dict[int, int], given: set[int], new: dict[int, K
 
 
 def visible(text: str) -> str:
-    """Text that a terminal shows and does not obey: controls become symbols."""
+    """Replace control characters by symbols, so that a terminal shows them and does not act."""
     shown = _CONTROL.sub(lambda found: _symbol(ord(found[0])), text)
     return _UNSAFE.sub("\ufffd", shown)
 
 
 def _symbol(control: int) -> str:
-    """Unicode's picture of a control character."""
+    """Unicode's symbol for a control character."""
     return chr(0x2421 if control == 0x7F else 0x2400 + control)

@@ -1,9 +1,9 @@
-"""Traces as lines of JSON, one for each answer: what viewers read.
+"""Write and read traces as lines of JSON, one for each answer, which viewers show.
 
     {"name": "sort 61 35", "texts": {"17": "2", "20": "5"}, "trace": {...}}
 
-``trace`` is what an answer over HTTP has as ``diffusion_trace``. ``texts`` has the text of each
-token id that occurs; an id without one is shown as a number.
+``trace`` is the ``diffusion_trace`` of an answer over HTTP. ``texts`` has the text of each token id
+that occurs; an id without text is shown as a number.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from vllm_dllm.tracing.trace import VERSION
 
 
 class LineError(ValueError):
-    """A line is no trace; the message has its number and what is wrong."""
+    """A line is not a trace; the message has its number and says what is wrong."""
 
 
 def as_line(name: str, trace: dict[str, Any], text_of: Callable[[int], str]) -> str:
-    """One line of JSON.
+    """Make one line of JSON.
 
     Args:
-        name: what viewers call the answer, for example its prompt.
+        name: the name that viewers show for the answer, for example its prompt.
         trace: see `Trace.as_json`.
-        text_of: the text of a token id.
+        text_of: returns the text of a token id.
     """
     texts = {str(token): text_of(token) for token in sorted(token_ids(trace["blocks"]))}
     return json.dumps({"name": name, "texts": texts, "trace": trace})
 
 
 def token_ids(blocks: Iterable[dict[str, Any]]) -> set[int]:
-    """The ids of all tokens that occur in blocks of a trace, which are plain values."""
+    """The ids of all tokens in the blocks of a trace, which are plain values."""
     found: set[int] = set()
     for block in blocks:
         found.update(block["tokens"])
@@ -41,10 +41,10 @@ def token_ids(blocks: Iterable[dict[str, Any]]) -> set[int]:
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The answers of a file; empty lines are left out.
+    """The answers in a file, without its empty lines.
 
     Raises:
-        LineError: a line is no trace of this version.
+        LineError: a line is not a trace of this version.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():

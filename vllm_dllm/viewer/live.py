@@ -1,10 +1,10 @@
-"""The page of traces, live, beside the API of ``vllm serve``.
+"""Serve the live page of traces next to the API of ``vllm serve``.
 
     vllm serve MODEL --middleware vllm_dllm.viewer.live.LivePage
 
-``/dllm`` is the page, in which there is nothing of any request. ``/dllm/traces?since=N&run=RUN``
-is what has changed since: JSON, for those who may call the API. Both are answered here, before
-vLLM's own checks, so the key of a request is compared here, by vLLM's own function.
+``/dllm`` is the page, which contains nothing about any request. ``/dllm/traces?since=N&run=RUN``
+returns what has changed since then, as JSON, to those who may call the API. Both are answered here,
+before vLLM's own checks, so the API key of a request is compared here, with vLLM's own function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# A token's text is asked for again and again; no vocabulary is much larger.
+# A token's text is requested repeatedly, and no vocabulary is much larger than this.
 MOST_TEXTS = 1 << 18
 
 Scope = dict[str, Any]
@@ -45,8 +45,8 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 class LivePage:
     """ASGI middleware that answers `PAGE` and `TRACES`, and passes on everything else.
 
-    From its first call on every request of the server is traced, which is before the first request:
-    servers begin with a call for their life span.
+    Every request of the server is traced from the middleware's first call on. That call precedes
+    the first request, because servers begin with a call for their lifespan.
     """
 
     def __init__(self, app: App) -> None:
@@ -58,7 +58,7 @@ class LivePage:
         if self._source is None:
             self._source = Source(scope["app"].state)
         if scope["type"] == "http":
-            # As vLLM finds out which of its paths need a key.
+            # This is how vLLM determines which of its paths need a key.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if path in (PAGE, PAGE + "/", TRACES):
                 await _send(self._source.answer(path, scope), scope["method"], send)
@@ -70,13 +70,13 @@ class Reply:
     """An HTTP answer."""
 
     def __init__(self, status: HTTPStatus, kind: str, body: str, **headers: str) -> None:
-        """Make one.
+        """Make an answer.
 
         Args:
-            status: of the answer.
-            kind: its media type.
-            body: its text.
-            headers: more of them; an underscore stands for a hyphen.
+            status: the HTTP status.
+            kind: the media type.
+            body: the text.
+            headers: more headers; an underscore stands for a hyphen.
         """
         self.status = status
         self.body = body.encode()
@@ -98,17 +98,17 @@ async def _send(reply: Reply, method: str, send: Any) -> None:
 
 
 class Source:
-    """What the page of a server gets.
+    """The answers that the page of a server gets.
 
     Attributes:
-        problem: why there are no traces, in one sentence; None where there are.
+        problem: why there are no traces, in one sentence; None if there are.
     """
 
     def __init__(self, state: Any) -> None:
-        """Begin to trace every request.
+        """Start tracing every request.
 
         Args:
-            state: of vLLM's application; it has its client of the engine and its arguments.
+            state: the state of vLLM's application, with the engine's client and the arguments.
         """
         keys = [key for key in (state.args.api_key or [envs.VLLM_API_KEY]) if key]
         self._guard = AuthenticationMiddleware(_nothing, keys) if keys else None
@@ -128,11 +128,11 @@ class Source:
         self._text_of = functools.lru_cache(MOST_TEXTS)(self._decode)
 
     def answer(self, path: str, scope: Scope) -> Reply:
-        """What to answer.
+        """Answer a request.
 
         Args:
             path: `PAGE` or `TRACES`.
-            scope: of the request.
+            scope: the ASGI scope of the request.
         """
         if scope["method"] not in ("GET", "HEAD"):
             error = {"error": "only GET and HEAD are known here"}
@@ -155,7 +155,7 @@ class Source:
         return _json(HTTPStatus.OK, self._news(self._live, int(since), run))
 
     def _news(self, live: LiveTraces, since: int, run: str) -> dict[str, Any]:
-        """Everything where `run` is that of another server."""
+        """The news since the page's last call, or everything if `run` is that of another server."""
         news = live.news(since if run == live.run else 0)
         plain = [_plain(block) for _, _, block in news.blocks]
         blocks = [
@@ -195,7 +195,7 @@ def _described(answers: Iterable[Answer]) -> list[dict[str, Any]]:
 
 
 def _plain(block: Block) -> dict[str, Any]:
-    """As `dataclasses.asdict`, which takes ten times as long and copies what nobody changes."""
+    """Do what `dataclasses.asdict` does, in a tenth of the time and without its copies."""
     return {
         **vars(block),
         "passes": [vars(each) for each in block.passes],
@@ -204,4 +204,4 @@ def _plain(block: Block) -> dict[str, Any]:
 
 
 async def _nothing(scope: Scope, receive: Any, send: Any) -> None:
-    """Is behind vLLM's guard, of which only the comparison of keys is used."""
+    """The application behind vLLM's guard, which is used only to compare keys."""

@@ -1,9 +1,9 @@
-"""One page with everything in it: answers side by side, a slider over the engine's steps.
+"""Make one self-contained page that shows answers side by side, with a slider over engine steps.
 
-The page has its answers in it, or is live and asks the server that it came from. It asks nobody
-else for anything: its script and its styles are inside, and a policy in its head forbids the rest.
-What models and users wrote reaches it as JSON and is only ever set as text, so that it cannot
-become markup.
+The page contains its answers, or is live and requests them from the server that it came from. It
+makes no other requests: its script and styles are inline, and a policy in its head forbids
+everything else. The text of models and users reaches it as JSON and is only ever set as text, so
+that it cannot become markup.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from importlib.resources import files
 from typing import Any
 
 _PLACE = "/*TRACES*/"
-# What the policy in the page's head says of connections.
+# What the policy in the page's head says about connections.
 _ASKS_NOBODY, _ASKS_ITS_SERVER = "connect-src 'none'", "connect-src 'self'"
 
 
 def page(answers: Iterable[dict[str, Any]]) -> str:
     """The page that shows these answers, see `lines.read_lines`."""
-    # Behind `<` a browser could see the end of the script, or a comment.
+    # After `<` a browser could see the end of the script, or a comment.
     data = json.dumps(list(answers), separators=(",", ":")).replace("<", "\\u003c")
     before, after = _template().split(_PLACE)
     return before + data + after
@@ -31,7 +31,7 @@ def page(answers: Iterable[dict[str, Any]]) -> str:
 
 @functools.cache
 def live_page() -> str:
-    """The page that asks its server for answers; there are none in it."""
+    """The page that requests answers from its server and contains none itself."""
     before, after = _template().split(_PLACE)
     assert _ASKS_NOBODY in before
     return before.replace(_ASKS_NOBODY, _ASKS_ITS_SERVER) + "null" + after
@@ -39,7 +39,7 @@ def live_page() -> str:
 
 @functools.cache
 def policy(text: str) -> str:
-    """The header ``Content-Security-Policy`` of a page: nothing runs but the script in it."""
+    """The header ``Content-Security-Policy`` of a page, which lets only its own script run."""
     script = text.rpartition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

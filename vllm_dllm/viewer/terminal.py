@@ -1,4 +1,4 @@
-"""Frames of a trace in a terminal."""
+"""Show the frames of a trace in a terminal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ STYLES = {
     Kind.BEFORE: "",
     Kind.EDITED: "bold black on yellow",
 }
-# What tells the kinds apart where there are no colours.
+# Marks that distinguish the kinds where there are no colours.
 MARKS = {Kind.NOW: ("[", "]"), Kind.EDITED: ("{", "}")}
 OPEN = "\u2591"
-SECONDS = 0.25  # that a frame is shown
+SECONDS = 0.25  # how long a frame is shown
 
 
 class Screen:
     """Shows blocks one after the other, each pass by pass.
 
-    Where the output is no terminal, frames are printed below each other.
+    If the output is not a terminal, frames are printed one below the other.
     """
 
     def __init__(self, console: Console, text_of: Callable[[int], str], every: int = 1) -> None:
@@ -37,8 +37,8 @@ class Screen:
 
         Args:
             console: where to draw.
-            text_of: the text of a token id.
-            every: show only every so manieth pass, and the last one.
+            text_of: returns the text of a token id.
+            every: n, to show only every n-th pass and the last one.
         """
         self.console = console
         self.text_of = text_of
@@ -47,7 +47,7 @@ class Screen:
         self._above: list[Text] = []
 
     def show(self, number: int, block: dict[str, Any]) -> None:
-        """Show the passes of a block, whose number counts from 0."""
+        """Show the passes of a block; its number counts from 0."""
         all_frames = list(frames(block))
         kept = [f for f in all_frames if f.passes % self.every == 0 or f is all_frames[-1]]
         if self.console.is_terminal:
@@ -66,7 +66,7 @@ class Screen:
             self._above.append(self._cells(replace(last, cells=tuple(cells))))
 
     def end(self) -> None:
-        """Leave the whole answer on the screen, and what it took."""
+        """Leave the whole answer on the screen, with its cost."""
         self.console.print(Text().join(self._above))
         self.console.print(self._status("all", self.passes, self.decided), style="bold")
 

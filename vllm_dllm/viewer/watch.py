@@ -1,6 +1,6 @@
-"""``vllm-dllm watch``: an answer in the terminal, as it was denoised.
+"""``vllm-dllm watch``: show in the terminal how an answer was denoised.
 
-Its trace comes with the whole answer, which is then shown pass by pass, slowly enough to be seen.
+The trace comes with the whole answer, which is then shown pass by pass, slowly enough to follow.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _server(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def watch(url: str, model: str, args: argparse.Namespace) -> None:
-    """Ask, and show each block of the answer."""
-    # Only here: other commands need not wait for it.
+    """Send the request, and show each block of the answer."""
+    # Imported only here, so that other commands do not wait for it.
     from rich.console import Console
 
     from vllm_dllm.viewer.terminal import Screen
