@@ -1,6 +1,6 @@
-"""``vllm-dllm selftest``: does this package compute the right tokens on this very machine?
+"""``vllm-dllm selftest``: does this package compute the right tokens on this machine?
 
-`machine` says what the machine has, `cases` which ways of serving that gives, and `command` runs
-each of them in a process of its own (`child`), on the tiny checkpoints beside this file.
-`golden` judges what comes back; `floor` and `bench` time steps; `report` writes the answer down.
+`machine` finds out what the machine has, `cases` lists the ways of serving that this allows, and
+`command` runs each of them in a separate process (`child`), on the tiny checkpoints next to this
+file. `golden` judges the answers; `floor` and `bench` time steps; `report` writes the results.
 """

@@ -1,8 +1,8 @@
-"""``--bench``: milliseconds of a denoise step of the tiny models, and the least they could be.
+"""``--bench``: time denoise steps of the tiny models, and compute the least time they could take.
 
-The least of a step follows from the weights, which are read once, and from twice the weights that
-a token meets as operations; keys and values are few here and left out. Tiny models are far above
-it: a step of theirs is bound by what is launched, and that is what the figure shows.
+The least time follows from reading the weights once and from two operations per token for each
+weight that the token uses; keys and values are few here and left out. Tiny models take far longer
+than that, because launches dominate their steps, and that is what the figure shows.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from vllm_dllm.selftest.machine import Machine
 CONTEXT = 64  # prompt tokens
 ROOM = 768  # tokens that may follow
 WARM = 8
-# Nothing converges: masked models decide a token a step, DiffusionGemma takes all its steps.
+# With these options nothing converges: masked models decide one token per step, and DiffusionGemma
+# takes all its steps.
 UNCERTAIN = {name: {"diffusion_threshold": 2.0} for name in ("llada2", "sdar")}
 STEPS = 64  # of a canvas of DiffusionGemma
 
 
 @dataclass(frozen=True)
 class System:
-    """What is timed: a case, and whether vLLM's own class serves it."""
+    """A timed system: a case, and whether vLLM's own class serves it."""
 
     case: Case
     native: bool = False
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The system's name in the table."""
         return f"{self.case.family}{', native' if self.native else ''}, {self.case.graphs}"
 
 
 def systems(machine: Machine) -> list[System]:
-    """What is timed on a machine: as served by default, and on a CPU the short form."""
+    """The systems timed on a machine: what is served by default, and on a CPU the short form."""
     graphs = EAGER if machine.is_cpu else DEFAULT
     dtype = "float32" if machine.is_cpu else "bfloat16"
     found = [System(Case(family, graphs=graphs, dtype=dtype)) for family in FAMILIES]
@@ -50,7 +51,7 @@ def systems(machine: Machine) -> list[System]:
 
 
 def job(system: System, checkpoints: Path, machine: Machine) -> dict[str, Any]:
-    """What the child of a system gets."""
+    """The job that the child for a system gets."""
     short = machine.is_cpu
     environment = {"VLLM_DLLM_NATIVE": "1" if system.native else "0"}
     if system.native and system.case.graphs in (EAGER, COMPILED):
@@ -67,7 +68,7 @@ def job(system: System, checkpoints: Path, machine: Machine) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """In the child: time steps of one system.
+    """Time the steps of one system; this runs in the child.
 
     Returns:
         `device` (bandwidth, rate), and by number of requests `ms`, `median_ms` and `least_ms`.
@@ -114,9 +115,9 @@ def _never_sure(model: Path, copy: Path) -> Path:
 
 
 def _needs(model: Any, tokens: int) -> tuple[float, float]:
-    """Bytes that a step reads and operations that it does.
+    """Bytes that a step reads and operations that it performs.
 
-    Experts are those of the tiny checkpoints: a token meets 2 of 8, and a canvas meets all.
+    The experts are those of the tiny checkpoints: a token uses 2 of 8, and a canvas uses all.
     """
     moved = operations = 0.0
     for name, weight in model.named_parameters():
@@ -144,9 +145,9 @@ def time_steps(
     Args:
         llm: vLLM's `LLM`, with its engine in this process and seats for all requests.
         prompts: token ids, one list for each request.
-        room: how many tokens may follow; so many that no request ends.
-        extra: what requests carry so that nothing converges, or None.
-        counts: how many steps before the clock starts, and how many with it.
+        room: how many tokens may follow; enough that no request ends.
+        extra: extra arguments of the requests that keep them from converging, or None.
+        counts: how many steps run before the clock starts, and how many are timed.
 
     Returns:
         `ms` (the mean) and `median_ms`.
@@ -176,5 +177,5 @@ def time_steps(
     engine.abort_request(names)
     while engine.has_unfinished_requests():
         engine.step()
-    # With a step in flight a call waits for another one's result: the mean is the step's time.
+    # With a step in flight a call waits for another step's result, so the mean is the step's time.
     return {"ms": statistics.fmean(took[warm:]), "median_ms": statistics.median(took[warm:])}

@@ -1,17 +1,18 @@
-"""Which ways of serving a machine has: from `Machine` to the cases of a self-test.
+"""Derive the cases of a self-test from a `Machine`: the ways of serving that it has.
 
-Whether a way can be served is what `attention.routes` says, by which a server decides, too. All
-combinations would be hundreds; `cases_of` chooses few of them so that
+`attention.routes` says whether a way can be served, as it does for a server. There are hundreds of
+combinations; `cases_of` chooses a few of them so that
 
-- what a server has if nobody asks for anything is a case of its own;
-- the backend that a family gets by itself has every graph mode and every dtype;
+- what a server does by default is a separate case;
+- the backend that a family gets by default has every graph mode and every dtype;
 - each other backend has its most captured graph mode, no graphs, and bfloat16;
-- kinds of kernels and of scheduling take turns; a float8 cache and the other window have one case;
-- SDAR, whose masks and kernels are LLaDA2's, has a window of two blocks on every backend, and on
-  one of them the two other ways to commit blocks.
+- the kinds of kernels and of scheduling alternate; a float8 cache and the other window have one
+  case each;
+- SDAR, which shares its masks and kernels with LLaDA2, has a window of two blocks on every backend,
+  and on one of them the two other ways to commit blocks.
 
-A graph mode is tried in float32 where the backend has it, because only there tokens must be equal;
-where it has not (FlashAttention), in bfloat16.
+A graph mode is tried in float32 if the backend supports it, because only then must tokens be equal;
+otherwise (FlashAttention) it is tried in bfloat16.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ATTENTION = {
     "sdar": ModelAttention(True, 4, (LayerShape(32),)),
     "diffusion_gemma": ModelAttention(False, 32, (LayerShape(32, 128), LayerShape(64))),
 }
-DEFAULT = "default"  # whatever a server has if nobody asks
+DEFAULT = "default"  # whatever a server has by default
 EAGER, COMPILED = "EAGER", "NONE"  # without compilation; compiled, without graphs
 # vLLM's modes of CUDA graphs, its default first.
 GRAPHS = ("FULL_AND_PIECEWISE", "FULL", "FULL_DECODE_ONLY", "PIECEWISE", COMPILED, EAGER)
@@ -77,7 +78,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Short and unique among the cases of a machine; what ``--only`` looks into."""
+        """A short name, unique among the cases of a machine, which ``--only`` searches."""
         if self.backend == DEFAULT:
             return f"{self.family}/defaults"
         backend = f"{self.backend}-{self.flash}" if self.flash else self.backend
@@ -89,7 +90,7 @@ class Case:
 
     @property
     def commits(self) -> str:
-        """How blocks must be committed, in `commit_choice`'s words; `DEFAULT` if any way will do.
+        """How blocks must be committed, in `commit_choice`'s terms; `DEFAULT` if any way will do.
 
         ``on`` needs `scheduling`, which decides between two ways.
         """
@@ -104,16 +105,17 @@ class Case:
         return self.dtype == "float32" and self.cache == "auto"
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields and its name, for JSON."""
+        """The fields and the name, for JSON."""
         return {"name": self.name, **asdict(self)}
 
 
 def cases_of(machine: Machine, *, every: bool = False) -> list[Case]:
-    """The cases of a machine: what servers have by default, then family by family.
+    """The cases of a machine: first the defaults of servers, then each family's.
 
     Args:
-        machine: what it has.
-        every: all combinations, and not the few that the module's docstring describes.
+        machine: the machine.
+        every: whether to return all combinations, not the few that the module's docstring
+            describes.
     """
     defaults = [_defaults(machine, family) for family in FAMILIES]
     for family in FAMILIES:
@@ -123,7 +125,7 @@ def cases_of(machine: Machine, *, every: bool = False) -> list[Case]:
 
 
 def absent(machine: Machine) -> list[tuple[str, str]]:
-    """What this machine lacks: (what cannot be tried here, why)."""
+    """What this machine lacks, as pairs of what cannot be tried here and why."""
     found = []
     if machine.is_cpu:
         found.append(("CUDA graphs", "the CPU platform has none"))
@@ -141,7 +143,7 @@ def absent(machine: Machine) -> list[tuple[str, str]]:
 
 
 def route_of(machine: Machine, case: Case) -> Route | None:
-    """The route of a case on a machine, None if it cannot be served as it says."""
+    """The route of a case on a machine; None if the machine cannot serve the case."""
     attention = replace(ATTENTION[case.family], dtype=case.dtype, window=case.window)
     graphs = None if machine.is_cpu or case.graphs in (DEFAULT, EAGER) else case.graphs
     asked = Options(
@@ -158,13 +160,13 @@ def route_of(machine: Machine, case: Case) -> Route | None:
     here = (machine.fp8_cache or case.cache == "auto") and (
         machine.bfloat16 or case.dtype != "bfloat16"
     )
-    # A cache of vLLM's bytes beside float32 queries: no kernel was made for that.
+    # No kernel supports a float8 cache, which vLLM keeps as bytes, with float32 queries.
     sensible = case.cache == "auto" or case.dtype != "float32"
     return route if as_asked and here and sensible else None
 
 
 def _backends(machine: Machine, family: str) -> list[tuple[str, int | None]]:
-    """(backend, version of FlashAttention) that can serve a family, the server's own first."""
+    """(backend, version of FlashAttention) pairs that can serve a family, the default first."""
     versions = sorted(machine.device.flash_versions, reverse=True)
     asked = [
         (backend, version)
@@ -179,7 +181,7 @@ def _backends(machine: Machine, family: str) -> list[tuple[str, int | None]]:
 
 
 def _defaults(machine: Machine, family: str) -> Case:
-    """What a server has if nobody asks, in the type that the checkpoints get on the machine."""
+    """What a server has by default, in the dtype that the checkpoints get on the machine."""
     return Case(family, dtype="bfloat16" if machine.bfloat16 else "float16")
 
 
@@ -198,7 +200,7 @@ def _few(machine: Machine, family: str) -> Iterator[Case]:
         modes = _modes(machine, replace(base, dtype=dtypes[0]))
         tried = modes if rank == 0 else list(dict.fromkeys((modes[0], modes[-1])))
         if len(tried) == 1:
-            tried *= 2  # a mode alone is tried with both kinds of scheduling
+            tried *= 2  # a single mode is tried with both kinds of scheduling
         for number, graphs in enumerate(tried):
             yield case(number, graphs=graphs, dtype=dtypes[0])
         for number, dtype in enumerate(dtypes[1:] if rank == 0 else dtypes[1:2]):
@@ -216,11 +218,11 @@ def _few(machine: Machine, family: str) -> Iterator[Case]:
 
 
 def _ways_to_commit(machine: Machine, family: str) -> Iterator[Case]:
-    """A window of two blocks on each backend; all ways where tokens are compared first."""
+    """A window of two blocks on each backend, and all ways on the first that compares tokens."""
     kernels, seen, compared = _kernels(machine), set[str](), False
     for backend, version in _backends(machine, family):
         if backend in seen:
-            continue  # an older FlashAttention, which LLaDA2 has tried
+            continue  # an older FlashAttention, which LLaDA2's cases cover
         base = replace(_defaults(machine, family), backend=backend, flash=version)
         base = next(
             case
@@ -241,7 +243,7 @@ def _ways_to_commit(machine: Machine, family: str) -> Iterator[Case]:
 def _modes(machine: Machine, case: Case) -> list[str]:
     """The graph modes that a case may have, the most captured first."""
     if machine.is_cpu:
-        # Compilation takes most of a minute on a CPU, and a server's defaults have it.
+        # Compilation takes most of a minute on a CPU; the case of a server's defaults covers it.
         return [EAGER]
     return [mode for mode in GRAPHS if route_of(machine, replace(case, graphs=mode)) is not None]
 

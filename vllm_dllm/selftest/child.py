@@ -1,9 +1,9 @@
-"""One case in a process of its own: starts an engine, asks everything, writes what came back.
+"""Run one case in a separate process: start an engine, send all requests, write the answers.
 
     python -m vllm_dllm.selftest.child JOB.json ANSWER.json
 
 A job is a case with a checkpoint and the requests that its golden file lists. The process judges
-nothing: the answers go to the parent, which knows what they should be, and a process that died has
+nothing: the answers go to the parent, which knows what they should be. A process that dies leaves
 no answers.
 """
 
@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Read when vLLM is imported, which happens below.
+# These variables are read when vLLM is imported, which happens below.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "INFO",
     "HF_HUB_OFFLINE": "1",
-    # Several children write it at once, and what is tried should be compiled by what is installed.
+    # Several children would write the cache at once, and the installed code should compile what is
+    # tried.
     "VLLM_DISABLE_COMPILE_CACHE": "1",
     # Otherwise Triton multiplies float32 matrices in TF32, which has a mantissa of 10 bits.
     "TRITON_F32_DEFAULT": "ieee",
@@ -35,11 +36,11 @@ LENGTH = 1024
 
 @dataclass
 class Answer:
-    """What a request got.
+    """The answer to a request.
 
     Attributes:
         tokens: its token ids.
-        parts: into how many pieces they were streamed.
+        parts: the number of pieces in which they were streamed.
         logprobs: for each token the (id, logprob) pairs that were asked for, the likeliest first.
     """
 
@@ -56,7 +57,7 @@ def engine_options(case: dict[str, Any], model: str) -> dict[str, Any]:
         "max_model_len": LENGTH,
         "max_num_seqs": SEATS,
         "kv_cache_memory_bytes": 1 << 27,
-        # Only checked against what is free: the line above says how large the cache is.
+        # vLLM only checks this against the free memory: the line above sets the size of the cache.
         "gpu_memory_utilization": 0.1,
         "kv_cache_dtype": case["cache"],
     }
@@ -77,14 +78,14 @@ def engine_options(case: dict[str, Any], model: str) -> dict[str, Any]:
     attention = {"backend": case["backend"]} if case["backend"] != "default" else {}
     if case["flash"] is not None:
         attention["flash_attn_version"] = case["flash"]
-    # The CPU platform has one backend of its own and is not asked for it.
+    # The CPU platform has a single backend, which is not requested.
     if attention and case["backend"] != "CPU_ATTN":
         options["attention_config"] = attention
     return options
 
 
 def sampling(params: dict[str, Any], *, stream: bool) -> Any:
-    """Turn the parameters of a golden file into vLLM's `SamplingParams`."""
+    """Convert the parameters of a golden file to vLLM's `SamplingParams`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -96,12 +97,12 @@ def sampling(params: dict[str, Any], *, stream: bool) -> Any:
 
 
 def serve(engine: Any, requests: Sequence[dict[str, Any]], mark: str) -> dict[str, Answer]:
-    """Submit requests all at once; their answers by id.
+    """Submit all requests at once, and return their answers by id.
 
     Args:
         engine: vLLM's `LLMEngine`.
         requests: `id`, `prompt` (token ids), `params`, and `stream` where the answer is streamed.
-        mark: makes the engine's names of the requests unique.
+        mark: makes the requests' names in the engine unique.
     """
     answers = {request["id"]: Answer() for request in requests}
     for request in requests:
@@ -125,7 +126,7 @@ def serve(engine: Any, requests: Sequence[dict[str, Any]], mark: str) -> dict[st
 
 
 def memory() -> dict[str, int]:
-    """Bytes in use: of a GPU, of this process's tensors there at most, of this process."""
+    """Bytes in use: on a GPU, by this process's tensors there (the peak), and by this process."""
     import torch
 
     status = Path("/proc/self/status").read_text().splitlines()
@@ -138,7 +139,7 @@ def memory() -> dict[str, int]:
 
 
 def chosen(llm: Any) -> dict[str, Any]:
-    """What the engine serves with, from its own objects."""
+    """What the engine serves with, as its own objects say."""
     config = llm.llm_engine.vllm_config
     core = llm.llm_engine.engine_core.engine_core
     state = core.model_executor.driver_worker.worker.model_runner.model_state
@@ -162,7 +163,7 @@ def chosen(llm: Any) -> dict[str, Any]:
 
 
 def commits(state: Any) -> str:
-    """How a model state commits blocks, in `commit_choice`'s words."""
+    """How a model state commits blocks, in `commit_choice`'s terms."""
     from vllm_dllm.startup.commit_choice import GRANTED, SEPARATE, TWO_BLOCKS
 
     if state.slots.window is not None:
@@ -171,7 +172,7 @@ def commits(state: Any) -> str:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Everything that a job asks for; see `vllm_dllm.selftest.golden` for the golden file.
+    """Do everything that a job asks for; see `vllm_dllm.selftest.golden` for the golden file.
 
     Returns:
         `chosen`, `seconds`, `memory` (before, started, after), `together` and `alone` (answers by
@@ -225,7 +226,7 @@ def main(argv: Sequence[str]) -> None:
     place.write_text(json.dumps(found), "utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
-    # Taking an engine down takes seconds; the parent ends what is left of this process's group.
+    # Shutting an engine down takes seconds; the parent ends what is left of this process's group.
     os._exit(0)
 
 

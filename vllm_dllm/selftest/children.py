@@ -1,4 +1,4 @@
-"""Processes of their own for cases: whatever happens in one, the others go on."""
+"""Run each case in a separate process, so that the others go on whatever happens in one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What of a child's log goes into the report: what this package and vLLM say that they chose.
+# The lines of a child's log that go into the report: what this package and vLLM say they chose.
 TELLING = ("dllm:", "ttention backend", "cudagraph", "CUDA graph", "Graph capturing", "arming up")
 LOG_LINES = 40
 LINE = 400  # characters; longer lines are dumps of all settings
@@ -27,8 +27,8 @@ class Outcome:
 
     Attributes:
         answer: what it wrote, or None.
-        problem: why it wrote nothing, in one line; empty if it did.
-        log: the lines of its log that say what was chosen, and its last ones if it failed.
+        problem: why it wrote nothing, in one line; empty if it wrote an answer.
+        log: the lines of its log that say what was chosen, and the last lines if it failed.
         seconds: how long it took.
     """
 
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def run_job(job: dict[str, Any], limit: float) -> Outcome:
-    """Run a job of `vllm_dllm.selftest.child` in a process of its own.
+    """Run a job of `vllm_dllm.selftest.child` in a separate process.
 
     Args:
         job: what the child gets.
@@ -62,7 +62,7 @@ def run_job(job: dict[str, Any], limit: float) -> Outcome:
 def run(
     command: Sequence[str], limit: float, env: dict[str, str] | None = None
 ) -> tuple[int | None, list[str], float]:
-    """Run a command; its exit status, the lines of its output, and its seconds.
+    """Run a command; return its exit status, the lines of its output, and its seconds.
 
     The status is None for a command that was stopped at the limit. Processes that it started end
     with it.
@@ -96,7 +96,7 @@ def reason(status: int | None, log: Sequence[str], limit: float) -> str:
 
 
 def environment(more: dict[str, str]) -> dict[str, str]:
-    """Environment of a child: it imports this very package, wherever that is installed."""
+    """The environment of a child, which imports this same package wherever it is installed."""
     parent = str(Path(__file__).resolve().parents[2])
     paths = [parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1"} | more

@@ -16,7 +16,7 @@ from vllm_dllm.selftest.golden import CHECKPOINTS, GOLDEN, Golden, GoldenError, 
 from vllm_dllm.selftest.machine import Machine, this_machine
 from vllm_dllm.selftest.report import FAILED, NOT_RUN, PASSED, Result
 
-# What a child takes of a GPU at most, and of a host.
+# The most memory that a child takes on a GPU and on a host.
 CHILD_MEMORY = {True: 3 << 30, False: 6 << 30}
 MOST_JOBS = 8
 
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def jobs(machine: Machine) -> int:
-    """How many children at a time: a core and some memory for each."""
+    """How many children run at a time: each needs a core and some memory."""
     cores = machine.cores if machine.is_cpu else machine.cores // 2
     room = machine.memory // CHILD_MEMORY[machine.is_cpu]
     return max(1, min(cores, room, MOST_JOBS))
 
 
 def _results(cases: Sequence[Case], args: argparse.Namespace, at_once: int) -> Iterator[Result]:
-    """The result of each case as it ends, printed."""
+    """Run the cases, and print the result of each as it ends."""
     known: dict[str, Golden | GoldenError] = {}
     for family in {case.family for case in cases}:
         try:
@@ -108,8 +108,8 @@ def examine(
 
     Args:
         case: the case.
-        golden: of its family, or why there is none.
-        run: from a job to its `Outcome`.
+        golden: its family's golden answers, or why there are none.
+        run: runs a job and returns its `Outcome`.
     """
     if isinstance(golden, GoldenError):
         return Result(case, FAILED, str(golden))
@@ -129,7 +129,7 @@ def examine(
 
 
 def _bench(machine: Machine, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of each system, one after the other; why there are none, where there are none."""
+    """The figures of each system, measured one after the other, or why there are none."""
     figures = {}
     for system in bench.systems(machine):
         outcome = run_job(bench.job(system, args.checkpoints, machine), args.case_limit)

@@ -1,6 +1,6 @@
-"""What this very device can do: bytes a second that it copies, operations a second of matrices.
+"""Measure the device: how many bytes it copies and matrix operations it performs per second.
 
-A step takes no less than its bytes over the one, and no less than its operations over the other.
+A step takes at least its bytes divided by the first, and its operations divided by the second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Bytes of the copied tensor and edge of the matrices: far beyond the caches, yet quick.
+# The bytes of the copied tensor and the edge of the matrices, far beyond the caches, yet quick.
 SIZES = {"cpu": (1 << 26, 1024), "cuda": (1 << 30, 8192)}
 SHORT = (1 << 20, 64)
 ROUNDS = 5
@@ -19,28 +19,28 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Device:
-    """What a device was measured to do.
+    """The measured abilities of a device.
 
     Attributes:
-        bandwidth: bytes a second; a copy counts what it reads and what it writes.
-        rate: operations a second of a matrix product; a multiply-add is two.
+        bandwidth: bytes per second; a copy counts what it reads and what it writes.
+        rate: operations per second of a matrix product; a multiply-add counts as two.
     """
 
     bandwidth: float
     rate: float
 
     def least(self, moved: float, operations: float) -> float:
-        """The least seconds of a step that moves so many bytes and does so many operations."""
+        """The least seconds of a step that moves this many bytes and performs these operations."""
         return max(moved / self.bandwidth, operations / self.rate)
 
 
 def measure(device: str, dtype: torch.dtype, *, short: bool = False) -> Device:
-    """Measure a device, in the best of a few rounds.
+    """Measure a device and take the best of a few rounds.
 
     Args:
         device: ``cpu`` or ``cuda``.
-        dtype: of the matrices.
-        short: tiny sizes, whose figures mean nothing; for tests.
+        dtype: dtype of the matrices.
+        short: use tiny sizes, whose figures mean nothing, for tests.
     """
     size, edge = SHORT if short else SIZES[device]
     source = torch.ones(size, dtype=torch.uint8, device=device)
@@ -55,7 +55,7 @@ def measure(device: str, dtype: torch.dtype, *, short: bool = False) -> Device:
 def _best(work: Callable[[], object], device: str) -> float:
     """Seconds of the quickest round."""
     times = []
-    for _ in range(ROUNDS + 1):  # the first one warms up
+    for _ in range(ROUNDS + 1):  # the first round warms up
         _wait(device)
         begin = time.perf_counter()
         work()

@@ -1,24 +1,24 @@
-"""Golden answers, and the judgement of what a case answered.
+"""Read golden answers, and judge the answers of a case by them.
 
 A golden file has requests with their float32 answers, and 200 problems with one right answer each.
-It says itself how it was made (`made`); ``scripts/selftest_golden.py`` makes it.
+The file says how it was made (`made`); ``scripts/selftest_golden.py`` makes it.
 
-In float32 each request's tokens must be equal, in a full batch and alone. In other types roundings
-differ between kernels, so that tokens may; there the *accuracy* decides.
+In float32 each request's tokens must be equal, in a full batch and alone. In other dtypes kernels
+round differently, so tokens may differ; there the *accuracy* decides.
 
 **The margin of the accuracy.** The reference gets R of n problems right, the engine E. If a
-faultless engine in another type answered each problem anew, with the reference's chance p, the
-difference R - E would have the variance 2 n p (1 - p), where (R + E) / 2n estimates p. In truth
-both answer the same problems with the same weights, which makes the difference smaller: this
-variance is an upper bound. A case fails if R - E is more than z = 3.09 standard deviations, which
-happens to a faultless engine with a probability of about 0.001 at most. With R = 180 of 200 it
-fails from E = 157 downwards.
+faultless engine in another dtype answered each problem independently, with the reference's chance
+p, the difference R - E would have the variance 2 n p (1 - p), where (R + E) / 2n estimates p. In
+fact both answer the same problems with the same weights, which makes the difference smaller, so
+this variance is an upper bound. A case fails if R - E is more than z = 3.09 standard deviations,
+which happens to a faultless engine with a probability of about 0.001 at most. With R = 180 of 200
+it fails if E is 157 or less.
 
-Accuracy alone would miss a fault that touches few requests. So of the golden requests, whose
-answers were the same in float32, bfloat16 and float16 on a CPU without compilation, at least
-`AGREEMENT` must be the same here. The CPU's compiled bfloat16, which rounds in other places, gives
-49 of 54, 46 of 47 and, of SDAR, 52 of 54; at such a rate 0.7 is five standard deviations away.
-(float8 keys and values round more; there the share is only reported.)
+Accuracy alone would miss a fault that affects few requests. So at least the share `AGREEMENT` of
+the golden requests, whose answers were the same in float32, bfloat16 and float16 on a CPU without
+compilation, must have the same answer here. The CPU's compiled bfloat16, which rounds in other
+places, gives 49 of 54, 46 of 47 and, for SDAR, 52 of 54; at such a rate 0.7 is five standard
+deviations away. (float8 keys and values round more, so the share is only reported for them.)
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ HERE = Path(__file__).resolve().parent
 GOLDEN, CHECKPOINTS = HERE / "golden", HERE / "checkpoints"
 DEVIATIONS = 3.09
 AGREEMENT = 0.7
-LOGPROB = 1e-2  # float32 logprobs may differ by so much; matrices are summed in another order
+LOGPROB = 1e-2  # float32 logprobs may differ this much, as matrices are summed in another order
 
 
 class GoldenError(ValueError):
-    """Golden answers or their checkpoint are absent, or do not belong together."""
+    """Golden answers or their checkpoint are missing, or do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Golden:
     problems: dict[str, Any]
 
     def job(self, case: Case) -> dict[str, Any]:
-        """What the child of a case gets: everything but the answers."""
+        """The job for the child of a case, which has everything but the answers."""
         asked = ("id", "prompt", "params", "stream", "alone")
         params = self.problems["params"]
         return {
@@ -75,11 +75,12 @@ class Verdict:
 
     Attributes:
         faults: why it fails; empty if it passes.
-        requests: how many golden answers there were.
-        differ: of each that differs: `id`, `place` (``together`` or ``alone``), `golden`, `tokens`.
-        right: problems that were answered rightly.
-        reference_right: and by the reference.
-        problems: of so many.
+        requests: number of golden answers.
+        differ: for each answer that differs: `id`, `place` (``together`` or ``alone``), `golden`,
+            `tokens`.
+        right: number of problems that the engine answered correctly.
+        reference_right: number of problems that the reference answered correctly.
+        problems: number of problems.
     """
 
     faults: list[str]
@@ -94,7 +95,7 @@ def load(golden: Path, checkpoints: Path, family: str) -> Golden:
     """The golden answers of a family.
 
     Raises:
-        GoldenError: a file is absent, or the answers are another checkpoint's.
+        GoldenError: a file is missing, or the answers belong to another checkpoint.
     """
     name = FAMILIES[family]
     place, weights = golden / f"{name}.json", checkpoints / name / "model.safetensors"
@@ -108,7 +109,7 @@ def load(golden: Path, checkpoints: Path, family: str) -> Golden:
 
 
 def significantly_worse(right: int, reference: int, problems: int) -> bool:
-    """Whether an engine with `right` right answers is worse than a reference; see the module."""
+    """Whether an engine with `right` correct answers is worse than a reference; see the module."""
     share = (right + reference) / (2 * problems)
     return reference - right > DEVIATIONS * math.sqrt(2 * problems * share * (1 - share))
 
@@ -118,7 +119,7 @@ def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
 
     Args:
         case: the case.
-        golden: of its family.
+        golden: its family's golden answers.
         answer: what `vllm_dllm.selftest.child.run` returned.
     """
     faults = [*_chosen_otherwise(case, answer["chosen"])]
@@ -148,7 +149,7 @@ def judge(case: Case, golden: Golden, answer: Mapping[str, Any]) -> Verdict:
 
 
 def _chosen_otherwise(case: Case, chosen: Mapping[str, str]) -> list[str]:
-    """What the engine chose against the case. It may reduce a graph mode, and logs that."""
+    """Faults in what the engine chose. It may reduce a graph mode, which it logs."""
     names = ("backend", "flash", "kernels", "scheduling", "commits", "dtype")
     return [
         f"asked for {name} {wanted}, got {chosen[name]}"
@@ -169,7 +170,7 @@ def _pieces(request: Mapping[str, Any], got: Mapping[str, Any], case: Case) -> l
         faults.append(f"{request['id']}: not one finite list of logprobs a token")
     elif (
         case.exact
-        and case.window == "symmetric"  # which golden logprobs are of
+        and case.window == "symmetric"  # the window of the golden logprobs
         and got["tokens"] == request["tokens"]["symmetric"]
     ):
         far = _farthest(got["logprobs"], request["logprobs"])
@@ -185,10 +186,10 @@ def _finite(logprobs: Sequence[Sequence[Sequence[float]]]) -> bool:
 def _farthest(
     got: Sequence[Sequence[Sequence[float]]], want: Sequence[Sequence[Sequence[float]]]
 ) -> float:
-    """The largest difference of two lists of logprobs; infinite where their ids differ.
+    """The largest difference between two lists of logprobs; infinite if their ids differ.
 
-    Ids that are as likely as each other may stand in any order, and the least likely one of a
-    place may be another that is as likely.
+    Equally likely ids may stand in any order, and the least likely id of a position may be replaced
+    by another that is equally likely.
     """
     largest = 0.0
     for mine, theirs in zip(got, want, strict=True):

@@ -1,4 +1,4 @@
-"""What a machine has, as far as it decides which ways of serving can be tried there."""
+"""Find out what a machine has that decides which ways of serving can be tried there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Machine:
     """A machine, as vLLM sees it.
 
     Attributes:
-        device: what attention can run on.
-        name: of the device.
+        device: the device that attention runs on.
+        name: the name of the device.
         fp8_cache: whether the device has float8 keys and values, whatever the backend.
         cores: processor cores of the host that this process may use.
-        memory: bytes of the device that are free; of a CPU, of the host.
+        memory: free bytes of the device; for a CPU, of the host.
     """
 
     device: Device
@@ -41,7 +41,7 @@ class Machine:
         return capability is None or capability >= (8, 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The machine's fields, for JSON."""
         device = self.device
         return {
             "platform": device.platform,
@@ -64,7 +64,7 @@ def this_machine() -> Machine:
 
     device = device_here()
     if device.platform == CPU:
-        # vLLM's CPU attention reads float8 caches with these instructions only.
+        # vLLM's CPU attention reads float8 caches only with these instructions.
         fp8_cache = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_supported()
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:

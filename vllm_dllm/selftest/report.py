@@ -1,4 +1,4 @@
-"""The answer of a self-test: a line for each case as it ends, a table, and a JSON file."""
+"""Report a self-test: a line for each case as it ends, a table, and a JSON file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python")
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case.
+    """The result of a case.
 
     Attributes:
         case: the case.
-        result: `PASSED`, `FAILED`, or `NOT_RUN` where the time was up.
+        result: `PASSED`, `FAILED`, or `NOT_RUN` if the time was up.
         reason: why it did not pass.
         seconds: how long its process took.
         verdict: the judgement of its answers; None if it has none.
@@ -44,7 +44,7 @@ class Result:
     log: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """The case in one line."""
+        """The result in one line."""
         detail = self.reason
         if self.verdict is not None:
             verdict = self.verdict
@@ -58,7 +58,7 @@ class Result:
 
 
 def table(results: Sequence[Result], lacking: Iterable[tuple[str, str]]) -> list[str]:
-    """All results with what each engine chose, and what the machine lacks."""
+    """All results, with what each engine chose and what the machine lacks."""
     head = ("result", "case", "attention", "graphs", "kernels", "scheduling", "start", "memory")
     rows: list[tuple[str, ...]] = [head]
     for one in results:
@@ -84,7 +84,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def memory(answer: dict[str, Any]) -> str:
-    """Memory before the engine started, with it, and after the requests."""
+    """Memory before the engine started, once it had started, and after the requests."""
     used = answer["memory"]
     kind = "device" if "device" in used["before"] else "resident"
     places = ("before", "started", "after")
@@ -92,7 +92,7 @@ def memory(answer: dict[str, Any]) -> str:
 
 
 def bench_table(figures: dict[str, Any]) -> list[str]:
-    """Milliseconds of a step beside the least that this device allows."""
+    """Milliseconds of a step next to the least that this device allows."""
     lines = ["", f"{'ms of a denoise step':40}{'requests':>9}{'mean':>10}{'least':>10}"]
     for name, found in figures.items():
         if "problem" in found:
@@ -115,7 +115,7 @@ def record(
     figures: dict[str, Any],
     seconds: float,
 ) -> dict[str, Any]:
-    """Everything, for JSON: what we ask users to send us."""
+    """The whole record for JSON, which we ask users to send us."""
     return {
         "selftest": FORMAT,
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -129,13 +129,13 @@ def record(
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a record; lines of logs are without the user's home directory."""
+    """Write a record, without the user's home directory in lines of logs."""
     text = json.dumps(content, indent=1).replace(str(Path.home()), "~")
     path.write_text(text + "\n", "utf-8")
 
 
 def versions() -> dict[str, str]:
-    """Of this package, of Python, and of what it stands on, where installed."""
+    """The versions of this package, of Python, and of the installed dependencies."""
     found = {"vllm-dllm": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
