@@ -1,1 +1,1 @@
-"""Keys and values of whole prompt pages that leave an engine and enter another."""
+"""Move keys and values of whole prompt pages from one engine to another."""

@@ -1,4 +1,4 @@
-"""The address of a page: what its keys and values depend on, and nothing else.
+"""Compute the address of a page, which covers exactly what its keys and values depend on.
 
 An address is a digest of the server (`fingerprint`), of the tokens of the page and of all tokens
 before it, and of the request's ``cache_salt``.
@@ -19,10 +19,10 @@ from vllm.transformers_utils.repo_utils import try_get_local_file
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# The form of files and addresses. One that is changed here makes new folders.
+# The version of the format of files and addresses. A new version makes new folders.
 FORM = "1"
-# Where a tensor is looked at, in parts of its length, and how many bytes there. Training changes
-# every number of a tensor that it changes at all.
+# Where a tensor is sampled, as fractions of its length, and how many bytes at each place. If
+# training changes a tensor at all, it changes every number in it.
 SPOTS, SPOT_BYTES = (0.0, 0.33, 0.66, 1.0), 512
 
 
@@ -30,14 +30,14 @@ def fingerprint(vllm_config: VllmConfig) -> str:
     """A digest of the model, the block length, the window and the types of numbers.
 
     Raises:
-        ValueError: the checkpoint has no files by which its weights can be told from others'.
+        ValueError: the checkpoint has no files that distinguish its weights from others.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     served = model.dllm
     stated = {
         "form": FORM,
         "vllm": vllm.__version__,
-        # As it is written, not as it was loaded: vLLM's processes hold different fields of it.
+        # The config is read as written, because vLLM's processes hold different fields of it.
         "config": _stated_config(vllm_config),
         "weights": weights_digest(checkpoint_folder(vllm_config)),
         "quantization": str(model.quantization),
@@ -53,7 +53,7 @@ def fingerprint(vllm_config: VllmConfig) -> str:
 def page_addresses(
     fingerprint: str, salt: str | None, tokens: Sequence[int], page: int
 ) -> list[str]:
-    """The address of each whole page of a prompt, each a digest of all that comes before, too."""
+    """The address of each whole page of a prompt, a digest that includes all pages before it."""
     parent = hashlib.sha256(f"{fingerprint} {salt!r}".encode()).digest()
     found = []
     for end in range(page, len(tokens) + 1, page):
@@ -64,7 +64,7 @@ def page_addresses(
 
 
 def checkpoint_folder(vllm_config: VllmConfig) -> Path:
-    """The folder with the files of a served checkpoint, which has been loaded before.
+    """The folder with the files of a served checkpoint, which is loaded already.
 
     Raises:
         ValueError: there is none on this machine.
@@ -85,8 +85,8 @@ _NO_WEIGHTS = (
 def weights_digest(folder: Path) -> str:
     """A digest of the names, shapes and types of all tensors, and of samples of each.
 
-    Whole files would take minutes to read. Times of change would differ between two machines that
-    have the same checkpoint.
+    Reading whole files would take minutes, and modification times would differ between two machines
+    that have the same checkpoint.
 
     Raises:
         ValueError: the folder has no safetensors files.
@@ -118,7 +118,7 @@ def _samples(file: Path) -> Iterator[bytes]:
 
 
 def _stated_config(vllm_config: VllmConfig) -> dict[str, Any]:
-    """The content of ``config.json``, and the options that change what it says of the model."""
+    """The content of ``config.json``, and the options that change what it says about the model."""
     model = vllm_config.model_config
     place = model.hf_config_path or model.model
     found = try_get_local_file(place, "config.json", model.revision)

@@ -1,20 +1,20 @@
-"""What serves ``ExampleConnector`` for block-diffusion models.
+"""The connector that serves ``ExampleConnector`` for block-diffusion models.
 
 vLLM's own class of that name (``example_connector.py``) cannot keep the rule of
-`startup.kv_transfer`. It writes all pages of a prompt after the prompt's first chunk, finds a
-prompt by the existence of a folder, so that a page that is missing, half-written or cut off ends
-the engine, and addresses what it saves by tokens alone. This class has the same name, place
+`startup.kv_transfer`. It writes all pages of a prompt after the prompt's first chunk. It finds a
+prompt by the existence of a folder, so a page that is missing, half-written or truncated ends the
+engine. It addresses what it saves by tokens alone. The class here has the same name, storage option
 (``shared_storage_path``) and purpose, and keeps the rule:
 
 - a page is saved in the step after which every token of it is computed, and only if it holds
   tokens of the prompt alone. Such a page consists of whole blocks, whose keys and values are final;
-- pages are loaded before a request's first step, as vLLM's asynchronous loads are: the request
-  joins a batch once they are there. So a page that cannot be loaded is known before anything has
-  been computed with it, and vLLM's ``kv_load_failure_policy`` decides: the request ends with an
-  error, or the page is computed.
+- pages are loaded before a request's first step, like vLLM's asynchronous loads: the request joins
+  a batch once they have arrived. So a failed load is known before anything has been computed with
+  the page, and vLLM's ``kv_load_failure_policy`` decides whether the request ends with an error or
+  the page is computed.
 
-A page with keys and values that depend on more than tokens (images, a LoRA adapter) neither leaves
-nor enters; such prompts are computed as without a connector.
+A page whose keys and values depend on more than tokens (images, a LoRA adapter) neither leaves nor
+enters; such prompts are computed as they are without a connector.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class SavedPage:
     """A page of the KV cache, and its file.
 
     Attributes:
-        file: where it is, or will be.
+        file: the path of the file, which need not exist yet.
         address: see `address.page_addresses`.
-        block: its place in the KV cache.
+        block: the page's index in the KV cache.
     """
 
     file: Path
@@ -65,7 +65,7 @@ class SavedPage:
 
 @dataclass
 class PageTransfers(KVConnectorMetadata):
-    """What a worker does in a step: pages to save behind it, and pages to load, by request."""
+    """What a worker does in a step: pages to save after it, and pages to load, by request."""
 
     saves: list[SavedPage] = field(default_factory=list)
     loads: dict[str, list[SavedPage]] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class Prompt:
     """A request whose pages may leave or enter, as the scheduler knows it.
 
     Attributes:
-        addresses: of the whole pages of its prompt.
-        offered: the first page that was found in files, and the one behind the last.
+        addresses: the addresses of the whole pages of its prompt.
+        offered: the range of pages that were found in files: the first, and the one after the last.
         saved: how many pages have been given to the worker to save.
-        gave_up: a load has failed, so its pages are computed from now on.
+        gave_up: whether a load has failed, so that its pages are computed from now on.
     """
 
     addresses: list[str]
@@ -89,7 +89,7 @@ class Prompt:
 
 
 class ExampleConnector(KVConnectorBase_V1):
-    """Saves whole pages of prompts as files, and loads them. vLLM finds the class by its name."""
+    """Saves whole pages of prompts as files and loads them. vLLM finds the class by its name."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -109,20 +109,21 @@ class ExampleConnector(KVConnectorBase_V1):
             logger.info("dllm: pages of prompts are in %s", self.folder)
         self.prompts: dict[str, Prompt] = {}
         self.to_load: dict[str, list[SavedPage]] = {}
-        # Of the worker: pages by layer, requests whose loads have ended, and pages without content.
+        # The worker's state: pages by layer, requests whose loads have ended, and pages without
+        # content.
         self.caches: dict[str, torch.Tensor] = {}
         self.received: set[str] = set()
         self.failed: set[int] = set()
 
-    # In the scheduler.
+    # The following methods run in the scheduler.
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """How many tokens behind those that are in the KV cache can be loaded."""
+        """How many tokens after those in the KV cache can be loaded."""
         known = self._prompt(request)
         first = num_computed_tokens // self.page
-        # vLLM needs a token that is left to compute.
+        # vLLM needs at least one token to compute.
         most = min(len(known.addresses), (request.num_tokens - 1) // self.page)
         last = first
         while self.loads and not known.gave_up and last < most:
@@ -135,7 +136,7 @@ class ExampleConnector(KVConnectorBase_V1):
     def update_state_after_alloc(
         self, request: Request, blocks: Any, num_external_tokens: int
     ) -> None:
-        """Note which pages a request gets that is about to be loaded."""
+        """Note the pages of a request that is about to be loaded."""
         known = self._prompt(request)
         if num_external_tokens == 0:
             return
@@ -153,16 +154,16 @@ class ExampleConnector(KVConnectorBase_V1):
         return PageTransfers(saves, loads)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Load nothing more for requests of which a page could not be loaded."""
+        """Load nothing more for requests that have a page which could not be loaded."""
         if not connector_output.invalid_block_ids:
             return
-        # Which requests are meant is known to vLLM's scheduler alone, and it is one of these.
+        # Only vLLM's scheduler knows which request is affected; it is one of these.
         for request_id in connector_output.finished_recving or ():
             if request_id in self.prompts:
                 self.prompts[request_id].gave_up = True
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        """Forget a request; its pages are in files already."""
+        """Forget a request, whose pages are in files already."""
         self.prompts.pop(request.request_id, None)
         self.to_load.pop(request.request_id, None)
         return False, None
@@ -177,7 +178,7 @@ class ExampleConnector(KVConnectorBase_V1):
         return known
 
     def _completed(self, scheduler_output: SchedulerOutput) -> Iterator[SavedPage]:
-        """Pages of prompts of which every token is computed after this step."""
+        """The pages of prompts whose tokens are all computed after this step."""
         assert self._kv_cache_manager is not None
         cached = scheduler_output.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -198,13 +199,13 @@ class ExampleConnector(KVConnectorBase_V1):
     def _file(self, address: str) -> Path:
         return self.folder / address[:2] / f"{address}.safetensors"
 
-    # In the worker.
+    # The following methods run in the worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the KV cache of each layer, ``[pages, ...]``.
 
         Raises:
-            ValueError: an attention backend has divided vLLM's pages.
+            ValueError: an attention backend has split vLLM's pages.
         """
         for name, cache in kv_caches.items():
             if cache.shape[0] != self.pages:
@@ -215,7 +216,7 @@ class ExampleConnector(KVConnectorBase_V1):
         self.caches = kv_caches
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load pages. A page that cannot be loaded leaves those behind it without content, too."""
+        """Load pages. If a page cannot be loaded, the pages after it stay without content, too."""
         for request_id, pages in self._transfers().loads.items():
             self.received.add(request_id)
             for n, page in enumerate(pages):
@@ -238,12 +239,12 @@ class ExampleConnector(KVConnectorBase_V1):
             self.caches[name][page.block].copy_(tensor)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: requests join a batch when all layers have been loaded."""
+        """Do nothing: requests join a batch when all layers have been loaded."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Nothing: pages are saved with all of their layers, behind the step."""
+        """Do nothing: pages are saved with all their layers after the step."""
 
     def wait_for_save(self) -> None:
         """Save the pages that this step has completed, before another step can change them."""
@@ -265,7 +266,7 @@ class ExampleConnector(KVConnectorBase_V1):
         return None, received or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Places in the KV cache of pages that could not be loaded."""
+        """The indices in the KV cache of pages that could not be loaded."""
         failed, self.failed = self.failed, set()
         return failed
 
@@ -276,7 +277,7 @@ class ExampleConnector(KVConnectorBase_V1):
 
 
 def _remove(file: Path) -> None:
-    """Remove a damaged file, so that the page is saved anew; a reader may not be allowed to."""
+    """Remove a damaged file, so that the page is saved again; a reader may lack the permission."""
     try:
         file.unlink(missing_ok=True)
     except OSError as error:

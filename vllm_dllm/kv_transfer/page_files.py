@@ -1,7 +1,7 @@
-"""A file for each page of keys and values: written whole or not at all, and checked when read.
+"""Keep each page of keys and values in a file, written whole or not at all and checked when read.
 
-A file is in the safetensors format: a tensor for each attention layer, and with them the page's
-address and a digest of the tensors, so that a damaged or a misplaced file is told from a sound one.
+A file is in the safetensors format. It has a tensor for each attention layer, the page's address
+and a digest of the tensors, so that a damaged or misplaced file is recognized.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from safetensors.torch import save
 
 
 class PageError(Exception):
-    """A file does not hold the page that it should; the message says why."""
+    """A file does not hold the page that it should hold; the message says why."""
 
 
 def page_of(caches: Mapping[str, torch.Tensor], block: int) -> dict[str, torch.Tensor]:
-    """A page of each layer, on the CPU. `caches` are ``[pages, ...]`` by layer."""
+    """A page of each layer, on the CPU; `caches` are ``[pages, ...]`` by layer."""
     return {name: cache[block].detach().cpu().contiguous() for name, cache in caches.items()}
 
 
@@ -48,13 +48,13 @@ def load_page(
     """Read a page with the names, shapes and types of `like`, a page of each layer.
 
     Raises:
-        PageError: the file is missing, cut off, changed, or another page's.
+        PageError: the file is missing, truncated or changed, or belongs to another page.
     """
     try:
         with safe_open(file, framework="pt") as opened:
             stated = opened.metadata() or {}
             page = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except Exception as error:  # safetensors has exceptions of its own, beside those of files
+    except Exception as error:  # safetensors raises its own exceptions, too
         raise PageError(f"it cannot be read: {error}") from error
     if stated.get("address") != address:
         raise PageError("it holds another page")
@@ -75,7 +75,7 @@ def digest(page: Mapping[str, torch.Tensor]) -> str:
 
 
 def is_finite(page: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a page holds numbers only: NaN would spoil every request that loads it."""
+    """Whether a page is free of NaN, which would corrupt every request that loads it."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in page.values())
 
 
