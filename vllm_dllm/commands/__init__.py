@@ -1,1 +1,1 @@
-"""What the command ``vllm-dllm`` does. Its parser is `vllm_dllm.cli`."""
+"""The subcommands of ``vllm-dllm``, whose parser is `vllm_dllm.cli`."""

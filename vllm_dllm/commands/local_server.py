@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` on a free loopback port, and the requests that a small client sends."""
+"""Run a real ``vllm serve`` on a free loopback port, and send it requests as a small client."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SERVED_NAME = "demo"
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or gave no answer."""
+    """The server did not start or did not answer."""
 
 
 @contextlib.contextmanager
 def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
-    """A running server's address; the server is gone when the block is left.
+    """Yield a running server's address; the server ends with the block.
 
     Args:
         model: name or path of a model.
@@ -38,7 +38,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
         max_num_seqs: requests that run at a time.
 
     Raises:
-        ServerError: it does not start; with the end of its log.
+        ServerError: the server does not start; the message has the end of its log.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -50,7 +50,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
         *flags,
     ]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    # One gigabyte of KV cache is plenty here; vLLM would reserve most of the memory.
+    # One gigabyte of KV cache is plenty here; by default vLLM would reserve most of the memory.
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     print(f"starting: vllm serve {Path(model).name if os.path.exists(model) else model}")
     with tempfile.TemporaryDirectory(prefix="vllm-dllm-") as folder:
@@ -67,7 +67,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return once the server answers; show the seconds and what it is doing meanwhile."""
+    """Wait until the server answers; meanwhile show the seconds and what it is doing."""
     begin = time.monotonic()
     while time.monotonic() - begin < START_SECONDS:
         if process.poll() is not None:
@@ -83,8 +83,8 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
 
 
 def show_progress(seconds: float, last_line: str) -> None:
-    """One line that renews itself; where the output is a file, a line every ten seconds."""
-    # The text behind vLLM's "(process) LEVEL date time [file:line]".
+    """Show one line that is updated in place; if the output is a file, a line every ten seconds."""
+    # The text after vLLM's "(process) LEVEL date time [file:line]".
     phase = re.sub(r"^.*?\] ", "", last_line).strip()[:60]
     if sys.stdout.isatty():
         print(f"\r\033[K{seconds:4.0f} s  {phase}", end="", flush=True)
@@ -93,7 +93,7 @@ def show_progress(seconds: float, last_line: str) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its workers, politely at first, by process group."""
+    """End the process group of the server and its workers: SIGINT first, SIGKILL last."""
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break
@@ -115,7 +115,7 @@ def stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer. Raises `ServerError` with the server's words if it refuses."""
+    """A whole answer; raises `ServerError` with the server's message if it refuses."""
     with _open(url, body) as response:
         answer: dict[str, Any] = json.load(response)
         return answer
@@ -132,7 +132,7 @@ def _open(url: str, body: dict[str, Any]) -> http.client.HTTPResponse:
 
 
 def read_counter(url: str, name: str) -> float:
-    """The value of a Prometheus counter, 0 while the server has not counted yet."""
+    """The value of a Prometheus counter; 0 if the server has not counted anything yet."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))

@@ -1,4 +1,4 @@
-"""``vllm-dllm show-config``: how a server would decode a model, and where each value comes from."""
+"""``vllm-dllm show-config``: show how a server would decode a model, and each value's source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the settings that a server would have.
 
     Args:
-        arguments: the model and all flags, as they follow ``vllm serve``.
+        arguments: the model and all flags, as written after ``vllm serve``.
 
     Returns:
         The exit status: 1, with the reason on stderr, if the server would refuse them.
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The decoding settings that a server would have; plugins have been loaded.
+    """The decoding settings that a server would have; plugins must be loaded already.
 
     Args:
         arguments: as for `run`.
@@ -57,7 +57,7 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     parsed = parse(arguments)
     args = AsyncEngineArgs.from_cli_args(parsed)
     if args.max_num_seqs is None:
-        # Whether this machine's memory suffices for the default number does not matter here.
+        # It does not matter here whether this machine has the memory for the default number.
         args.max_num_seqs = 1
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if not is_ours(config.model_config):
@@ -66,7 +66,7 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """What vLLM's own parser of ``vllm serve`` makes of its arguments, ``--config`` included."""
+    """Parse the arguments with vLLM's own parser for ``vllm serve``, including ``--config``."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
 
 def reason(error: Exception) -> str:
-    """A failure in one line; pydantic may be what cannot be imported."""
+    """A failure in one line, even if pydantic itself cannot be imported."""
     if isinstance(error, installation.NotUsableError):
         return str(error)
     try:
