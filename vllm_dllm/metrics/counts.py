@@ -1,7 +1,7 @@
-"""The counters by decoding algorithm, and their increments on the way to the front end.
+"""Define the counters by decoding algorithm, and carry their increments to the front end.
 
-Increments travel in a mapping of vLLM's statistics of its scheduler that has whole numbers by name,
-because vLLM's messages between processes have no place for more. They are taken out of it before
+Increments travel in a mapping of vLLM's scheduler statistics that holds integers by name, because
+vLLM's messages between processes have no other place for them. They are removed from it before
 vLLM's own loggers see it.
 """
 
@@ -16,7 +16,7 @@ _PREFIX = "dllm"
 
 @dataclass
 class Increments:
-    """What has happened to the requests of one algorithm; the names are those of `COUNTERS`."""
+    """Counts of what happened to the requests of one algorithm, by the names in `COUNTERS`."""
 
     denoising_steps: int = 0
     commit_passes: int = 0
@@ -27,7 +27,7 @@ class Increments:
     finished_requests: int = 0
 
 
-# Field of `Increments` -> what Prometheus says of the counter.
+# Field of `Increments` -> the counter's description in Prometheus.
 COUNTERS: Mapping[str, str] = {
     "denoising_steps": "Number of passes over a request's canvas in which its algorithm ran.",
     "commit_passes": "Number of passes over a request's canvas that only committed it.",
@@ -41,10 +41,10 @@ assert list(COUNTERS) == [field.name for field in fields(Increments)]
 
 
 def metric_name(counter: str) -> str:
-    """The name in Prometheus, to which its client adds ``_total``.
+    """The name in Prometheus, to which the Prometheus client adds ``_total``.
 
-    It must not contain that of a counter of vLLM's: ``vllm bench serve`` adds up all counters with
-    ``num_denoising_steps`` or ``num_committed_tokens`` in their names.
+    It must not contain the name of one of vLLM's counters, because ``vllm bench serve`` adds up all
+    counters with ``num_denoising_steps`` or ``num_committed_tokens`` in their names.
     """
     return f"vllm:diffusion_{counter}_by_algorithm"
 
@@ -58,7 +58,7 @@ class Increment(NamedTuple):
 
 
 def packed(increments: Mapping[str, Increments]) -> dict[str, int]:
-    """Increments by algorithm, as whole numbers by name."""
+    """Encode increments by algorithm as integers by name."""
     return {
         f"{_PREFIX}:{counter}:{algorithm}": amount
         for algorithm, each in increments.items()
@@ -68,7 +68,7 @@ def packed(increments: Mapping[str, Increments]) -> dict[str, int]:
 
 
 def taken_from(numbers: dict[str, int]) -> list[Increment]:
-    """What `packed` has put among other numbers; these stay, and the increments are removed."""
+    """Remove and return the increments that `packed` put among other numbers, which stay."""
     found = []
     for name in [name for name in numbers if name.startswith(f"{_PREFIX}:")]:
         _, counter, algorithm = name.split(":", 2)

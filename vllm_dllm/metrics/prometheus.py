@@ -1,4 +1,4 @@
-"""The counters by decoding algorithm in the process that has vLLM's other Prometheus metrics."""
+"""Keep the counters by decoding algorithm in the process that has vLLM's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ LABELS = ["model_name", "engine", "algorithm"]
 class AlgorithmCounters(AggregateStatLoggerBase):
     """Counters with vLLM's labels and the algorithm's name.
 
-    Every algorithm that requests may choose has its counters from the start, at 0, so that a rate
-    misses nothing of the first requests.
+    The counters of every algorithm that requests may choose exist from the start, at 0, so that a
+    rate includes the first requests.
     """
 
     def __init__(self, vllms: PrometheusStatLogger, algorithms: Iterable[str]) -> None:
         """Register the counters, which vLLM's ``unregister_vllm_metrics`` removes like its own.
 
         Args:
-            vllms: has the class of counters (Ray has one of its own), and the values of vLLM's
-                labels by the index of an engine.
+            vllms: vLLM's logger, which has the class of counters (Ray has its own) and the values
+                of vLLM's labels by the index of an engine.
             algorithms: the names of the registered algorithms.
 
         Raises:
-            ValueError: they are registered already.
+            ValueError: the counters are registered already.
         """
         self._engines = vllms.per_engine_labelvalues
         self._counters = {
@@ -42,7 +42,7 @@ class AlgorithmCounters(AggregateStatLoggerBase):
                 self.add([Increment(algorithm, counter, 0) for counter in COUNTERS], engine)
 
     def add(self, increments: Iterable[Increment], engine: int) -> None:
-        """Count what an engine has sent with one step."""
+        """Count what an engine sent with one step."""
         for algorithm, counter, amount in increments:
             self._counters[counter].labels(*self._engines[engine], algorithm).inc(amount)
 
@@ -58,4 +58,4 @@ class AlgorithmCounters(AggregateStatLoggerBase):
             self.add(taken_from(scheduler_stats.num_kv_fetch_reqs_by_stage), engine_idx)
 
     def log_engine_initialized(self) -> None:
-        """There is nothing to say of it."""
+        """Do nothing: there is nothing to log about the engine."""
