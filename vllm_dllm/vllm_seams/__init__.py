@@ -1,11 +1,11 @@
 """The wrappers around functions of vLLM, and everything that depends on vLLM's version.
 
-Each module changes one thing that vLLM does for our models, and each wrapper passes every other
-model on to the original. `wrapping` has the one helper that wraps.
+Each module changes one thing that vLLM does for our models, and each wrapper calls the original for
+every other model. `wrapping` has the only helper that wraps.
 
-This package is imported in every process of vLLM, early. So importing its modules imports nothing
-of vLLM (`traces` does, and is imported late), and large modules of vLLM that not
-every process needs are looked up in `sys.modules`, not imported.
+This package is imported early in every process of vLLM. So its modules import nothing of vLLM when
+they are imported (except `traces`, which is imported late), and look up large modules of vLLM that
+not every process needs in `sys.modules` without importing them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def apply_all() -> None:
     """Register our models and wrap what they need; a second call changes nothing.
 
     Raises:
-        Exception: whatever keeps the package from working with this vLLM.
+        Exception: something keeps the package from working with this vLLM.
     """
     from vllm_dllm.vllm_seams import (
         default_limits,

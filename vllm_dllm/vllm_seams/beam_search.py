@@ -1,4 +1,4 @@
-"""Beam search offline, which vLLM would run over canvases, with a result that means nothing.
+"""Refuse offline beam search, which vLLM would run over canvases with a meaningless result.
 
 Over HTTP the front end refuses it, see `FrontEnd.take`.
 """
@@ -14,7 +14,7 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def refuse_offline() -> None:
-    """Refuse ``LLM.beam_search`` for our models, where vLLM has imported it."""
+    """Refuse ``LLM.beam_search`` for our models if vLLM has imported it."""
     offline = sys.modules.get("vllm.entrypoints.generate.beam_search.offline")
     if offline is not None:
         wrap(offline.BeamSearchOfflineMixin, "beam_search", _refuse_for_our_models)

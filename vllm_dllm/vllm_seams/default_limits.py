@@ -1,4 +1,4 @@
-"""vLLM's defaults of ``max_num_seqs`` and of the token budget."""
+"""Adjust vLLM's defaults for ``max_num_seqs`` and the token budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 def apply() -> None:
     """Adjust these defaults for our models.
 
-    Only where vLLM fills its defaults in can one of them be told from a value that the user gave.
+    A default can be distinguished from a value that the user gave only where vLLM fills it in.
     """
     from vllm.engine.arg_utils import EngineArgs
 

@@ -1,4 +1,4 @@
-"""The text of an answer to a prompt whose text ends in the replacement character U+FFFD."""
+"""Fix the text of an answer to a prompt whose text ends in the replacement character U+FFFD."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_TOKENS_OF_A_CHARACTER = 4
 
 
 def apply() -> None:
-    """Keep the prompt's text out of such an answer, for the requests of our models."""
+    """Keep the prompt's text out of such an answer for requests of our models."""
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
     wrap(FastIncrementalDetokenizer, "__init__", _know_the_prompt)
@@ -38,8 +38,8 @@ def _know_the_prompt(original: Callable[..., None]) -> Callable[..., None]:
 class StreamAfterPrompt:
     """A stream of decoded tokens whose first output begins with the text of the prompt.
 
-    vLLM primes the stream with the prompt. Where the prompt's text ends in U+FFFD, the stream takes
-    it for a part of a character, waits, and keeps none of it as known.
+    vLLM primes the stream with the prompt. If the prompt's text ends in U+FFFD, the stream mistakes
+    it for part of a character, waits, and keeps none of the prompt as known.
     """
 
     def __init__(self, stream: Any, prompt: str) -> None:

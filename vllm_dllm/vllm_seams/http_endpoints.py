@@ -1,4 +1,4 @@
-"""The HTTP server of one of our models: where its requests begin, and where it is built."""
+"""Wrap the HTTP server of one of our models where its requests begin and where it is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUESTS = (
 
 
 def apply(front_end: FrontEnd) -> None:
-    """Let the requests of a process that serves HTTP pass the front end.
+    """Make the requests of a process that serves HTTP pass through the front end.
 
     An offline process has not imported vLLM's server. It is not imported here either, because that
     would take a second.
@@ -36,19 +36,19 @@ def apply(front_end: FrontEnd) -> None:
     if "vllm.entrypoints.launchers.api_server.entry" in sys.modules:
         application = import_module("vllm.entrypoints.launchers.app")
         wrap(application, "init_exception_handler", _install(front_end))
-    # A constraint behind reasoning is refused, and none must be added to such requests.
+    # A constraint after reasoning is refused, so none must be added to such requests.
     if not front_end.structured.settings.begins_with_reasoning:
         follow_parameters()
 
 
 def follow_parameters() -> None:
-    """Let the schema of every tool's parameters be followed in this process.
+    """Make this process follow the schema of every tool's parameters.
 
-    By default vLLM constrains nothing where a call is optional and no tool is strict. The option
-    ``--tool-strict-level`` still overrides this, and so does a tool parser with a default of its
-    own.
+    By default vLLM constrains nothing if a call is optional and no tool is strict. The option
+    ``--tool-strict-level`` still overrides this, and so does a tool parser that has its own
+    default.
     """
-    # Only here: an offline process does without vLLM's tool parsers.
+    # Imported only here, because an offline process does not need vLLM's tool parsers.
     from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
     from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
@@ -60,7 +60,7 @@ def follow_parameters() -> None:
 
 
 def _take(front_end: FrontEnd) -> Decorator:
-    """Every handler of vLLM's begins with this check of the model's name."""
+    """Wrap the check of the model's name, with which every vLLM handler begins."""
 
     def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         async def _check_model(self: Any, request: Any) -> Any:
@@ -75,7 +75,7 @@ def _take(front_end: FrontEnd) -> Decorator:
 
 
 def _install(front_end: FrontEnd) -> Decorator:
-    """Add to the application while vLLM builds it; it is complete once it is handed over."""
+    """Add to the application while vLLM builds it, because it is complete once handed over."""
 
     def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         def init_exception_handler(app: Any) -> None:

@@ -1,4 +1,4 @@
-"""Counters by decoding algorithm beside vLLM's own metrics, see `metrics`."""
+"""Add counters by decoding algorithm to vLLM's own metrics, see `metrics`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:
-    """Add a logger to those of one of our models, wherever statistics are wanted.
+    """Add a logger for one of our models wherever statistics are collected.
 
-    Loggers of the entry point ``vllm.stat_logger_plugins`` are not made for ``LLM``, and make every
-    server collect statistics, also with ``--disable-log-stats``.
+    vLLM does not make loggers of the entry point ``vllm.stat_logger_plugins`` for ``LLM``, and they
+    make every server collect statistics, even with ``--disable-log-stats``.
     """
     from vllm.v1.metrics.loggers import StatLoggerManager
 
@@ -29,7 +29,7 @@ def _add_counters(original: Callable[..., None]) -> Callable[..., None]:
         original(self, vllm_config, *args, **kwargs)
         if not is_ours(vllm_config.model_config):
             return
-        # vLLM makes one, or takes the one that it is given, such as Ray's.
+        # vLLM makes a logger, or uses one that it is given, such as Ray's.
         *_, vllms = (each for each in self.stat_loggers if isinstance(each, PrometheusStatLogger))
         names = vllm_config.model_config.dllm.algorithm_names
         self.stat_loggers.insert(0, AlgorithmCounters(vllms, names))

@@ -1,4 +1,4 @@
-"""Which models are ours, and how vLLM and transformers come to know their classes."""
+"""Know which models are ours, and register their classes with vLLM and transformers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def is_ours(model_config: ModelConfig | None) -> bool:
 
 
 def register_models() -> None:
-    """Tell vLLM and transformers about our classes.
+    """Register our classes with vLLM and transformers.
 
-    The classes of models are registered by their paths: importing them would import torch modules
-    that a front-end process does not need.
+    The model classes are registered by their paths, because importing them would import torch
+    modules that a front-end process does not need.
     """
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig

@@ -1,7 +1,7 @@
-"""Where a request enters vLLM: its input processor, and the asynchronous client of its engine.
+"""Wrap the places where a request enters vLLM: its input processor and its asynchronous client.
 
-A process that takes requests makes an input processor. So its constructor is where such a process
-learns that the model is ours, and where what only this process needs is wrapped.
+A process that receives requests makes an input processor. In its constructor such a process learns
+that the model is ours, and wraps what only this process needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def apply() -> None:
-    """Give the input processor of one of our models a `FrontEnd`, which its requests pass."""
+    """Give the input processor of one of our models a `FrontEnd`, which handles its requests."""
     from vllm.v1.engine.input_processor import InputProcessor
 
     wrap(InputProcessor, "__init__", _make_front_end)
@@ -35,7 +35,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         original(self, vllm_config, *args, **kwargs)
         if not is_ours(vllm_config.model_config):
             return
-        # Only here, because it imports parts of vLLM that other processes do not need.
+        # Imported only here, because it imports parts of vLLM that other processes do not need.
         from vllm.sampling_params import SamplingParams
 
         from vllm_dllm.frontend.request_hooks import FrontEnd
@@ -45,7 +45,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
-        # The front end outlives the engine, because vLLM's classes of requests lead to it.
+        # The front end outlives the engine, because vLLM's request classes refer to it.
         renderer = weakref.proxy(self.renderer)
         front_end = FrontEnd(vllm_config, lambda: renderer.get_tokenizer(), at_end)
         setattr(self, FRONT_END, front_end)
@@ -78,7 +78,7 @@ def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_greedy_samples(params: Any) -> None:
-    """Check for another model what vLLM no longer checks where one of ours is served."""
+    """Check for another model what vLLM no longer checks once one of ours is served."""
     from vllm.sampling_params import SamplingParams
 
     if isinstance(params, SamplingParams) and params.n > 1 and params.temperature < GREEDY_EPSILON:
@@ -86,7 +86,7 @@ def _refuse_greedy_samples(params: Any) -> None:
 
 
 def _wrap_client() -> None:
-    """Wrap the client of an HTTP server. An offline process has not imported it."""
+    """Wrap the client of an HTTP server, which an offline process has not imported."""
     if "vllm.v1.engine.async_llm" not in sys.modules:
         return
     wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _admit)

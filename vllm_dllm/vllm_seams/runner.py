@@ -1,7 +1,7 @@
-"""What a model state needs of the process and of the runner that vLLM has made it in.
+"""Change what a model state needs changed in its process and in the runner that made it.
 
-Called by our model state when the runner makes it. This module is the only one of the package
-that the worker imports, so it imports nothing of ours but `wrapping`.
+Our model state calls these functions when the runner makes it. This module is the only one of the
+room that the worker imports, so it imports nothing of ours except `wrapping`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def report_preemptions() -> None:
-    """Let vLLM's runner tell a model state of ours which requests it preempts.
+    """Make vLLM's runner report to one of our model states which requests it preempts.
 
-    The runner calls ``remove_request`` for preempted and for finished requests alike, so before
-    them it now calls ``preempt_requests(preempted, finished)`` of a model state that has it.
+    The runner calls ``remove_request`` for preempted and finished requests alike. So before those
+    calls it now calls ``preempt_requests(preempted, finished)`` of a model state that has it.
 
-    The runner's module is looked up, not imported: importing it before vLLM does is not safe (on
+    The runner's module is looked up, not imported. Importing it before vLLM does is not safe (on
     the CPU it must be imported after the kernels were swapped), and a model state exists only
     where the runner has been imported.
     """
@@ -43,7 +43,7 @@ def _name_preempted_requests(original: Callable[..., None]) -> Callable[..., Non
 def allocate_no_grammar_bitmask() -> None:
     """Keep vLLM's runner from allocating a bitmask for each position of each request's canvas.
 
-    It has room for grammars, which our automata take the place of: 0.6 to 2.1 GiB at vLLM's
+    The bitmasks are for grammars, which our automata replace, and take 0.6 to 2.1 GiB at vLLM's
     default number of requests. The runner makes its worker for them right after a model state.
     """
     worker = sys.modules["vllm.v1.worker.gpu.structured_outputs"].StructuredOutputsWorker
@@ -53,7 +53,7 @@ def allocate_no_grammar_bitmask() -> None:
 def _with_empty_bitmask(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, max_num_logits: int, *args: Any, **kwargs: Any) -> None:
         config = sys.modules["vllm.config"].get_current_vllm_config()
-        ours = hasattr(config.model_config, "dllm")  # set where our start-up has run
+        ours = hasattr(config.model_config, "dllm")  # our start-up sets it
         original(self, 0 if ours else max_num_logits, *args, **kwargs)
         if ours:
             self.apply_grammar_bitmask = _refuse_grammars
@@ -64,5 +64,5 @@ def _with_empty_bitmask(original: Callable[..., None]) -> Callable[..., None]:
 def _refuse_grammars(
     logits: Any, input_batch: Any, grammar_req_ids: Any, grammar_bitmask: Any
 ) -> None:
-    if (grammar_bitmask != -1).any():  # vLLM's warm-up has one that forbids nothing
+    if (grammar_bitmask != -1).any():  # vLLM's warm-up passes one that forbids nothing
         raise RuntimeError("vllm-dllm: a grammar of vLLM's has reached the worker")

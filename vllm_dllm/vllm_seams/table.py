@@ -1,11 +1,11 @@
-"""Every place where this package changes vLLM: what, why, the symptom without it, and its end.
+"""List every place where this package changes vLLM: what, why, the symptom without it, its end.
 
 `docs/seams.md` is made from this table:
 
     .venv/bin/python -m vllm_dllm.vllm_seams.table > docs/seams.md
 
-``tests/vllm_seams/test_signatures.py`` fails where a function is wrapped that the table lacks, or
-the table has one that nothing wraps.
+``tests/vllm_seams/test_signatures.py`` fails if the table lacks a wrapped function, or lists one
+that is not wrapped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seam:
-    """A change of vLLM from outside.
+    """A change that this package makes to vLLM from outside.
 
     Attributes:
         what: the functions of vLLM that are wrapped, each as ``module:qualified name``.

@@ -1,4 +1,4 @@
-"""Records of steps on their way from the engine to a request's outputs, see `frontend.traces`."""
+"""Carry records of steps from the engine to a request's outputs, see `frontend.traces`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:
-    """Let the front end of one of our models take the records of steps off the engine's outputs."""
+    """Make the front end of one of our models take step records off the engine's outputs."""
     from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
     wrap(OutputProcessor, "process_outputs", _take_records)

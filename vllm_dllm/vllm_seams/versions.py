@@ -1,11 +1,11 @@
-"""Which versions of vLLM this package supports; no other module knows any."""
+"""Know which versions of vLLM this package supports; no other module names any."""
 
 from __future__ import annotations
 
 from importlib import metadata
 
 MIN_VERSION = (0, 32)
-# A release belongs to the range once every test has passed on all of it.
+# A release is added to the range once every test has passed on it.
 BELOW_VERSION = (0, 33)
 
 

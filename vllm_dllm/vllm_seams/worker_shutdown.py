@@ -1,9 +1,9 @@
-"""The workers of an engine that fails to start end with it.
+"""End the workers of an engine that fails to start together with it.
 
 Such an engine leaves its workers to Python's `multiprocessing`, which sends them SIGTERM and then
 waits for them without a limit. A worker may miss the signal: its handler raises ``SystemExit``,
-which Python drops inside a callback of a weak reference, and no handler runs inside a library's
-function that does not return. vLLM's own shutdown kills such a worker after 9 s, but is not called
+which Python drops inside a weak-reference callback, and no handler runs inside a library's function
+that does not return. vLLM's own shutdown kills such a worker after 9 s, but is not called
 (``docs/upstream/process_supervision.md``).
 """
 
@@ -22,8 +22,8 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 def apply() -> None:
     """Shut an executor down before its process waits for its child processes.
 
-    vLLM's module is looked up: an engine's process has imported it when it loads plugins, or is
-    forked from a front end that has imported it.
+    vLLM's module is looked up, not imported: an engine's process has imported it when it loads
+    plugins, or is forked from a front end that has imported it.
     """
     module = sys.modules.get("vllm.v1.executor.multiproc_executor")
     if module is not None:
@@ -42,4 +42,4 @@ def _shut_down_at_exit(original: Callable[..., None]) -> Callable[..., None]:
 def _shut_down(executor: weakref.ref[Any]) -> None:
     running = executor()
     if running is not None:
-        running.shutdown()  # once; nothing happens where it has been called
+        running.shutdown()  # has no effect if it was called before

@@ -1,7 +1,7 @@
-"""How a function of vLLM is wrapped: the one helper that does it.
+"""The only helper that wraps a function of vLLM.
 
-This module imports nothing of this package and nothing of vLLM, so that any code that wraps a
-function of vLLM can use it.
+This module imports neither this package nor vLLM, so that any code that wraps a function of vLLM
+can use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-# Set on every wrapper, so that a function is wrapped once however often `wrap` is called for it.
+# Set on every wrapper, so that a function is wrapped only once however often `wrap` is called.
 _WRAPPED = "_vllm_dllm_patched"
 
 
@@ -26,12 +26,12 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
     holds the original as ``__wrapped__``.
 
     Args:
-        owner: a module or a class; a method that a class inherits is wrapped for this class alone.
-        name: of the function.
-        decorator: is called only if the function is not wrapped yet.
+        owner: a module or a class; an inherited method is wrapped for this class alone.
+        name: name of the function.
+        decorator: called only if the function is not wrapped yet.
 
     Raises:
-        AttributeError: the owner has nothing of this name.
+        AttributeError: the owner has no attribute of this name.
         TypeError: the attribute is neither callable nor a property with a getter.
     """
     attribute = inspect.getattr_static(owner, name)
