@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "show-config" in asked[:1]:
         return show_config.run(asked[1:])  # vLLM's own parser reads them
     if "selftest" in asked[:1]:
-        # Not imported for the other commands, which need not wait for torch.
+        # Imported only here, so that the other commands do not wait for torch.
         from vllm_dllm.selftest import command
 
         command.add_options(selftest)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return trace.run(args)
     if args.command == "demo":
         return demo.run(args)
-    # In a process of its own, because it changes the environment that servers would inherit.
+    # Run in a separate process, because it changes the environment that servers would inherit.
     checked = subprocess.run([sys.executable, "-m", "vllm_dllm.cli", "check"], check=False)
     return checked.returncode or command.run(args)
 

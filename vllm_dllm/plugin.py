@@ -10,10 +10,10 @@ _registered = False
 
 
 def register() -> None:
-    """Register this package's models with vLLM. Idempotent; never raises.
+    """Register this package's models with vLLM. This is idempotent and never raises.
 
-    A version of vLLM that this package does not support is left untouched: there is one warning,
-    and vLLM refuses this package's models as unknown architectures. Other models are not affected.
+    An unsupported version of vLLM is left untouched: a single warning is logged, and vLLM refuses
+    this package's models as unknown architectures. Other models are not affected.
     """
     global _registered
     if _registered:
