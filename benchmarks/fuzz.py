@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/fuzz.py
     .venv/bin/python benchmarks/fuzz.py --model gemma --bodies 1000 --json out.json
 
-Each model gets a server with every endpoint open, including those behind flags and for development.
+Each model gets a server with every endpoint open, also those for development.
 The bodies hold each field's extremes, contradictions, random options and broken bytes, and many are
 sent at a time. Requests whose answers are known are sent in between. The code is in
 `tests/support/fuzz`.

@@ -59,7 +59,7 @@ class Batch:
             self.read(ids, 0)
 
     def read(self, ids: torch.Tensor, start: int) -> Any:
-        """Logits of the tokens behind the first `start`, which join the cache."""
+        """Logits of the tokens after the first `start`, which join the cache."""
         end = start + ids.shape[1]
         at = torch.arange(end)
         behind = at[start:, None] // self.rules.length < at[None, :] // self.rules.length
@@ -83,7 +83,7 @@ class Batch:
             logits = self.read(self.canvas, self.context).float()
             self.cache.crop(-rules.length)
             probability = logits.softmax(-1)
-            probability[..., rules.mask] = -1.0  # nobody decides for a mask
+            probability[..., rules.mask] = -1.0  # a mask is never chosen
             probability, token = probability.max(-1)
             share = rules.length // rules.steps + (step < rules.length % rules.steps)
             confidence = probability.masked_fill(~self.open, -1.0)
@@ -127,7 +127,7 @@ def generate(model: Any, prompts: Sequence[Sequence[int]], rules: Rules) -> list
 
 
 def _cut(answer: list[int], rules: Rules) -> bool:
-    """End an answer behind its first end token, or where `max_tokens` are reached."""
+    """End an answer after its first end token, or where `max_tokens` are reached."""
     ends = [n + 1 for n, token in enumerate(answer) if token in rules.end]
     end = min([*ends[:1], rules.max_tokens])
     done = bool(ends) or len(answer) >= rules.max_tokens

@@ -3,7 +3,7 @@
     python benchmarks/real_size.py --json benchmarks/results/real_size.json
 
 This needs a GPU that holds 52 GB of weights; no checkpoint is downloaded. The engine runs in this
-process, compiled and with CUDA graphs as vLLM has them by default. Every request denoises behind
+process, compiled and with CUDA graphs as vLLM has them by default. Every request denoises after
 `--context` tokens. Nothing converges, so that LLaDA2 decides one token a step and DiffusionGemma
 takes all its steps. To try the script on a CPU:
 
@@ -48,7 +48,7 @@ class Floor:
 
 
 def floor(model: Geometry, requests: int, context: int, width: int = 2) -> Floor:
-    """The floor of a step in which `requests` requests denoise, each behind `context` tokens.
+    """The floor of a step in which `requests` requests denoise, each after `context` tokens.
 
     Args:
         model: its geometry.

@@ -88,7 +88,7 @@ def ask(llm: Any, params: Any) -> Run:
 
 
 def in_batches(generate: Callable[[Sequence[list[int]]], list[list[int]]]) -> Run:
-    """Answers prompts in batches of so many, one batch behind the other."""
+    """Answers prompts in batches of so many, one batch after the other."""
 
     def run(prompts: Sequence[list[int]], at_once: int) -> list[list[int]]:
         batches = (prompts[n : n + at_once] for n in range(0, len(prompts), at_once))

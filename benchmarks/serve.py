@@ -11,7 +11,7 @@ minute of the machine slows all of them; figures are medians of the turns. The s
     causal          vLLM's autoregressive serving of its weights: what a user would pick instead
     gemma           this package, tiny-diffusiongemma, with 8 denoise steps for every canvas
     gemma-native    vLLM's own class for the same
-    gemma-native-8  that class with 8 requests in a step, the most that it takes unless told
+    gemma-native-8  that class with 8 requests in a step, the most that it takes unless asked
                     otherwise; the others may take 64
 
 The prompts are held-out problems of `examples/tiny/tasks.py`, with 64 output tokens for each. All

@@ -268,7 +268,7 @@ def main() -> int:
         help="seconds, after which a request hangs; more on a busy machine",
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("flags", nargs="*", help="behind --: more flags of vllm serve")
+    parser.add_argument("flags", nargs="*", help="after --: more flags of vllm serve")
     args = parser.parse_args()
     if args.requests < LEAST_REQUESTS:
         parser.error(f"--requests must be at least {LEAST_REQUESTS}")

@@ -52,7 +52,7 @@ class Record:
         """The record in a file.
 
         Raises:
-            RefusedError: no JSON, fields missing, or no benchmark of ours.
+            RefusedError: not JSON, fields missing, or not one of our benchmarks.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

@@ -44,6 +44,6 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["vllm", "serve"]
-# There is no C++ compiler in this image, so --enforce-eager is not only the quicker start.
+# There is no C++ compiler in this image, so it needs --enforce-eager.
 CMD ["/opt/vllm-dllm/models/tiny-llada2", "--served-model-name", "tiny-llada2", "--enforce-eager", \
      "--max-model-len", "1024", "--kv-cache-memory-bytes", "256M"]

@@ -79,7 +79,7 @@ def ask(server: Server, question: str) -> dict[str, Any]:
 
 
 def draw_terminal(server: Server, path: Path) -> None:
-    """What `vllm-dllm watch` prints where its output is no terminal, in a terminal's colours."""
+    """What `vllm-dllm watch` prints where its output is not a terminal, in a terminal's colours."""
 
     @functools.cache
     def text_of(token: int) -> str:

@@ -106,7 +106,7 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def batches(path: Path, text: Path | None, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """A prompt and the canvas behind it, with a random share of random tokens."""
+    """A prompt and the canvas after it, with a random share of random tokens."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path)

@@ -69,7 +69,7 @@ def family_of(source: Path) -> Family:
     """The family of a checkpoint.
 
     Raises:
-        SystemExit: it is none of ours.
+        SystemExit: it is not one of our models.
     """
     kind = json.loads((source / "config.json").read_text())["model_type"]
     if kind not in FAMILIES:

@@ -28,7 +28,7 @@ SMALL = {"enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 1
 
 
 def roll_out(llm: LLM, asked: list[Problem], params: SamplingParams) -> list:
-    """The outputs of each problem, one behind the other."""
+    """The outputs of each problem, one after the other."""
     messages = [[{"role": "user", "content": problem.prompt}] for problem in asked]
     return llm.chat(messages, params, use_tqdm=False)
 

@@ -40,7 +40,7 @@ def byte_level(special: tuple[str, ...], *, first: int) -> Tokenizer:
 
 
 def llada2_tokenizer() -> PreTrainedTokenizerFast:
-    """LLaDA2's special tokens and chat turns, behind 256 bytes."""
+    """LLaDA2's special tokens and chat turns, after 256 bytes."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=byte_level(LLADA2_SPECIAL, first=256),
         bos_token="<|startoftext|>",
@@ -65,7 +65,7 @@ SDAR_CHAT = (
 
 
 def sdar_tokenizer() -> PreTrainedTokenizerFast:
-    """SDAR's special tokens and chat turns, which are Qwen's, behind 256 bytes.
+    """SDAR's special tokens and chat turns, which are Qwen's, after 256 bytes.
 
     As published, a turn ends with another token than a text.
     """

@@ -4,7 +4,7 @@
 
 Uniform diffusion: the encoder reads the clean prompt, tokens of the canvas are replaced by
 random ones, and the loss is the cross-entropy of the clean canvas at every position. Most
-canvases are cut off a little behind the answer, because padding costs time and teaches
+canvases are cut off a little after the answer, because padding costs time and teaches
 little; the others have their full length. In half of the steps the model is self-conditioned:
 it first predicts without a gradient, and sees that prediction (at a temperature of the
 sampler's schedule) in its second pass (Chen et al., "Analog Bits", 2022). The model is
@@ -40,7 +40,7 @@ CANVAS = 32
 WORK_A_STEP = 3456  # positions: the context once, the canvas one and a half times
 PEAK_LEARNING_RATE = 2e-3
 ALL_NOISE, CROPPED, CONDITIONED = 0.3, 0.7, 0.5  # shares of rows, of rows, of steps
-FILL_WEIGHT = 0.25  # of the padding behind the answer, which teaches little
+FILL_WEIGHT = 0.25  # of the padding after the answer, which teaches little
 SAMPLER = {
     "max_denoising_steps": 32,
     "sampler_config": EntropyBoundSamplerConfig(entropy_bound=0.1),

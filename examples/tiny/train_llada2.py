@@ -30,7 +30,7 @@ TOKENS_A_STEP = 2560
 PEAK_LEARNING_RATE = 2e-3
 BALANCE_RATE = 1e-3
 ALL_MASKED, EDITED, WRONG = 0.3, 0.25, 0.15  # shares of examples, examples, visible tokens
-FILL_WEIGHT = 0.25  # of the end-of-sequence tokens behind the first, which teach little
+FILL_WEIGHT = 0.25  # of the end-of-sequence tokens after the first, which teach little
 
 
 @dataclass(frozen=True)

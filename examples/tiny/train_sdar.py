@@ -47,7 +47,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole blocks of sequences; what is behind the last block of an answer weighs nothing."""
+    """Whole blocks of sequences; what follows the last block of an answer weighs nothing."""
 
     tokens: torch.Tensor  # [rows, T]
     answer: torch.Tensor  # bool [rows, T]: positions that may be masked, and count

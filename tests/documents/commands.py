@@ -16,7 +16,7 @@ from tests.support.checkpoints import ROOT
 
 AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-COMMENT = re.compile(r"\s+# [^'\"\n]*$")  # behind a command
+COMMENT = re.compile(r"\s+# [^'\"\n]*$")  # after a command
 # Two words that name a command together: `vllm serve`, `vllm-dllm check`, `make demo`.
 WITH_SUBCOMMAND = ("vllm", "vllm-dllm", "make", "pip", "docker")
 
@@ -30,7 +30,7 @@ def pages(root: Path = ROOT) -> list[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its page, the line where it begins, what is behind its fence, its text."""
+    """A code block: its page, the line where it begins, what follows its fence, its text."""
 
     page: str
     line: int

@@ -3,7 +3,7 @@
     python -m tests.documents.parse_child '[["python", "benchmarks/serve.py", "--eager"], ...]'
 
 Prints a list with, for each command, what is wrong with it, or null. A script is asked for its
-help behind the given options, so that it checks these and then does nothing.
+help after the given options, so that it checks these and then does nothing.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def all_blocks(language: str) -> list[Block]:
 
 
 def language_of(block: Block) -> str:
-    """`shell`, `output`, `python`, or what stands behind the fence."""
+    """`shell`, `output`, `python`, or what follows the fence."""
     if block.language in SHELL:
         if rows_for(OUTPUT, block):
             return "output"
@@ -78,7 +78,7 @@ def asks_a_server(command: Command) -> bool:
 
 
 def unknown(found: list[Command]) -> list[str]:
-    """Commands of which nobody has said how they are run: programs that the tests do not know."""
+    """Commands that the table does not account for: programs that the tests do not know."""
     return [
         str(command)
         for command in found

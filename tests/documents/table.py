@@ -38,7 +38,7 @@ GPU = "needs a GPU"
 SYSTEM = "changes the user's system"
 CLUSTER = "needs a cluster"
 
-# Blocks without a language that are no commands.
+# Blocks without a language that are not commands.
 OUTPUT = (
     Row("README.md", "user: ", "what the demo prints, see tests/commands/test_demo.py"),
     Row("docs/attention.md", "block_causal(4), queries", "a picture of a mask"),
@@ -125,7 +125,7 @@ QUICK = (
     Row("docs/attention.md", ".venv/bin/python -m vllm_dllm.ops.attention.masks", ""),
 )
 
-# Script, module or target -> what makes it short. It stands behind what the documentation says,
+# Script, module or target -> what makes it short. It follows what the documentation says,
 # and the last of two options counts. What this does not name is run as it stands.
 SHORTER = {
     "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
@@ -152,10 +152,10 @@ PLACEHOLDERS = {
     "photo.jpg": "docs/photo.jpg",
 }
 
-# Programs that ask a server at localhost:8000 without being told so.
+# Programs that ask a server at localhost:8000 without naming it.
 CLIENTS = ("vllm chat", "vllm complete", "vllm bench serve")
 
 
 def twin(name: str) -> str | None:
-    """The tiny checkpoint for the name of a model, or None if it is no such name."""
+    """The tiny checkpoint for the name of a model, or None if it is not such a name."""
     return next((path for pattern, path in TWINS.items() if re.fullmatch(pattern, name)), None)

@@ -1,6 +1,6 @@
 """The commands that need no server, each as it stands in a copy of the repository.
 
-The commands of a block run one behind the other, because one may use what another wrote.
+The commands of a block run one after the other, because one may use what another wrote.
 """
 
 from __future__ import annotations

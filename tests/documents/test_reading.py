@@ -22,7 +22,7 @@ Serve it:
 - a list
     goes on here
 
-    - and is no code
+    - and is not code
 
 ```python
 print("a")
@@ -85,7 +85,7 @@ def test_what_a_reader_fills_in() -> None:
     assert shortened(demo) == "python -m examples.tiny.train_sdar out --steps 2 --held-out 1"
 
 
-def test_a_program_that_nobody_knows_is_found() -> None:
+def test_an_unknown_program_is_found() -> None:
     planted = [Command("docs/new.md", n, text) for n, text in enumerate(("docker build .", "A=1"))]
     assert unknown(planted) == ["docs/new.md:0: docker build .", "docs/new.md:1: A=1"]
     assert unknown([Command("docs/new.md", 1, "vllm serve MODEL")]) == []

@@ -107,7 +107,7 @@ def test_requests_are_answered(
 @pytest.mark.long
 @pytest.mark.parametrize("command", SERVERS, ids=str)
 def test_servers_answer(command: Command, tmp_path: Path) -> None:
-    """Each with its flags, and those clients of its page that stand behind it."""
+    """Each with its flags, and those clients of its page that follow it."""
     name, *flags = command.words[2:]
     model = twin(name) or name
     later = [server.line for server in SERVERS if server.page == command.page]
@@ -117,6 +117,6 @@ def test_servers_answer(command: Command, tmp_path: Path) -> None:
         answer = server.post("/v1/completions", prompt="64 + 28", max_tokens=8)
         assert answer.status_code == 200, answer.text
         for client in CLIENTS:
-            behind = client.page == command.page and command.line < client.line < end
-            if behind and asked(client) == model:
+            follows = client.page == command.page and command.line < client.line < end
+            if follows and asked(client) == model:
                 send(client, server, tmp_path)

@@ -20,7 +20,7 @@ from ray import serve
 
 START_S = 1800  # weights are downloaded and loaded, kernels compiled
 END_S = 140  # --shutdown-timeout of 120 s, and what the server needs to end
-# What belongs to one connection, and not to the one behind it.
+# What belongs to one connection, and not to the next one.
 OF_A_CONNECTION = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 app = FastAPI(openapi_url=None)
