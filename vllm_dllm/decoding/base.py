@@ -1,8 +1,8 @@
 """The contract of a decoding algorithm.
 
-An algorithm is a pure function of tensors. It knows one canvas per row and nothing
-of requests, batches, caches or phases. The state that it keeps between steps is passed
-in and returned.
+An algorithm is a pure function of tensors. It sees one canvas per row and knows nothing about
+requests, batches, caches or phases. The state that it keeps between steps is passed in and
+returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Corruption = Literal["mask", "uniform"]
 
 @dataclass(frozen=True)
 class Canvas:
-    """One canvas per row. Masks are explicit: a token id never says what a position is.
+    """One canvas per row. Masks are explicit: a token id never implies that a position is masked.
 
     Attributes:
         tokens: int64 ``[slots, L]``, the ids that the model reads.
@@ -47,10 +47,10 @@ class StepContext:
     Attributes:
         statistics: row statistics ``[slots, L]`` of a forward pass over the canvas; with samples
             (`SampledStatistics`) for an algorithm of uniform noise.
-        last: bool ``[slots]``, true where the step cap is reached: decide everything now.
+        last: bool ``[slots]``, true where the step cap is reached and everything must be decided.
         parameters: the fields of the algorithm's `config`, as float32 ``[slots]`` tensors.
         state: what the algorithm's last step returned for these slots, or the initial values.
-        step: int32 ``[slots]``, steps that the canvas has taken before this one.
+        step: int32 ``[slots]``, the number of steps the canvas has taken before this one.
         noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm of uniform noise.
         present: bool ``[slots, L]``, positions that exist; None when all do. Only canvases
             narrower than L have positions that do not exist, whose statistics are meaningless.
@@ -73,8 +73,8 @@ class Update:
 
     Attributes:
         canvas: the canvas that the model reads next, or that is committed where `done` is true.
-        done: bool ``[slots]``, the algorithm has finished with the canvas. Where the canvas equals
-            the one that was read, this forward pass was its commit.
+        done: bool ``[slots]``, true where the algorithm has finished the canvas. If the canvas
+            equals the one that was read, this forward pass was its commit.
         state: the tensors named in `Algorithm.state`, for the next step.
     """
 
@@ -90,8 +90,8 @@ class StateTensor:
     Attributes:
         dtype: its dtype.
         initial: the value before the first step of a canvas.
-        per_position: shape ``[slots, L, *extra]`` rather than ``[slots, *extra]``.
-        extra: further dimensions.
+        per_position: whether the shape is ``[slots, L, *extra]`` rather than ``[slots, *extra]``.
+        extra: additional dimensions.
     """
 
     dtype: torch.dtype
@@ -105,15 +105,17 @@ class Algorithm(Protocol):
 
     Attributes:
         name: what users write.
-        corruption: what it removes from a canvas, masks or uniform noise; a model has one of both.
+        corruption: what it removes from a canvas: masks or uniform noise. A model has one of the
+            two.
         config: its settings; each may be chosen per request.
-        presets: settings under a name of their own, ``<name>-<preset>``.
+        presets: named settings, used as ``<name>-<preset>``.
         state: per-slot tensors between the steps of a canvas; the engine stores them.
-        edits: it may change decided positions, so no part of a canvas is final before `done`.
-        reads_entropy: it needs the entropies of the rows.
-        samples: it also works with drawn tokens in place of the most likely ones.
-        own_confidence: a drawn token's confidence is its own probability at temperature 1, and not
-            the one of `ops.statistics.rows.with_drawn`.
+        edits: whether it may change decided positions, so no part of a canvas is final before
+            `done`.
+        reads_entropy: whether it needs the entropies of the rows.
+        samples: whether it also works with drawn tokens in place of the most likely ones.
+        own_confidence: whether a drawn token's confidence is its own probability at temperature 1
+            rather than the one from `ops.statistics.rows.with_drawn`.
     """
 
     name: str
@@ -127,7 +129,7 @@ class Algorithm(Protocol):
     own_confidence: bool
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """The default for the most steps that a canvas of `length` positions may take."""
+        """The default maximum number of steps for a canvas of `length` positions."""
         ...
 
     def temperature(
@@ -136,7 +138,7 @@ class Algorithm(Protocol):
         progress: tuple[torch.Tensor, torch.Tensor],
         parameters: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The temperature at which the logits of a step are sampled, float32 ``[slots]``.
+        """The temperature at which a step's logits are sampled, float32 ``[slots]``.
 
         0 is greedy, and the result is 0 where a request's temperature is 0.
 
@@ -151,10 +153,11 @@ class Algorithm(Protocol):
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A change of one logit in each row before statistics are computed, or None for no change.
+        """A change to one logit in each row before statistics are computed, or None for no change.
 
         Returns:
-            Token ids int64 ``[slots, L]`` and what to add to their logits, float32 ``[slots, L]``.
+            Token ids int64 ``[slots, L]`` and the values to add to their logits, float32
+            ``[slots, L]``.
         """
         ...
 
@@ -167,7 +170,7 @@ class Algorithm(Protocol):
 
         At each position the new canvas holds one of these: the token that the canvas has there, the
         `token` or `sample` of the statistics, the random token in `context.noise`, or an id that
-        `ask` named there. Logprobs are read for these only, so a request that asks for logprobs
+        `ask` named there. Logprobs are read only for these, so a request that asks for logprobs
         ends with an error if a position that is not masked gets any other token.
         """
         ...
@@ -201,7 +204,7 @@ class MaskedAlgorithm(BaseAlgorithm):
     corruption: Corruption = "mask"
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """See `Algorithm.cap`: one step for each position, and one more."""
+        """See `Algorithm.cap`: one step per position, plus one."""
         return length + 1
 
     def temperature(
@@ -215,7 +218,7 @@ class MaskedAlgorithm(BaseAlgorithm):
 
 
 def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:
-    """``probability`` ``[slots, L]`` where masked, and -1, below all probabilities, elsewhere."""
+    """``probability`` ``[slots, L]`` where masked, and -1 (below every probability) elsewhere."""
     return torch.where(canvas.masked, probability, -1.0)
 
 
@@ -230,8 +233,8 @@ def reveal(
 ) -> Update:
     """Decide the masked positions in ``accept`` (bool ``[slots, L]``), but at least one of them.
 
-    Where `accept` has no masked position, the most probable one is decided; ties go to the
-    lowest position. At the step cap all masked positions are decided. `token` and `probability`
+    If `accept` has no masked position, the most probable one is decided; ties go to the lowest
+    position. At the step cap all masked positions are decided. `token` and `probability`
     (``[slots, L]``) default to those of the statistics; `state` is returned with the update.
     """
     token = context.statistics.token if token is None else token

@@ -8,7 +8,7 @@ from vllm_dllm.decoding.base import Canvas
 
 
 def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
-    """Position behind the first decided end-of-sequence token, or L + 1; int64 ``[slots]``.
+    """The position after the first decided end-of-sequence token, or L + 1; int64 ``[slots]``.
 
     ``end_tokens`` is int64 ``[slots, E]``, ids that end the request, padded with -1. End tokens at
     fixed positions do not count, because they belong to the prompt.
@@ -21,23 +21,23 @@ def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
 
 
 def decided_prefix(canvas: Canvas) -> torch.Tensor:
-    """Number of positions before the first masked one; int64 ``[slots]`` in ``0..L``."""
+    """The number of positions before the first masked one; int64 ``[slots]`` in ``0..L``."""
     return (canvas.masked.cumsum(1) == 0).sum(1)
 
 
 def emitted_length(canvas: Canvas, reach: torch.Tensor, early: bool = True) -> torch.Tensor:
-    """Length of the canvas prefix that may leave, or 0 while the canvas must go on.
+    """The length of the canvas prefix that may leave, or 0 while the canvas must go on.
 
-    A canvas without masked positions leaves whole. With `early`, one whose positions up to
-    `reach` are all decided leaves up to there: nothing behind is ever shown, so steps to decide it
-    would be wasted (``eos_early_stop`` in LLaDA2's ``generate``). This is only valid for algorithms
-    that never change a decided position.
+    A canvas without masked positions leaves whole. With `early`, a canvas whose positions up to
+    `reach` are all decided leaves up to there: nothing after that is ever shown, so steps to decide
+    it would be wasted (``eos_early_stop`` in LLaDA2's ``generate``). This is valid only for
+    algorithms that never change a decided position.
 
     Args:
         canvas: tensors of shape ``[slots, L]``.
         reach: int64 ``[slots]``, at least 1: the smaller of `first_end` and the number of positions
             that the request may output, including those of the tail.
-        early: whether anything leaves before the whole canvas is decided.
+        early: whether a prefix may leave before the whole canvas is decided.
 
     Returns:
         int64 ``[slots]`` in ``0..L``.

@@ -1,4 +1,4 @@
-"""Credit: a token that keeps being predicted is believed before it is sure."""
+"""Credit: a token that is predicted repeatedly is accepted before it is certain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CreditConfig(AlgorithmConfig):
 
 @register_algorithm
 class Credit(MaskedAlgorithm):
-    """LowConfidence on logits that are lifted by the credit of earlier predictions.
+    """LowConfidence on logits that are raised by the credit of earlier predictions.
 
     At each step, with x the argmax and p its probability at position i::
 
@@ -43,9 +43,9 @@ class Credit(MaskedAlgorithm):
         logit'[i, v] = logit[i, v] + alpha * log(1 + C[i, v])
 
     and LowConfidence decides by the argmax of logit' and its softmax probability. Only predicted
-    tokens have a credit, so the `KEPT` largest per position are kept, never a row of the
-    vocabulary; ties between lifted logits go to the lowest token id. No token without a credit
-    can overtake x, whose own credit is positive, so the result is exact.
+    tokens have a credit, so the `KEPT` largest per position are kept, never a whole row of the
+    vocabulary; ties between raised logits go to the lowest token id. A token without credit cannot
+    overtake x, whose own credit is positive, so the result is exact.
 
     Source: CreditDecoding (arXiv 2510.06133).
     """

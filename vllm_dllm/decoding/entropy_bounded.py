@@ -1,4 +1,4 @@
-"""EntropyBounded: the least uncertain positions, while their entropies add up to little."""
+"""EntropyBounded: decide the least uncertain positions while their entropies sum to little."""
 
 from __future__ import annotations
 

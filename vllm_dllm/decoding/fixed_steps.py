@@ -1,4 +1,4 @@
-"""FixedSteps: the same number of tokens at every step, the most confident first."""
+"""FixedSteps: decide the same number of tokens at every step, the most confident first."""
 
 from __future__ import annotations
 

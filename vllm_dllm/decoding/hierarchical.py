@@ -28,7 +28,7 @@ class HierarchicalConfig(AlgorithmConfig):
 
 @register_algorithm
 class Hierarchical(MaskedAlgorithm):
-    """Decides one position of every run of masks, all positions that are sure, and the surest.
+    """Decides one position of every run of masks, all sure positions, and the surest one.
 
     With R the maximal runs of neighbouring masked positions and p the argmax' probability::
 

@@ -35,8 +35,8 @@ class JointThreshold(MaskedAlgorithm):
     """Mask-to-token and token-to-token editing from one forward pass.
 
     With M the masked positions, V the visible ones that are not fixed, x the argmax and p its
-    probability, both after `penalty_lambda` was taken off the logit of the token that stands to
-    the left inside the canvas::
+    probability, both after `penalty_lambda` was subtracted from the logit of the token to the left
+    inside the canvas::
 
         decide  {i in M : p_i > threshold}   or, when that is empty,   {argmax over M of p_i}
         rewrite {i in V : x_i differs from the token there and p_i > edit_threshold}
@@ -71,7 +71,7 @@ class JointThreshold(MaskedAlgorithm):
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See `Algorithm.adjust`: penalise the token of the left neighbour, where there is one."""
+        """See `Algorithm.adjust`: penalise the left neighbour's token, if there is one."""
         amount = -parameters["penalty_lambda"][:, None].expand_as(canvas.tokens).clone()
         amount[:, 0] = 0
         return canvas.tokens.roll(1, dims=1), amount

@@ -1,4 +1,4 @@
-"""LowConfidenceDynamic: all that the model is sure of, or else the step's share of the block."""
+"""LowConfidenceDynamic: decide all sure positions, or else the step's share of the block."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class LowConfidenceDynamic(MaskedAlgorithm):
         sure = {i in M : p_i > threshold}
         accept = sure   where it has at least n positions, else the min(n, |M|) largest p of M
 
-    Ties go to the lowest position. Probabilities are those of the whole vocabulary at temperature
-    1, also of drawn tokens; ``generate.py`` takes them after temperature, top-k and top-p, so that
-    greedy decoding (its top-k of 1) would be sure of everything. There a step that has fewer masks
+    Ties go to the lowest position. Probabilities are taken over the whole vocabulary at temperature
+    1, even for drawn tokens; ``generate.py`` takes them after temperature, top-k and top-p, so
+    greedy decoding (its top-k of 1) would be sure of everything. There, a step with fewer masks
     left than its quota overwrites decided positions (S < L); here decided positions never change.
 
     Source: ``low_confidence_dynamic`` of SDAR's ``generate.py`` (JetAstra/SDAR); the threshold 0.9

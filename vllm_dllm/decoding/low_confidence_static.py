@@ -1,4 +1,4 @@
-"""LowConfidenceStatic: the step's share of the block, the most confident positions first."""
+"""LowConfidenceStatic: decide the step's share of the block, the most confident positions first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vllm_dllm.ranges import AlgorithmConfig
 class LowConfidenceStatic(MaskedAlgorithm):
     """Decides the same share of a block at every step.
 
-    With M the masked positions and n the quota of the step (see `step_quota`), those of the min(n,
-    abs(M)) largest probabilities; ties go to the lowest position. `FixedSteps` differs in a block
-    that begins with a prompt's tail: it spreads the masked positions over the steps, this rule all
-    L. ``generate.py`` overwrites decided positions where fewer masks are left than the quota; here
-    decided positions never change.
+    With M the masked positions and n the quota of the step (see `step_quota`), it decides the
+    positions with the min(n, abs(M)) largest probabilities; ties go to the lowest position.
+    `FixedSteps` differs in a block that begins with a prompt's tail: it spreads the masked
+    positions over the steps, while this rule spreads all L. ``generate.py`` overwrites decided
+    positions when fewer masks are left than the quota; here decided positions never change.
 
     Source: ``low_confidence_static`` of SDAR's ``generate.py`` (JetAstra/SDAR).
     """

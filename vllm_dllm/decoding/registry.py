@@ -12,7 +12,7 @@ from vllm_dllm.decoding.base import Algorithm, Corruption
 from vllm_dllm.ranges import SettingsError, closest, listed, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
-# The kinds of models, in the words of an error message.
+# The kinds of models, as error messages name them.
 MODELS: Mapping[Corruption, str] = {
     "mask": "masked models (LLaDA2, SDAR)",
     "uniform": "models that denoise random tokens (DiffusionGemma)",
@@ -66,23 +66,23 @@ def load_installed() -> None:
 
 
 def algorithms(corruption: Corruption) -> list[Algorithm]:
-    """All registered algorithms for a kind of model, by name."""
+    """All registered algorithms for a kind of model, sorted by name."""
     load_installed()
     return [_REGISTRY[key] for key in sorted(_REGISTRY) if key[0] == corruption]
 
 
 def algorithm_names(corruption: Corruption) -> list[str]:
-    """The names that users may write, those of presets included."""
+    """The names that users may write, including those of presets."""
     known = algorithms(corruption)
     return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
 
 
 def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[str, float]]:
-    """The algorithm of a name, and the settings of its preset.
+    """The algorithm with this name, and the settings of its preset.
 
     Args:
         name: a registered name, ``<name>-<preset>``, or ``package.module:Class``.
-        corruption: what fills the model's fresh canvases, masks or uniform noise.
+        corruption: what fills the model's fresh canvases: masks or uniform noise.
 
     Raises:
         SettingsError: there is no such algorithm, or it is for the other kind of model.
@@ -110,7 +110,7 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
 
 
 def other_kind(corruption: Corruption) -> Corruption:
-    """The other kind of models."""
+    """The other kind of model."""
     return "uniform" if corruption == "mask" else "mask"
 
 
@@ -119,7 +119,7 @@ def _imported(path: str, corruption: Corruption) -> Algorithm:
     module, _, attribute = path.partition(":")
     try:
         cls: Any = getattr(importlib.import_module(module), attribute)
-        if not hasattr(cls, "corruption"):  # do not call an object that is no algorithm
+        if not hasattr(cls, "corruption"):  # do not call an object that is not an algorithm
             raise TypeError("it is no algorithm")
         register_algorithm(cls)
     except Exception as error:

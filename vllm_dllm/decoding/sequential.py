@@ -1,4 +1,4 @@
-"""Sequential: the step's share of the block, from left to right."""
+"""Sequential: decide the step's share of the block from left to right."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vllm_dllm.ranges import AlgorithmConfig
 
 @register_algorithm
 class Sequential(MaskedAlgorithm):
-    """Decides the masked ones among the n positions from the first mask on, n the step's quota.
+    """Decides the masks among the n positions from the first mask on; n is the step's quota.
 
-    ``generate.py`` also overwrites what is decided among them; here decided positions never change.
+    ``generate.py`` also overwrites decided positions among them; here they never change.
 
     Source: ``sequential`` of SDAR's ``generate.py`` (JetAstra/SDAR); the quota as in `step_quota`.
     """

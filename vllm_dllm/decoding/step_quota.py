@@ -1,4 +1,4 @@
-"""How many positions a step of SDAR's published rules decides at least."""
+"""The minimum number of positions that a step of SDAR's published rules decides."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vllm_dllm.ranges import MAX_STEPS, AlgorithmConfig, setting
 class StepsConfig(AlgorithmConfig):
     """Settings of a rule that spreads a block over steps."""
 
-    # As many as the block has positions, or more, decide one position a step.
+    # A value of L or more decides one position per step.
     steps: int = setting(MAX_STEPS, "steps that a block is spread over", least=1, whole=True)
 
 
 def step_quota(canvas: Canvas, context: StepContext) -> torch.Tensor:
     """The quota of step s = 0, 1, ... of S steps, int64 ``[slots]``: floor(L / S) + [s < L mod S].
 
-    Steps are counted from 0 in every block, also in one that begins with a prompt's tail.
+    Steps are counted from 0 in every block, including one that begins with a prompt's tail.
 
     Source: ``get_num_transfer_tokens`` of SDAR's ``generate.py`` (JetAstra/SDAR).
 
     Raises:
-        TypeError: `context` has no number of the step.
+        TypeError: `context` has no step number.
     """
     if context.step is None:
         raise TypeError("this algorithm needs the number of the step")
@@ -36,14 +36,14 @@ def step_quota(canvas: Canvas, context: StepContext) -> torch.Tensor:
 
 
 def most_confident(canvas: Canvas, probability: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The masked positions of the largest probabilities, bool ``[slots, L]``.
+    """The masked positions with the largest probabilities, bool ``[slots, L]``.
 
-    Where fewer positions are masked than `count`, others are true too; `reveal` passes over them.
+    If fewer positions are masked than `count`, others are true too; `reveal` ignores them.
 
     Args:
-        canvas: of the slots.
+        canvas: the canvases of the slots.
         probability: float32 ``[slots, L]``. Ties go to the lowest position.
-        count: int64 ``[slots]``, how many.
+        count: int64 ``[slots]``, the number of positions.
     """
     order = confidence(canvas, probability).argsort(dim=1, descending=True, stable=True)
     place = torch.arange(order.shape[1], device=order.device)
