@@ -1,10 +1,10 @@
 """The process that compiles constraints: ``python -m vllm_dllm.constraints.compiler DESCRIPTOR``.
 
-It reads the vocabulary and then one constraint after the other from the connection whose file
-descriptor it is given, and answers each (see `pool`). Each constraint is compiled in a fork of this
-process, whose memory and CPU time the kernel limits: no library that a hostile constraint keeps
-busy can be interrupted, but any process can be killed. A verdict does not depend on how busy the
-machine is, because CPU time counts.
+It reads the vocabulary and then one constraint at a time from the connection whose file descriptor
+it is given, and answers each (see `pool`). Each constraint is compiled in a fork of this process
+whose memory and CPU time the kernel limits: a library that a hostile constraint keeps busy cannot
+be interrupted, but a process can be killed. Because the limit is CPU time, a verdict does not
+depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from canvas_grammar.preloading import preload
 from vllm_dllm.constraints.grammar import Constraint, ConstraintError, Vocabulary
 from vllm_dllm.constraints.pool import COMPILED, REFUSED, PoolLimits
 
-# Signals by which somebody else ends a fork; any other one is caused by the constraint itself.
+# Signals sent to a fork from outside; any other signal is caused by the constraint itself.
 SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Compilations yield to the engine where the CPU is busy.
+# Compilations yield to the engine when the CPU is busy.
 NICENESS = 5
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     os.nice(NICENESS)
     vocabulary, limits = connection.recv()
     preload()
-    # What libraries print about a client's constraint is not for the server's log.
+    # Output that libraries print about a client's constraint does not belong in the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -82,8 +82,8 @@ def compile_packed(constraint: Constraint, vocabulary: Vocabulary, limits: PoolL
     except MemoryError:
         reason = _too_costly(_memory(limits))
     except BaseException as error:
-        # A schema that breaks a library in an unforeseen way is refused and does nothing worse.
-        # (A panic of a library written in Rust is not an `Exception`.)
+        # A schema that breaks a library in an unforeseen way is refused, with no further effect. (A
+        # panic of a library written in Rust is not an `Exception`.)
         reason = f"the constraint cannot be read ({type(error).__name__})"
     return REFUSED + reason.encode(errors="replace")
 
@@ -91,7 +91,7 @@ def compile_packed(constraint: Constraint, vocabulary: Vocabulary, limits: PoolL
 def _cause_of_death(status: int, limits: PoolLimits) -> str:
     """Why a fork ended without an answer, if its constraint is the cause.
 
-    Ends this process where it is not: then there is no verdict on the constraint.
+    If it is not, this function ends the process, and there is no verdict on the constraint.
     """
     if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in SIGNALS_FROM_OUTSIDE:
         raise SystemExit(1)

@@ -1,7 +1,7 @@
-"""All that the plugin uses of `canvas_grammar`; `compiler` alone imports more.
+"""Everything that the plugin uses from `canvas_grammar`; only `compiler` imports more.
 
-A process that has no constraint need not load any of it, so this module is imported by the
-functions that serve constraints, never by a module.
+A process without constraints need not load any of it, so this module is imported inside the
+functions that serve constraints, never at the top of a module.
 """
 
 from canvas_grammar import (

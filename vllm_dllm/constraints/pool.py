@@ -1,9 +1,9 @@
-"""A pool of processes that compile constraints, each constraint only once.
+"""A pool of processes that compiles each constraint only once.
 
-Constraints wait in one queue for one of a few processes (`compiler`). The verdict on a constraint,
-an automaton or a refusal, is cached, and whoever sends the same constraint again gets it at once. A
-`BusyError` is not a verdict and is not cached: the constraint has waited too long, or somebody
-killed the process. Nothing here runs on an engine's thread.
+Constraints wait in one queue for one of a few processes (`compiler`). The verdict on a constraint
+is an automaton or a refusal. It is cached, and the same constraint gets it immediately when it is
+sent again. A `BusyError` is not a verdict and is not cached: the constraint has waited too long, or
+its process was killed. Nothing here runs on an engine's thread.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from vllm_dllm.constraints.grammar import (
 logger = logging.getLogger("vllm.dllm")
 
 COMPILER = "vllm_dllm.constraints.compiler"
-# An automaton takes from a hundred kilobytes to some megabytes, a refusal at most a kilobyte.
+# An automaton takes between a hundred kilobytes and several megabytes, a refusal at most a
+# kilobyte.
 CACHE_BYTES, REFUSAL_BYTES = 256 << 20, 1 << 10
-# A process that dies is replaced, and its constraint is compiled once more.
+# A process that dies is replaced, and its constraint is compiled again.
 ATTEMPTS = 2
-# How an answer of a process begins.
+# The first byte of a process' answer.
 COMPILED = b"+"  # the packed automaton follows
 REFUSED = b"-"  # the reason follows
 CLOSED = "constraints are not compiled any more: the engine has ended"
 
 
 class BusyError(RuntimeError):
-    """There is no verdict on a constraint: it may be compiled if it is sent again later."""
+    """There is no verdict on a constraint; it may be compiled if it is sent again later."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ class PoolLimits:
     """What a constraint may cost.
 
     Attributes:
-        cpu_seconds: CPU time of a compilation. A limit of wall time would refuse on a busy machine
-            what it serves on an idle one.
-        memory_bytes: memory that the compiling process may use on top of what it has when idle.
-        wait_seconds: wall time that a constraint may wait for others to be compiled, if whoever
-            sent it is not patient.
+        cpu_seconds: CPU time of a compilation. A limit on wall time would refuse constraints on a
+            busy machine that it serves on an idle one.
+        memory_bytes: memory that the compiling process may use in addition to its idle size.
+        wait_seconds: wall time that a constraint may wait for others to be compiled, if it was
+            submitted without `patient`.
     """
 
     cpu_seconds: float = 1.5
@@ -77,7 +78,7 @@ class _Job:
     Attributes:
         key: what its verdict is cached under.
         constraint: what to compile.
-        until: when whoever waits for it stops waiting, on the clock of `time.monotonic`.
+        until: the time, on the clock of `time.monotonic`, at which its caller stops waiting.
         future: receives the automaton, or the error.
     """
 
@@ -88,9 +89,9 @@ class _Job:
 
 
 class CompilerPool:
-    """Compiles constraints for one vocabulary. Thread-safe.
+    """Compiles constraints for one vocabulary. It is thread-safe.
 
-    Its processes start with the first constraint. They end with `close`, or when this process does.
+    Its processes start with the first constraint. They end with `close`, or with this process.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class CompilerPool:
             read_vocabulary: called before a process starts, in a thread of the pool. If it raises
                 a `ConstraintError`, no constraint is served.
             limits: what a constraint may cost.
-            processes: number of constraints that are compiled at a time.
+            processes: the number of constraints that are compiled at a time.
         """
         self.limits = limits or PoolLimits()
         self._processes = [_Process(read_vocabulary, self.limits) for _ in range(processes)]
@@ -118,10 +119,10 @@ class CompilerPool:
         self._started = self._closed = False
 
     def submit(self, constraint: Constraint, patient: bool = True) -> Future[CompiledConstraint]:
-        """A future of the automaton; it is done at once where the verdict is cached.
+        """Return a future of the automaton; it is done immediately if the verdict is cached.
 
         The future raises `ConstraintError` if the constraint cannot be served, and `BusyError` if
-        there is no verdict for a reason that may pass.
+        there is no verdict for a temporary reason.
 
         Args:
             constraint: what to compile.
@@ -161,7 +162,7 @@ class CompilerPool:
                 threading.Thread(target=self._serve, args=(process,), daemon=True).start()
 
     def _serve(self, process: _Process) -> None:
-        """Compile one constraint after the other, until the pool is closed."""
+        """Compile one constraint at a time until the pool is closed."""
         while (job := self._queue.get()) is not None:
             outcome: Outcome
             try:
@@ -171,13 +172,13 @@ class CompilerPool:
                 outcome = process.compile(job.constraint)
             except (ConstraintError, BusyError) as error:
                 outcome = error
-            except Exception as error:  # whatever the error is, nobody may wait for ever
+            except Exception as error:  # whatever the error is, no caller may wait forever
                 logger.exception("A constraint was not compiled.")
                 outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
             self._settle(job, outcome)
 
     def _settle(self, job: _Job, outcome: Outcome) -> None:
-        """Cache a verdict, and resolve everybody who waits for it."""
+        """Cache a verdict, and resolve the future of every caller that waits for it."""
         if isinstance(outcome, CompiledConstraint) and outcome.facts.ignored:
             logger.info("%s", outcome.facts.remark())
         with self._lock:
@@ -198,10 +199,10 @@ def _size(verdict: Future[CompiledConstraint]) -> int:
 
 
 class _Process:
-    """A process that compiles one constraint at a time. It is started when there is one.
+    """A process that compiles one constraint at a time. It is started for the first constraint.
 
-    It has a session of its own: Linux divides CPU time between sessions first, so it gets its share
-    beside a busy engine, and signals that a terminal sends to the engine do not reach it.
+    It has a separate session: Linux divides CPU time between sessions first, so it gets its share
+    next to a busy engine, and signals that a terminal sends to the engine do not reach it.
     """
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: PoolLimits) -> None:
@@ -212,11 +213,11 @@ class _Process:
         self._closed = False
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """The automaton of a constraint.
+        """Return the automaton of a constraint.
 
         Raises:
             ConstraintError: the constraint cannot be served.
-            BusyError: somebody killed the process, and the next one, too; or it is closed.
+            BusyError: the process was killed, and so was the next one; or it is closed.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -234,7 +235,7 @@ class _Process:
         raise BusyError("the process that compiled it was killed: busy, try again")
 
     def close(self) -> None:
-        """Kill it; it is not started again. A call of `compile` that waits raises `BusyError`."""
+        """Kill the process for good. A call of `compile` that is waiting raises `BusyError`."""
         self._closed = True
         self._kill()
 
