@@ -1,7 +1,7 @@
-"""What fields of a checkpoint's ``config.json`` ask for: read, refused, passed over, or unknown.
+"""Classifies the fields of a checkpoint's ``config.json``: read, refused, ignored, or unknown.
 
-A field that is silently ignored may change a model's answers without a word, so each one is known
-to be read, asks for something that is refused by name, is known not to matter, or is warned of.
+Silently ignoring a field may change a model's answers, so each field is either known to be read,
+refused by name, known not to matter, or named in a warning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from vllm_dllm.ranges import SettingsError, shown
 
-# LLaDA2: values that ask for nothing which is not done, and what others would ask for.
+# LLaDA2: values that ask for nothing unsupported, and what other values would ask for.
 LLADA2_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
     "expert_capacity": ((None, 0), "experts chosen for whole blocks (LLaDA2.2)"),
     "delete_token_id": ((None,), "tokens that are deleted from a canvas (LLaDA2.2)"),
@@ -25,14 +25,15 @@ LLADA2_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
     ),
     "use_rmsnorm": ((None, True), "layer norm"),
 }
-# Training, caching and dropout; and a window that the authors' code states and never applies.
+# Training, caching and dropout, and a window that the authors' code states but never applies.
 LLADA2_INERT = frozenset(
     {"attention_dropout", "embedding_dropout", "output_dropout", "initializer_range", "use_cache"}
     | {"max_window_layers", "sliding_window", "use_sliding_window", "output_router_logits"}
     | {"router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers"}
     | {"mtp_loss_scaling_factor", "moe_router_bias_update_rate"}
 )
-# DiffusionGemma's, beside what transformers' classes declare: read by vLLM's backbone or by them.
+# DiffusionGemma's fields other than those that transformers' classes declare. They are read by
+# vLLM's backbone or by those classes.
 GEMMA_READ = frozenset(
     {"attention_k_eq_v", "attn_logit_softcapping", "final_logit_softcapping", "global_head_dim"}
     | {"num_global_key_value_heads", "num_kv_shared_layers", "per_layer_config"}
@@ -43,7 +44,7 @@ GEMMA_VISION_READ = frozenset({"default_output_length"})
 GEMMA_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
     "use_bidirectional_attention": ((None, "vision"), "prompts that are read in both directions"),
 }
-# SDAR: what vLLM's Qwen3 would pass over, or do in a way that does not fit a canvas.
+# SDAR: what vLLM's Qwen3 would ignore, or do in a way that does not fit a canvas.
 SDAR_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
     "use_regular_causal": ((None, False), "tokens that are read causally (I-DLM)"),
     "block_causal_prompt": ((None, True), "prompts that are read causally"),
@@ -53,8 +54,8 @@ SDAR_ONLY: Mapping[str, tuple[Collection[Any], str]] = {
     "shared_expert_intermediate_size": ((None, 0), "a shared expert"),
     "dual_chunk_attention_config": ((None,), "attention by chunks of the context"),
 }
-# Of every model: transformers' own attributes, what loaders ask for, and generation settings that
-# older configurations hold.
+# For every model: transformers' own attributes, options of loaders, and generation settings in
+# older configurations.
 _HOUSEKEEPING = (
     frozenset(vars(PretrainedConfig()))
     | frozenset(GenerationConfig().to_dict())
@@ -68,11 +69,11 @@ _HOUSEKEEPING = (
 
 
 def source_of(name: str, overrides: Mapping[str, Any]) -> str:
-    """Where a field comes from: ``config.json`` or ``--hf-overrides``.
+    """The source of a field: ``config.json`` or ``--hf-overrides``.
 
     Args:
-        name: the field, maybe with those that it lies in (``text_config.x``).
-        overrides: what ``--hf-overrides`` says.
+        name: the field, with any fields that contain it (``text_config.x``).
+        overrides: the value of ``--hf-overrides``.
     """
     found: Any = overrides
     for part in name.split("."):
@@ -88,11 +89,11 @@ def check_only(
     table: Mapping[str, tuple[Collection[Any], str]],
     source: str = "config.json",
 ) -> None:
-    """Raise `SettingsError` for a field that asks for something which is not done.
+    """Raise `SettingsError` for a field that asks for something that is not supported.
 
     Args:
-        name: the field, maybe with those that it lies in (``text_config.x``).
-        value: what the checkpoint or an override says.
+        name: the field, with any fields that contain it (``text_config.x``).
+        value: the value in the checkpoint or an override.
         table: the values that ask for nothing, and what others would ask for.
         source: where the value comes from.
     """
@@ -107,7 +108,7 @@ def check_only(
 
 
 def unknown_fields(stated: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """The fields that are not known to be read, in the file's order.
+    """The unknown fields, in the file's order.
 
     Args:
         stated: ``config.json`` with ``--hf-overrides``.
@@ -117,14 +118,14 @@ def unknown_fields(stated: Mapping[str, Any], known: Collection[str]) -> list[st
 
 
 def unknown_gemma_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
-    """The same for DiffusionGemma, whose text and vision fields lie in objects of their own.
+    """The unknown fields of DiffusionGemma, whose text and vision fields are in separate objects.
 
     Args:
         stated: ``config.json`` with ``--hf-overrides``.
         overrides: ``--hf-overrides`` alone.
 
     Raises:
-        SettingsError: a field asks for something that is not done.
+        SettingsError: a field asks for something that is not supported.
     """
     from transformers import DiffusionGemmaConfig
 

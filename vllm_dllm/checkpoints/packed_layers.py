@@ -1,8 +1,8 @@
-"""Layers whose kernels read weights in a layout of their own, updated while the engine runs.
+"""Updates layers whose kernels read weights in a packed layout while the engine runs.
 
-vLLM's kernels on a CPU pack the weights of the first checkpoint. What a weight loader writes into
-such a layer later would be read as if it were packed, or finds no weight any more. Here the loaders
-of packed layers write into plain tensors, which are packed when the update ends.
+vLLM's CPU kernels pack the weights of the first checkpoint. Anything that a weight loader writes
+into such a layer later would be read as if it were packed, or the weight no longer exists. Here the
+loaders of packed layers write into plain tensors, which are packed when the update ends.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-# Kernels that read experts as they stand in a checkpoint, and the one whose layout is known here.
+# Kernels that read experts as the checkpoint stores them, and the one whose layout is known here.
 _KNOWN_EXPERTS = (
     UnquantizedMoeBackend.TRITON,
     UnquantizedMoeBackend.BATCHED_TRITON,
     UnquantizedMoeBackend.CPU,
 )
-# By an element's bytes: an integer type, and the bits of a NaN that no computation gives. They mark
-# what an update has not written.
+# By element size in bytes: an integer type, and the bits of a NaN that no computation produces.
+# They mark elements that an update has not written.
 _UNWRITTEN = {2: (torch.int16, 0x7FA5), 4: (torch.int32, 0x7FA5A5A5)}
 
 
 class PackedLayers:
-    """The packed layers of a model. It is made after the first weights have been packed.
+    """The packed layers of a model. It is created after the first weights have been packed.
 
     Attributes:
-        has_unknown_experts: experts are in a layout that is not known here.
+        has_unknown_experts: whether experts are in a layout that is not known here.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.has_unknown_experts = False
         self._loaders: list[tuple[Any, Callable[..., Any]]] = []
-        # What the update has touched: the packed parameters of layers that hold plain ones
-        # meanwhile, and layers that keep a plain matrix beside the packed one.
+        # What the update has touched: the packed parameters of layers that temporarily hold plain
+        # ones, and layers that keep a plain matrix next to the packed one.
         self._unpacked: dict[torch.nn.Module, dict[str, torch.nn.Parameter]] = {}
         self._rewritten: set[torch.nn.Module] = set()
         owners: dict[int, torch.nn.Module] = {}
@@ -66,11 +66,12 @@ class PackedLayers:
 
     @contextmanager
     def updated(self) -> Iterator[None]:
-        """Within it weights may be loaded; packed layers have them when it ends.
+        """A context in which weights may be loaded; packed layers have them when it ends.
 
-        After an exception these layers keep the weights that they had.
+        After an exception these layers keep their previous weights.
         """
-        # Each time, because trainers set loaders of their own: verl gives vLLM's to experts.
+        # Repeated for each update, because trainers set their own loaders: verl gives vLLM's to
+        # experts.
         for parameter, load in self._loaders:
             parameter.weight_loader = load
         try:
@@ -87,9 +88,9 @@ class PackedLayers:
             self._rewritten.clear()
 
     def _redirect_to_plain(self, layer: torch.nn.Module, names: tuple[str, ...]) -> None:
-        """Let what is loaded into packed parameters be written into plain ones."""
+        """Make loaders write to plain parameters instead of packed ones."""
         packed = {name: getattr(layer, name) for name in names}
-        # Copies, because vLLM's reload changes the loaders of its own.
+        # Use copies, because vLLM's reload changes its own loaders.
         recorded = get_layerwise_info(layer).restore_metadata[0]
         before = {name: restore_layer_refs(to_meta_tensor(recorded[name]), layer) for name in names}
 
@@ -108,7 +109,7 @@ class PackedLayers:
             self._loaders.append((parameter, loader_of(name)))
 
     def _watch(self, layer: torch.nn.Module, weight: Any) -> None:
-        """Note that a plain matrix is written, from which the layer has packed another one."""
+        """Note when a plain matrix is written from which the layer has packed another one."""
         loader = getattr(weight, "weight_loader", default_weight_loader)
 
         def load(*args: Any, **kwargs: Any) -> Any:
@@ -125,9 +126,9 @@ def _packs_experts(method: UnquantizedFusedMoEMethod) -> bool:
 
 
 def _multiply_as(layer: Any, owner: Any) -> None:
-    """Let a head use the packed matrix of the embedding to which it is tied.
+    """Make a head use the packed matrix of the embedding to which it is tied.
 
-    vLLM packs the shared matrix for each, and renews only one of them in an update.
+    vLLM packs the shared matrix once for each, and an update renews only one of them.
     """
     layer.cpu_linear = lambda x, weight, bias: owner.cpu_linear(x, weight, bias)
 
@@ -152,9 +153,9 @@ def _pack(layer: torch.nn.Module, packed: dict[str, torch.nn.Parameter]) -> None
 
 
 def packed_values(layer: Any, name: str, packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What a kernel has packed, in the shape of `like`."""
+    """Unpack a kernel's packed values into the shape of `like`."""
     if name == "weight":
-        # The kernel itself tells: each product has one term that is not zero.
+        # The kernel itself reveals the values: each product has one term that is not zero.
         return layer.cpu_linear(torch.eye(like.shape[1], dtype=like.dtype), packed, None).t()
     return _unpacked_experts(layer, name, packed, like)
 
@@ -162,7 +163,7 @@ def packed_values(layer: Any, name: str, packed: torch.Tensor, like: torch.Tenso
 def _unpacked_experts(
     layer: Any, name: str, packed: torch.Tensor, like: torch.Tensor
 ) -> torch.Tensor:
-    """``[experts, out, in]`` from what vLLM's `cpu_prepack_moe_weight` has made of it."""
+    """Recover ``[experts, out, in]`` from the result of vLLM's `cpu_prepack_moe_weight`."""
     isa = layer.quant_method.moe_kernel.fused_experts.isa
     plain = torch.empty_like(packed)
     order = _order_of_packed(packed.shape[1:], packed.dtype, isa)
@@ -172,7 +173,7 @@ def _unpacked_experts(
             "experts cannot be updated in part here: the kernel's layout is not known; send each "
             "layer's experts in one call, or use `reload_weights`"
         )
-    # The kernel pads each expert's channels, those of gates and of ups for themselves.
+    # The kernel pads each expert's channels, separately for gates and ups.
     if name == "w2_weight":
         return plain[..., : like.shape[2]]
     gate, up = plain.chunk(2, dim=1)
@@ -182,10 +183,10 @@ def _unpacked_experts(
 
 @functools.lru_cache(maxsize=2)  # of both matrices of an expert
 def _order_of_packed(shape: torch.Size, dtype: torch.dtype, isa: str) -> torch.Tensor:
-    """Which element of a plain matrix stands at each place of the packed one: int64 ``[elements]``.
+    """The index of the plain element at each place of the packed matrix: int64 ``[elements]``.
 
-    Packing permutes the elements of each expert. How, shows when the digits of their positions are
-    packed, which every dtype holds exactly.
+    Packing permutes the elements of each expert. Packing the digits of their positions, which every
+    dtype holds exactly, reveals the permutation.
     """
     positions = torch.arange(shape.numel())
     order = torch.zeros_like(positions)

@@ -23,11 +23,11 @@ KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
 
 
 class Linear(torch.nn.Module):
-    """Stands for any linear layer where vLLM asks for a layer's class name."""
+    """Stands in for any linear layer where vLLM asks for a layer's class name."""
 
 
 def scheme_of(quant_config: Any, module: str) -> dict[str, Any] | None:
-    """The scheme of a linear layer in a compressed-tensors checkpoint, by vLLM's own matching.
+    """The scheme of a linear layer in a compressed-tensors checkpoint, by vLLM's matching.
 
     Args:
         quant_config: vLLM's compressed-tensors configuration, with the model's names mapped.
@@ -35,7 +35,7 @@ def scheme_of(quant_config: Any, module: str) -> dict[str, Any] | None:
 
     Returns:
         `weights`, `input_activations` (`QuantizationArgs` or None) and `format`, or None for a
-        layer that is left alone.
+        layer that is not quantized.
     """
     return quant_config.get_scheme_dict(Linear(), module)
 
@@ -135,7 +135,7 @@ def stored_as(
 
 
 def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:
-    """The words for the first group of `quantization_config` that has a scheme."""
+    """Describe the first group of `quantization_config` that has a scheme."""
     weights, inputs = scheme["weights"], scheme["input_activations"]
     for name, group in quant_config.config["config_groups"].items():
         stated = group.get("input_activations")
@@ -150,11 +150,11 @@ def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:
 def choose_as_written(
     quant_config: QuantizationConfig | None, spellings: Mapping[str, Iterable[str]]
 ) -> None:
-    """Make vLLM choose the scheme for each layer that the library compressed-tensors has chosen.
+    """Make vLLM choose the same scheme for each layer as the library compressed-tensors.
 
-    Where several targets match a layer, the library takes names before patterns, both in
-    alphabetical order, and vLLM the first in the file. vLLM translates the names that a
-    `quantization_config` lists, but not its patterns, which match a checkpoint's names. And it
+    If several targets match a layer, the library prefers names to patterns, both in alphabetical
+    order, while vLLM uses the first in the file. vLLM translates the names that a
+    `quantization_config` lists, but not its patterns, which match a checkpoint's names. It also
     matches layers that it fuses by the fused layer's name.
 
     Args:
@@ -162,7 +162,7 @@ def choose_as_written(
         spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
 
     Raises:
-        ValueError: layers that vLLM makes one have different schemes.
+        ValueError: layers that vLLM fuses have different schemes.
     """
     if quant_config is None or quant_config.get_name() != COMPRESSED:
         return
@@ -204,13 +204,13 @@ def choose_as_written(
 
 
 def linear_layers(plain: Shapes, is_linear: Callable[[str], bool]) -> dict[str, list[str]]:
-    """The layers that can be quantized, for `choose_as_written`, where vLLM renames none."""
+    """The layers that can be quantized, for `choose_as_written`, if vLLM renames none."""
     modules = (name.removesuffix(".weight") for name in plain if is_linear(name))
     return {module: [module] for module in modules}
 
 
 def _layer_of(name: str, packed: Mapping[str, Sequence[str]]) -> str:
-    """The name of the layer that vLLM makes of a layer and others."""
+    """The name of the fused layer that vLLM builds from a layer and others."""
     before, is_expert, _ = name.partition(".experts.")
     if is_expert:
         return f"{before}.experts"
@@ -269,7 +269,7 @@ def schemes(quant_config: Any) -> list[str]:
 
 @contextlib.contextmanager
 def naming_the_scheme(quant_config: QuantizationConfig | None) -> Iterator[None]:
-    """A context that adds the names of scheme and platform to vLLM's errors about building layers.
+    """A context that adds the scheme and the platform to vLLM's errors about building layers.
 
     Raises:
         ValueError: a layer could not be built, for example because its scheme has no kernel.

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, read a second time where a tensor has come twice."""
+"""The files of a checkpoint, which are read a second time when a tensor comes twice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from safetensors import safe_open
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-# Lists the file of each tensor of a large checkpoint.
+# The index that lists the file of each tensor in a large checkpoint.
 INDEX = "model.safetensors.index.json"
 
 
 class StoredTensors:
     """The tensors in the safetensors files of a model.
 
-    Nothing is read before a tensor of more than a number comes twice, and then only its copies.
+    Nothing is read until a tensor larger than a single number comes twice, and then only its
+    copies.
     """
 
     def __init__(self, model_config: ModelConfig) -> None:
@@ -29,7 +30,7 @@ class StoredTensors:
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
-        """The files that have a tensor of each name; those that an index leaves out do not count.
+        """The files that contain each tensor, by its name; files that an index omits do not count.
 
         Empty for a checkpoint that is not in local files.
         """
@@ -50,7 +51,7 @@ class StoredTensors:
         return found
 
     def check_equal(self, first: Came, second: Came) -> None:
-        """Check that two copies of a tensor, or all of one name, are equal bit by bit.
+        """Check that two copies of a tensor, or all of one name, are bitwise equal.
 
         Raises:
             ValueError: they differ, or cannot be compared because they are not in local files.
@@ -81,9 +82,9 @@ class StoredTensors:
 
 
 class Came(NamedTuple):
-    """A tensor that has come.
+    """A tensor that the loader has received.
 
-    DiffusionGemma's authors store one number of each layer twice, so that numbers are kept.
+    DiffusionGemma's authors store one number of each layer twice, so single numbers are kept.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Came(NamedTuple):
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor) -> Came:
-        """A tensor that comes under a name."""
+        """Record a tensor received under a name."""
         return Came(name, tensor.clone() if tensor.numel() == 1 else None)
 
 

@@ -30,7 +30,7 @@ def tiled_head(
         soft_cap: logits become ``cap * tanh(logit / cap)``, in float32; None for none.
 
     Raises:
-        ValueError: the head is quantized, so its weight is no plain matrix.
+        ValueError: the head is quantized, so its weight is not a plain matrix.
     """
     if not is_plain(lm_head):
         raise ValueError(

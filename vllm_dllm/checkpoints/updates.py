@@ -1,4 +1,4 @@
-"""What comes to a model's ``load_weights``: a whole checkpoint at first, later updates in parts."""
+"""Loads what a model's ``load_weights`` receives: first a checkpoint, later partial updates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UpdatableWeights:
     """Comes before vLLM's class among the bases of a model class.
 
     A trainer sends new weights to a running engine in as many parts as it likes (vLLM's weight
-    transfer), so that only the checkpoint that an engine starts with can be required to be whole.
+    transfer), so only the checkpoint that an engine starts with can be required to be complete.
     """
 
     _failed_update: str | None = None
@@ -33,26 +33,26 @@ class UpdatableWeights:
         self._vllm_config = vllm_config
 
     def process_weights_after_loading(self) -> None:
-        """VLLM calls this once it has packed the first weights, and only then."""
+        """Called by vLLM once, after it has packed the first weights."""
         self._packed_layers = PackedLayers(cast(torch.nn.Module, self))
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Pass tensors of a checkpoint on, and raise a ValueError for one that is wrong.
+        """Pass a checkpoint's tensors on, and raise a ValueError for one that is wrong.
 
         Unless a class overrides this, all of them are passed on.
 
         Args:
-            weights: names of a checkpoint's files, and tensors.
-            whole: no tensor of the checkpoint may be missing.
+            weights: the names in a checkpoint's files, and the tensors.
+            whole: whether every tensor of the checkpoint must be present.
         """
         return weights
 
     def load_weights(self, weights: Weights) -> set[str]:
-        """Load a checkpoint, and later an update, which may be a part of one.
+        """Load a checkpoint, or later an update, which may be partial.
 
-        Beside vLLM's ways to update weights this may be called directly, as the worker extensions
-        of trainers do. Then all tensors are verified before the first is written, and packed
-        layers are packed again before it returns.
+        Apart from vLLM's ways to update weights, this may be called directly, as the worker
+        extensions of trainers do. In that case all tensors are verified before the first is
+        written, and packed layers are packed again before it returns.
 
         Raises:
             ValueError: a tensor is wrong, or missing at the start; the message names it. Also for
@@ -60,7 +60,7 @@ class UpdatableWeights:
                 stored keys and values, whose addresses do not know of it, and directly where a
                 layer's layout is not known.
         """
-        # An engine that started with invented weights gets all of them as an update.
+        # An engine that started with dummy weights gets all of them as an update.
         if _is_reloading(self):
             return self._load_a_reload(weights)
         if self._packed_layers is None:
@@ -73,7 +73,7 @@ class UpdatableWeights:
             return self._load_verified(bucket)
 
     def _load_a_reload(self, weights: Weights) -> set[str]:
-        """What comes between the start and the end of one of vLLM's reloads."""
+        """Load weights that come between the start and the end of one of vLLM's reloads."""
         self._refuse_wrong_updates()
         try:
             return self._load_verified(self.verified_weights(weights, whole=False))

@@ -1,4 +1,4 @@
-"""Verification of checkpoints: a wrong one is refused, by its first wrong tensor, at start-up."""
+"""Verifies checkpoints at start-up: a wrong one is refused, naming its first wrong tensor."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vllm.logger import init_logger
 
 from vllm_dllm.checkpoints.stored import Came, StoredTensors
 
-# A model that ties its head to the embedding may have this tensor in its file, too; it is not read.
+# A model that ties its head to the embedding may have this tensor in its file too; it is ignored.
 HEAD = "lm_head.weight"
 Shapes = Mapping[str, tuple[int, ...]]
 FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
-# What tools leave in a checkpoint and no layer reads: ranges that they have observed, and tables
-# that are computed anew.
+# Tensors that tools leave in a checkpoint but no layer reads: observed ranges, and tables that are
+# computed again.
 WITHOUT_EFFECT = re.compile(
     r"[._](input|output)_(min|max)$|_quantizer\._amax$|\.rotary_emb\.inv_freq$"
 )
-# What would change a layer's output, and vLLM does not read.
+# Tensors that would change a layer's output but that vLLM does not read.
 UNREAD = {
     "weight_g_idx": "quantize the checkpoint again without `actorder`, or with 'static'",
     "pre_quant_scale": "export the checkpoint with the scale folded into the layer before",
@@ -37,8 +37,8 @@ class Stored(NamedTuple):
 
     Attributes:
         shape: its shape.
-        dtypes: those that it may have.
-        group: the words for the part of `quantization_config` that asks for it; "" for none.
+        dtypes: the dtypes it may have.
+        group: a description of the part of `quantization_config` that asks for it; "" for none.
     """
 
     shape: tuple[int, ...]
@@ -64,9 +64,10 @@ def verified(
         one_name: maps a tensor's name in the file to its name in `expected`, for tensors that may
             have several names; None drops a tensor that is not read.
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
-        whole: all expected tensors must come. False for an update of weights, which a trainer
-            sends in parts.
-        copies: where a tensor that comes twice is compared; None compares nothing.
+        whole: whether all expected tensors must come. False for an update of weights, which a
+            trainer sends in parts.
+        copies: the stored tensors with which a tensor that comes twice is compared; None compares
+            nothing.
 
     Raises:
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or
@@ -110,7 +111,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _check(name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]) -> None:
-    """Raise a ValueError for a tensor that has another shape or dtype than it should have."""
+    """Raise a ValueError for a tensor that has the wrong shape or dtype."""
     shape, dtypes, group = expected[known]
     if tensor.dtype not in dtypes:
         _refuse_left_out(name, known, tensor, expected)
@@ -129,16 +130,16 @@ def _check(name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, S
 
 
 def word(dtype: torch.dtype) -> str:
-    """A dtype's name without the library's."""
+    """A dtype's name without the library prefix."""
     return str(dtype).removeprefix("torch.")
 
 
 def _refuse_left_out(
     name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
 ) -> None:
-    """Raise a ValueError for a matrix that was not quantized although a group has its layer.
+    """Raise a ValueError for a matrix that was not quantized although a group covers its layer.
 
-    Tools skip experts that stand together in one tensor, for example.
+    For example, tools skip experts that are stored together in one tensor.
     """
     module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
     layer, is_expert, _ = module.partition(".experts.")
@@ -156,10 +157,10 @@ def _refuse_left_out(
 def _has_no_effect(
     name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
 ) -> bool:
-    """Whether a tensor may be passed over that no layer reads.
+    """Whether a tensor that no layer reads may be ignored.
 
     Raises:
-        ValueError: the layer would give another output if it read the tensor.
+        ValueError: the layer would give a different output if it read the tensor.
     """
     module, _, part = known.rpartition(".")
     if part in UNREAD:
@@ -184,7 +185,7 @@ def _unexpected(
     missing: Collection[str],
     architecture: str,
 ) -> ValueError:
-    """The error for a tensor that does not belong to the model."""
+    """Build the error for a tensor that does not belong to the model."""
     _refuse_left_out(name, known, tensor, expected)
     close = difflib.get_close_matches(known, missing, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
