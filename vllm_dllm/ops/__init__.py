@@ -1,1 +1,1 @@
-"""Tensor operators: a plain reference for each, and kernels beside them. Never imports vLLM."""
+"""Tensor operators: each has a plain reference, and some have kernels. Never imports vLLM."""

@@ -1,7 +1,8 @@
 """Functions compiled by PyTorch's compiler, with one graph for any number of rows.
 
-A step of a small batch is a few hundred operators of a few microseconds each; compiled, it is a
-few loops. Compiled functions may round floating-point numbers differently than the operators do.
+A step of a small batch consists of a few hundred operators of a few microseconds each; compiled, it
+becomes a few loops. Compiled functions may round floating-point numbers differently from the
+operators.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _OPTIONS = {
     # it stores the result of a larger one. An integer hash uses every number twice, so its code
     # doubles with each round: with the default of 30, a few dozen lines take minutes to compile.
     "realize_opcount_threshold": 12,
-    # As on vLLM's CPU platform: the number of threads is looked up when a loop runs.
+    # As on vLLM's CPU platform, the number of threads is looked up when a loop runs.
     "cpp.dynamic_threads": True,
 }
 # How many kinds of arguments one function may be compiled for. All engines of a process share the
@@ -31,7 +32,7 @@ _KINDS = 64
 
 @functools.cache
 def compiled(function: Function) -> Function:
-    """`function`, compiled at its first call for each kind of arguments.
+    """Return `function`, compiled at its first call for each kind of arguments.
 
     Tensors may have any sizes, but sizes 0 and 1 are compiled separately. A function that cannot be
     compiled as a whole raises an error rather than run without compilation.

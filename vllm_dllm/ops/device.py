@@ -1,4 +1,4 @@
-"""Properties of a device that kernel launches depend on."""
+"""Device properties on which kernel launches depend."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Number of multiprocessors of a GPU.
+    """The number of multiprocessors of a GPU.
 
-    It is 4 on other devices, where kernels are interpreted, so that work is split there, too.
+    It is 4 on other devices, where kernels are interpreted, so that work is split there too.
     """
     if device.type != "cuda":
         return 4

@@ -1,7 +1,7 @@
 """The arguments of paged attention: cached keys and values, the queries, a layer's constants.
 
 The Triton kernels (`launch_triton`) and the reference that tests compare them with (`reference`)
-take the same ones.
+take the same arguments.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class QueryBatch:
 
     Attributes:
         query_start: ``[requests + 1]``, the index in the batch of the first token of each request's
-            query, and the end of the last query. A request without tokens is padding, and its
-            other numbers are not read.
-        seq_lens: ``[requests]``, tokens of each sequence, its query included.
+            query, and the end of the last query. A request without tokens is padding, and its other
+            numbers are ignored.
+        seq_lens: ``[requests]``, tokens of each sequence, including its query.
         page_table: ``[requests, pages]``, ids of each sequence's pages.
         rule: which keys each request's queries see, tensors ``[requests]``.
-        max_query_len: upper bound of the tokens of a query; a number on the host.
-        max_seq_len: upper bound of the tokens of a sequence; a number on the host.
+        max_query_len: upper bound on the tokens of a query; a number on the host.
+        max_seq_len: upper bound on the tokens of a sequence; a number on the host.
     """
 
     query_start: torch.Tensor
@@ -55,14 +55,14 @@ class QueryBatch:
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What is the same for all requests of a layer.
+    """The properties of a layer that are the same for all requests.
 
     Attributes:
-        scale: factor of the scores.
+        scale: the factor applied to the scores.
         window_width: W of a sliding window, 0 for a layer without one.
         soft_cap: scores become ``cap * tanh(score / cap)``; 0 for no cap.
-        sinks: float ``[heads]``, one more score for each head that takes a share of the softmax
-            and adds no value.
+        sinks: float ``[heads]``, an additional score per head that takes a share of the softmax but
+            adds no value.
     """
 
     scale: float

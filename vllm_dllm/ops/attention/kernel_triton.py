@@ -6,7 +6,7 @@ its queries see (masked), tiles that all of them see (no mask arithmetic), and m
 All other tiles are never read. The softmax is computed online (Milakov and Gimelshein, 2018), in
 powers of two.
 """
-# Arguments of a kernel have the types of what it is launched with, which mypy cannot express.
+# A kernel's arguments have the types of the values it is launched with, which mypy cannot express.
 # mypy: disallow-untyped-decorators=False, disallow-untyped-defs=False
 # mypy: disallow-incomplete-defs=False
 
@@ -24,7 +24,7 @@ _SYMMETRIC = tl.constexpr(int(WindowRule.SYMMETRIC))
 
 @triton.jit
 def _find_request(query_start, tile, requests, BLOCK_Q: tl.constexpr):
-    """The request that query tile ``tile`` belongs to: the last that begins at or before it.
+    """The request that query tile ``tile`` belongs to: the last one that begins at or before it.
 
     The tiles of request r are numbered from ``query_start[r] // BLOCK_Q + r`` on.
     """
@@ -56,7 +56,7 @@ def _key_tiles(
     low, high, start, end, block, window, width, split, splits,
     KEYS: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """A split's key tiles for queries from ``low`` to ``high``, both included.
+    """A split's key tiles for queries from ``low`` to ``high``, inclusive.
 
     Tiles ``begin..whole_begin`` are masked, ``whole_begin..whole_end`` are seen by all queries, and
     ``whole_end..stop`` are masked again. Edges grow with the query, so those of the first and the
@@ -104,7 +104,7 @@ def _fold_key_tile(
     k = tile * KEYS + tl.arange(0, KEYS)
     d = tl.arange(0, HEAD_PADDED)
     offsets = _page_offsets(table_row, tile, end, page_stride, slot_stride, PAGE, KEYS, MASKED)
-    # Slots behind a sequence's end may hold NaN, and 0 * NaN is NaN.
+    # Slots after a sequence's end may hold NaN, and 0 * NaN is NaN.
     key_mask = (d < HEAD)[:, None] & (k < end)[None, :]
     value_mask = (k < end)[:, None] & (d < HEAD)[None, :]
     if MASKED:
@@ -166,8 +166,8 @@ def attention_kernel(
 ):  # fmt: skip
     """A tile of queries of one request and KV head, and one split of its keys.
 
-    Grid (query tiles, KV heads, splits). The function is long because the addresses made at its top
-    are used to its end, and any part split off would take most of them as arguments.
+    The grid is (query tiles, KV heads, splits). The function is long because the addresses computed
+    at its top are used to its end, and any part split off would take most of them as arguments.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     # The last tiles of a causal query see the most keys, so they are started first.
@@ -245,7 +245,7 @@ def merge_kernel(
 ):  # fmt: skip
     """Merge the splits' results of one head of one token, each weighted by its share of the sum.
 
-    Grid (tokens, heads).
+    The grid is (tokens, heads).
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

@@ -1,6 +1,6 @@
 """Paged attention with a mask rule for each request: how the kernels are launched.
 
-A query tile holds the whole group of heads that shares a KV head. Where the batch alone gives the
+A query tile holds the whole group of heads that shares a KV head. If the batch alone gives the
 device too few programs, the keys of a query tile are split over several programs, and a second
 kernel merges their results (split-K; "Flash-Decoding", Dao et al., 2023).
 """
@@ -17,7 +17,7 @@ from vllm_dllm.ops.attention.kernel_triton import attention_kernel, merge_kernel
 from vllm_dllm.ops.device import multiprocessors
 
 MAX_SPLITS = 32
-# A split with fewer keys than this costs more in merging than it saves.
+# A split with fewer keys than this costs more to merge than it saves.
 MIN_KEYS_PER_SPLIT = 256
 
 
@@ -57,16 +57,16 @@ def paged_attention(
     Args:
         query: ``[tokens, heads, head size]``, float32, bfloat16 or float16, contiguous in the last
             dimension. At most 2^31 - 1 tokens; offsets into the tensor are 64 bits wide.
-        kv: keys and values, those of this step's tokens included.
+        kv: keys and values, including those of this step's tokens.
         queries: the requests and their rules.
         layer: the layer's constants.
-        out: of the shape and dtype of `query`. A query that sees no key gives zeros; tokens that
-            belong to no query are left as they are.
+        out: of the shape and dtype of `query`. A query that sees no key gives zeros; tokens that do
+            not belong to a query are left unchanged.
         tiles: how to divide the work, or None for `default_tiles`.
 
     Raises:
-        ValueError: the head size is above 512, the heads are no multiple of the KV heads, or keys
-            and values have different strides.
+        ValueError: the head size is above 512, the number of heads is not a multiple of the number
+            of KV heads, or keys and values have different strides.
     """
     tokens, heads, head_size = query.shape
     kv_heads = kv.keys.shape[2]
@@ -112,7 +112,7 @@ def default_tiles(head_size: int, element_size: int, group: int, max_query_len: 
     """
     rows = min(128, max(16, triton.next_power_of_2(group * max_query_len)))
     if element_size > 2:
-        # Float32 uses no tensor cores and twice the bytes; it is for exactness, not for speed.
+        # Float32 uses twice the bytes and no tensor cores; it is meant for exactness, not speed.
         return Tiles(min(rows, 64), 32 if head_size > 64 else 64, 4, 1 if head_size > 128 else 2)
     if head_size > 256:
         return Tiles(min(rows, 64), 32, 8, 2)
@@ -124,14 +124,14 @@ def default_tiles(head_size: int, element_size: int, group: int, max_query_len: 
 def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> int:
     """Programs that share the keys of a query tile, a power of two.
 
-    There are as many as the device can run at once, as long as each has enough keys to be worth the
-    merge.
+    There are as many as the device can run at once, provided that each has enough keys to be worth
+    the merge.
 
     Args:
         free_programs: programs that the device runs at once (eight warps to a multiprocessor)
             divided by the programs without a split.
-        queries: the batch's lengths are read.
-        layer: the width of its window is read.
+        queries: only the batch's lengths are used.
+        layer: only the width of its window is used.
     """
     longest = queries.max_seq_len
     if layer.window_width:
@@ -149,9 +149,9 @@ class _LaunchPlan:
         rows: rows of a query tile: tokens times the heads that share a KV head.
         tiles_per_request: query tiles that the longest query needs.
         query_tiles: query tiles of all requests.
-        search: whether a program finds its request by a binary search over the query lengths.
-            That is so where lengths differ much: each request then gets only the tiles that it
-            needs. Otherwise each gets `tiles_per_request`, and a division finds the request.
+        search: whether a program finds its request by a binary search over the query lengths. This
+            is used where lengths differ a lot: each request then gets only the tiles that it needs.
+            Otherwise each gets `tiles_per_request`, and a division finds the request.
         splits: programs that share the keys of a query tile.
     """
 
@@ -171,7 +171,7 @@ class _LaunchPlan:
         layer: AttentionLayer,
         tiles: Tiles,
     ) -> _LaunchPlan:
-        """For queries ``[tokens, heads, head size]``."""
+        """Plan the launch for queries ``[tokens, heads, head size]``."""
         tokens, heads, _ = query.shape
         requests, group = len(queries.seq_lens), heads // kv_heads
         rows = max(tiles.rows, 16, triton.next_power_of_2(group))
@@ -192,12 +192,12 @@ class _LaunchPlan:
 
 
 def _padded(head_size: int) -> int:
-    """The head size rounded up to what a matrix instruction takes."""
+    """The head size rounded up to a size that matrix instructions support."""
     return max(16, triton.next_power_of_2(head_size))
 
 
 def _split_results(query: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, ...]:
-    """Room for what the programs of each split hand to the merge; three Nones without a split.
+    """Allocate the results that each split passes to the merge; three Nones without a split.
 
     Returns:
         Float32 ``[tokens, heads, splits, head size]`` for sums of weighted values, and twice

@@ -1,4 +1,4 @@
-"""Which keys a query sees: one small predicate for each mask, and a picture of it.
+"""Which keys a query sees: one small predicate per mask, and a picture of it.
 
     python -m vllm_dllm.ops.attention.masks block_causal
 
@@ -6,8 +6,8 @@ A predicate takes positions in the request's sequence, ``q`` of the query and ``
 and the request's `QuerySpan`; it knows nothing of batches, pages or tiles. Positions are ints, or
 tensors that broadcast. Keys exist only in ``0 <= k < span.end``.
 
-A kernel cannot take predicates. It takes a `MaskRule` instead: a block length and a window rule
-for each request, from which the keys of every query follow as one interval (`interval`).
+A kernel cannot take predicates. It takes a `MaskRule` instead: a block length and a window rule per
+request, which determine the keys of every query as one interval (`interval`).
 `tests/ops/test_masks.py` proves that each rule means the same as its mask's predicate.
 """
 
@@ -51,7 +51,7 @@ class MaskRule(NamedTuple):
     """A mask as the numbers that a kernel takes: ints, or int32 tensors ``[requests]``.
 
     Attributes:
-        block: a query sees to the end of its block of so many positions: 1 is causal, L
+        block: the block length; a query sees everything up to the end of its block. 1 is causal, L
             block-causal, `WHOLE` bidirectional.
         window: a `WindowRule`; the window's width belongs to the layer, not to the request.
     """
@@ -62,13 +62,13 @@ class MaskRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask: its predicate, and the rule that means the same to a kernel.
+    """A mask: its predicate, and the equivalent rule for a kernel.
 
     Attributes:
-        name: as one would write it, e.g. ``block_causal(32)``.
+        name: the name as written in code, e.g. ``block_causal(32)``.
         sees: whether query q sees key k.
-        rule: the same for a kernel.
-        window_width: W of its window, 0 without one.
+        rule: the equivalent rule for a kernel.
+        window_width: W of its window, or 0 without one.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Mask:
     window_width: int = 0
 
     def dense(self, span: QuerySpan, device: torch.device | None = None) -> torch.Tensor:
-        """Bool ``[queries, keys]`` of one request."""
+        """The mask of one request, bool ``[queries, keys]``."""
         q = torch.arange(span.start, span.end, device=device)[:, None]
         k = torch.arange(span.end, device=device)[None, :]
         return torch.as_tensor(self.sees(q, k, span), device=device).expand(len(q), k.shape[1])
 
     def draw(self, span: QuerySpan) -> str:
-        """Queries downwards, keys to the right, ``|`` before the first token of the query."""
+        """Draw queries downwards and keys rightwards, with ``|`` before the query's first token."""
         lines = [f"{self.name}, queries {span.start} to {span.end - 1}"]
         for q, row in enumerate(self.dense(span).tolist(), span.start):
             keys = "".join("#" if visible else "." for visible in row)
@@ -92,12 +92,12 @@ class Mask:
 
 
 def causal() -> Mask:
-    """A query sees itself and what came before."""
+    """A query sees itself and everything before it."""
     return Mask("causal", lambda q, k, span: k <= q, MaskRule(1, WindowRule.NONE))
 
 
 def block_causal(length: int) -> Mask:
-    """LLaDA2: a query sees its whole block, and the blocks before."""
+    """LLaDA2: a query sees its whole block and all blocks before it."""
     return Mask(
         f"block_causal({length})",
         lambda q, k, span: k // length <= q // length,
@@ -115,7 +115,7 @@ def bidirectional() -> Mask:
 
 
 def window_causal(width: int) -> Mask:
-    """A query sees itself and the W - 1 tokens before."""
+    """A query sees itself and the W - 1 tokens before it."""
     return Mask(
         f"window_causal({width})",
         lambda q, k, span: (k <= q) & (q - k < width),
@@ -135,9 +135,9 @@ def window_symmetric(width: int) -> Mask:
 
 
 def window_reference(width: int) -> Mask:
-    """A query sees the W - 1 tokens before the canvas, and the whole canvas: the authors' rule.
+    """A query sees the W - 1 tokens before the canvas and the whole canvas: the authors' rule.
 
-    DiffusionGemma masks a canvas that is denoised like this in Hugging Face's transformers.
+    In Hugging Face's transformers, DiffusionGemma masks a canvas this way while denoising it.
     """
     return Mask(
         f"window_reference({width})",
@@ -152,15 +152,15 @@ def interval(
 ) -> tuple[torch.Tensor, ...]:
     """The keys ``first <= k < end`` that queries ``q`` see by a rule: what the kernel computes.
 
-    Both edges grow with q. So the keys that any query of a run sees reach from the first query's
+    Both edges grow with q. So the keys that any query of a run sees extend from the first query's
     first key to the last query's last key, and the keys from the last query's first key to the
     first query's last key are seen by all of them.
 
     Args:
         q: int ``[n]``, positions.
-        span: of the request.
-        rule: of the request, as ints.
-        window_width: W of the layer, 0 for a layer without window.
+        span: the request's query.
+        rule: the request's rule, as ints.
+        window_width: W of the layer, or 0 for a layer without a window.
 
     Returns:
         ``first`` and ``end``, of q's shape.
@@ -186,7 +186,7 @@ PICTURES: dict[str, tuple[Mask, QuerySpan]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print a mask's picture, or all."""
+    """Print the picture of one mask, or of all."""
     parser = argparse.ArgumentParser(
         prog="python -m vllm_dllm.ops.attention.masks", description=main.__doc__
     )

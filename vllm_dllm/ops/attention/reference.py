@@ -27,16 +27,16 @@ def attention_reference(
 
     Args:
         query: ``[tokens, heads, head size]``.
-        kv: keys and values, those of this step's tokens included.
-        queries: the requests; their rules are not read.
+        kv: keys and values, including those of this step's tokens.
+        queries: the requests; their rules are ignored.
         layer: the layer's constants.
         masks: one for each request.
-        dtype: of the computation: float64 for the exact values that an error budget is measured
-            against, the query's own dtype for what eager PyTorch computes.
+        dtype: the dtype of the computation: float64 for the exact values against which an error
+            budget is measured, the query's own dtype for what eager PyTorch computes.
 
     Returns:
-        ``[tokens, heads, head size]`` in `dtype`. A query that sees no key gives zeros; tokens
-        that belong to no query are NaN.
+        ``[tokens, heads, head size]`` in `dtype`. A query that sees no key gives zeros; tokens that
+        do not belong to a query are NaN.
     """
     out = torch.full_like(query, torch.nan, dtype=dtype)
     start, seq_lens = queries.query_start.tolist(), queries.seq_lens.tolist()

@@ -1,1 +1,1 @@
-"""Random numbers that depend on a request's seed and position, and on nothing else."""
+"""Random numbers that depend only on a request's seed and position."""

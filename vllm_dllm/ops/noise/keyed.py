@@ -20,7 +20,7 @@ _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
 class Stream(IntEnum):
-    """What a number is used for. The streams of one seed are independent of each other."""
+    """The use of a random number. The streams of one seed are independent of each other."""
 
     CANVAS = 1  # the random tokens of a canvas that denoising starts from
     CANDIDATE = 2  # the Gumbel noise of sampled tokens
@@ -41,7 +41,7 @@ def row_keys(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
 
 
 def more_keys(keys: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
-    """Keys mixed from keys and further counters; shapes as in `row_keys`."""
+    """Mix keys with additional counters; shapes as in `row_keys`."""
     for counter in counters:
         # An odd multiplier spreads neighbouring counters over all bits; mixing does the rest. The
         # product of an integer is taken on the host, because a tensor would have to be copied.
@@ -128,7 +128,7 @@ class StepNoise:
 
 
 class SlotCounters(Protocol):
-    """What holds the counters of all slots; the attributes mean what they mean in `Counters`."""
+    """Holds the counters of all slots; the attributes mean the same as in `Counters`."""
 
     seed: torch.Tensor
     start: torch.Tensor
@@ -138,7 +138,7 @@ class SlotCounters(Protocol):
 
 @dataclass(frozen=True)
 class Counters:
-    """What the random numbers of a step are a function of. A row is a position of a canvas.
+    """The inputs that determine a step's random numbers. A row is a position of a canvas.
 
     Attributes:
         seed: int64 ``[slots]``, each request's seed.
@@ -158,8 +158,8 @@ class Counters:
     def of_canvases(cls, state: SlotCounters, slots: torch.Tensor) -> Counters:
         """The counters of all positions of some canvases.
 
-        There is a row for each position rather than for each canvas: a compiler would make a
-        graph of its own for a batch of one canvas.
+        There is a row for each position rather than for each canvas, because a compiler would
+        create a separate graph for a batch of one canvas.
 
         Args:
             state: the counters of all slots.
@@ -184,7 +184,7 @@ def candidate_keys(counters: Counters) -> torch.Tensor:
 
 
 def step_noise(counters: Counters, vocabulary: int) -> StepNoise:
-    """All noise of a step, in one function, so that the compiler can make one loop of it."""
+    """All noise of a step, in one function, so that the compiler can turn it into one loop."""
     keys, position = counters.keys(), counters.position
     slot = counters.slot
     next_start = counters.start[slot] + counters.length

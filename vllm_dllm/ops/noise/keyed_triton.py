@@ -1,6 +1,6 @@
 """The random numbers of `keyed` inside Triton kernels: the same bits, Gumbel noise up to rounding.
 
-Device functions only; `keyed` names the sources of the mixing functions.
+This module has only device functions; `keyed` names the sources of the mixing functions.
 """
 
 # mypy: disallow-untyped-decorators=False

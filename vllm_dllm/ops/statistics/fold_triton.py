@@ -19,8 +19,8 @@ import triton.language as tl
 from vllm_dllm.ops.noise.keyed_triton import gumbel
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX, GROUP
 
-# Two to the power of less than this is 0 in float32. Exponents are clamped there, because 0 * -inf
-# would be NaN in the sums.
+# Two to a power below this is 0 in float32. Exponents are clamped to it, because 0 * -inf would be
+# NaN in the sums.
 LEAST_EXPONENT = tl.constexpr(-160.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -48,7 +48,7 @@ def fold(  # type: ignore[no-untyped-def]
     `x` is float32 ``[rows, groups, 64]``, from id `first` on, and -inf for ids that may not be
     chosen. `low` and `high` are the halves of the rows' keys, `inverse` is 1 / temperature.
 
-    The state is what `SplitStates` says of a split, each part ``[rows]``: the largest logit `best`
+    The state has the parts that `SplitStates` describes, each ``[rows]``: the largest logit `best`
     and its id `token`, the sums `total` and `weighted`, the drawn group's score `drawn` and its
     first id `group`.
     """
@@ -70,10 +70,10 @@ def fold(  # type: ignore[no-untyped-def]
         drawn = tl.maximum(drawn, highest)
     largest, winner = tl.max(top, 1, return_indices=True)
     inside = tl.sum(tl.where(group_index == winner[:, None], top_place, 0), 1)
-    # Ties stay with the tile before.
+    # The earlier tile wins ties.
     token = tl.where(largest > best, first + winner * _GROUP + inside, token)
     best_before, best = best, tl.maximum(best, largest)
-    # The sums so far and those of the groups become relative to the new maximum.
+    # Make the sums so far and those of the groups relative to the new maximum.
     origin = tl.where(best == float("-inf"), 0.0, best)
     moved = tl.maximum((best_before - origin) * rate, LEAST_EXPONENT)
     moved = tl.where(best_before == float("-inf"), 0.0, moved)

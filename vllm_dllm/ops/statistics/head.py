@@ -1,4 +1,4 @@
-"""A model's head, computed one range of ids at a time, and the part of it that a rank has."""
+"""A model's head, computed one range of ids at a time, and the part that belongs to a rank."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Shard:
         first: the rank's first id.
         end: one more than the rank's last id; `first` or less for a rank that has only padding.
         width: number of ids of a rank including its padding, the same on all ranks.
-        gather: from the tensors ``[...]`` of all ranks to ``[ranks, ...]``, bit for bit.
-        sum: from the tensors ``[...]`` of all ranks to their sum.
+        gather: maps the tensors ``[...]`` of all ranks to ``[ranks, ...]``, bit for bit.
+        sum: maps the tensors ``[...]`` of all ranks to their sum.
     """
 
     first: int
@@ -36,13 +36,13 @@ class Head:
             last id. It returns float32 logits ``[rows, ids]``, soft cap included, in a tensor that
             the caller may overwrite. The ids must be this rank's.
         vocabulary: number of ids of all ranks together.
-        embedding: ``[ids, hidden]``, this rank's rows for the soft embedding, or None for none.
-        shard: this rank's part, or None where one rank has the whole head.
-        weight: ``[ids or more, hidden]``, this rank's matrix that `logits` multiplies hidden states
-            by, from its first id on (rows behind its last id are not read); None where the head is
-            no plain matrix. Only fused kernels read it.
-        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None for none. Only
-            fused kernels read it.
+        embedding: ``[ids, hidden]``, this rank's rows for the soft embedding, or None.
+        shard: this rank's part, or None if one rank has the whole head.
+        weight: ``[ids or more, hidden]``, this rank's matrix by which `logits` multiplies hidden
+            states, starting at its first id (rows after its last id are ignored); None if the head
+            is not a plain matrix. Only fused kernels read it.
+        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None. Only fused
+            kernels read it.
     """
 
     logits: Callable[[torch.Tensor, int, int], torch.Tensor]
@@ -74,7 +74,7 @@ class Head:
         return parts.transpose(0, 1).flatten(1)[:, : self.vocabulary]
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the embedding, float32 ``[rows, hidden]``; 0 for other ranks' ids."""
+        """This rank's embeddings of tokens, float32 ``[rows, hidden]``; 0 for other ranks' ids."""
         if self.embedding is None:
             raise ValueError("this head has no embedding")
         row = token - self.ids.start
@@ -87,7 +87,7 @@ class Head:
 def logits_of(
     weight: torch.Tensor, first_id: int, soft_cap: float | None
 ) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
-    """The function `Head.logits` of a plain matrix.
+    """Build the function `Head.logits` for a plain matrix.
 
     The soft cap is applied in float32, as in the code of DiffusionGemma's authors.
 

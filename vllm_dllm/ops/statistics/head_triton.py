@@ -1,12 +1,12 @@
 """Row statistics over tiles of the head, as Triton kernels: logits live in registers only.
 
-The grid is (row tiles, splits of the vocabulary). Each program multiplies its hidden states with
-one tile of the head after the other, and folds the tile's logits into a few numbers for each row
+The grid is (row tiles, splits of the vocabulary). Each program multiplies its hidden states by one
+tile of the head at a time, and folds the tile's logits into a few numbers per row
 (`fold_triton.fold`). A second kernel merges the splits and draws a token: for that it computes the
 64 logits of the drawn group a second time, from 64 rows of the head for each row of hidden states.
 
-The sums of products are float32. As in a model's own head they are rounded to the head's dtype, and
-then soft-capped in float32, so logits that tie there tie here, too; the lowest id wins a tie.
+The sums of products are float32. As in a model's own head, they are rounded to the head's dtype and
+then soft-capped in float32, so logits that tie there also tie here; the lowest id wins a tie.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -66,14 +66,14 @@ class HeadTile:
 
 
 # For an H100 or H200 (132 multiprocessors with 227 KiB of shared memory and 65,536 registers).
-# Up to 32 rows the time is that of reading the head, so many bytes are kept in flight, and mma.sync
+# Up to 32 rows, reading the head dominates the time, so many bytes are kept in flight, and mma.sync
 # multiplies. From 64 rows on, wgmma multiplies. Twice as many ids would halve the traffic of hidden
 # states from the L2 cache, but folding so wide a tile spills registers.
 NARROW = HeadTile(rows=16, ids=128, depth=128, warps=4, stages=3, resident=2)
 SLIM = HeadTile(rows=32, ids=128, depth=128, warps=4, stages=3, resident=2)
 MIDDLE = HeadTile(rows=64, ids=128, depth=64, warps=4, stages=4, resident=2)
 WIDE = HeadTile(rows=128, ids=128, depth=64, warps=8, stages=4, resident=1)
-# Float32 is multiplied by plain fused multiply-adds, which take more registers.
+# Float32 is multiplied by plain fused multiply-adds, which need more registers.
 FLOAT32 = HeadTile(rows=32, ids=64, depth=32, warps=4, stages=3, resident=3)
 
 
@@ -165,7 +165,7 @@ def product_constants(hidden: torch.Tensor, head: Head, tile: HeadTile) -> dict[
 
 
 def _empty_partials(rows: int, device: torch.device, soft: torch.Tensor) -> SoftmaxPartials:
-    """The partial results of a rank whose part of the head is only padding."""
+    """The partial results of a rank whose part of the head is all padding."""
     none = torch.full((rows,), -torch.inf, device=device)
     zero, first = none.new_zeros(rows), torch.zeros(rows, dtype=torch.int64, device=device)
     return SoftmaxPartials(none, first, none, none, first, none, zero, zero, soft)
@@ -210,7 +210,7 @@ def head_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr,
     TEMPERED: tl.constexpr, NOISE: tl.constexpr, CAPPED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Pass over some tiles of the head for some rows; grid (row tiles, splits).
+    """Pass over some tiles of the head for some rows; the grid is (row tiles, splits).
 
     Row tiles vary fastest, so that programs that run at the same time read the same part of the
     head. The rank's ids are `first_id` and the `count - 1` that follow.
@@ -253,7 +253,7 @@ def head_draw_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
     TEMPERED: tl.constexpr, NOISE: tl.constexpr, CAPPED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of some rows, and draw within the drawn group; grid (row tiles,)."""
+    """Merge the splits of some rows, and draw within the drawn group; the grid is (row tiles,)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)
     inverse = inverse_temperature(temperature, near, TEMPERED)

@@ -3,7 +3,7 @@
 `rows_triton` (logits in memory) and `head_triton` (tiles of the head) launch a grid of (row tiles,
 splits of the vocabulary). Each program leaves the state of its split in `SplitStates`; a second
 kernel merges the splits, draws a token and writes the fields of `SoftmaxPartials`. `fold_triton`
-has the functions that both kernels are made of.
+has the functions from which both kernels are built.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class MeasuredStatistics(SampledStatistics):
     """`SampledStatistics` with the log-sum-exp of each row.
 
     Attributes:
-        log_sum_exp: float32, of the row's logits over temperature; of a row at temperature 0, that
-            of the logits as they are.
+        log_sum_exp: float32, of the row's logits over temperature; for a row at temperature 0, of
+            the unscaled logits.
     """
 
     log_sum_exp: torch.Tensor
 
 
 def measured(partials: SoftmaxPartials, greedy: torch.Tensor) -> MeasuredStatistics:
-    """The statistics that `partials` come to; `greedy` is as for `SoftmaxPartials.statistics`."""
+    """Compute statistics from `partials`; `greedy` is as for `SoftmaxPartials.statistics`."""
     fields = vars(partials.statistics(greedy))
     return MeasuredStatistics(**fields, log_sum_exp=partials.origin + partials.sum.log())
 
@@ -59,7 +59,7 @@ class SplitStates:
 
     @classmethod
     def empty(cls, splits: int, rows: int, device: torch.device) -> SplitStates:
-        """States that are not written to yet."""
+        """Allocate states that have not been written yet."""
         return cls(
             empty((4, splits, rows), torch.float32, device),
             empty((2, splits, rows), torch.int32, device),
@@ -68,7 +68,7 @@ class SplitStates:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All three tensors, in the order in which the kernels take them."""
+        """All three tensors, in the order that the kernels expect."""
         return self.numbers, self.ids, self.forbidden_logit
 
 
@@ -117,7 +117,7 @@ def row_arguments(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], dict[str, bool]]:
     """Temperature and keys as kernels take them, and the constants that say which of them exist.
 
-    For one that is None the kernel gets `placeholder`, which it does not read.
+    In place of None the kernel gets `placeholder`, which it does not read.
     """
     tensors = (
         placeholder if temperature is None else temperature.float().contiguous(),
@@ -127,7 +127,7 @@ def row_arguments(
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Every tensor that a kernel writes is made here, so that tests can fill it with garbage."""
+    """Allocate a tensor that a kernel writes; tests replace this to fill it with garbage."""
     return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
@@ -147,8 +147,8 @@ def as_partials(numbers: torch.Tensor, ids: torch.Tensor, soft: torch.Tensor) ->
 def tiles_per_split(row_tiles: int, id_tiles: int, at_once: int) -> int:
     """Tiles that one program should go through.
 
-    Considers up to four waves of programs, and takes the number with which the slowest way through
-    all tiles is the shortest. A program costs about half a tile more than its tiles.
+    This considers up to four waves of programs and picks the number that minimises the longest time
+    through all tiles. A program costs about half a tile more than its tiles.
 
     Args:
         row_tiles: tiles along the rows.

@@ -2,8 +2,7 @@
 
 They are computed to base 2, because on a CPU `exp2` is several times as fast as `exp`.
 
-Each sum has the largest of its terms as its origin, so nothing underflows but terms that do not
-matter beside another one.
+Each sum is relative to its largest term, so only terms that are negligible next to it underflow.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import torch
 
 LOG2_E = 1.4426950408889634
-# In place of -inf as the origin of a sum, which would give NaN.
+# Replaces -inf as the origin of a sum, which would give NaN.
 LOWEST = -1e38
 
 

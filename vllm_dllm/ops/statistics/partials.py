@@ -19,12 +19,12 @@ from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 
 GROUP = 64
-# Groups draw with the same keys as ids, so their indices must lie behind those of all ids.
+# Groups draw with the same keys as ids, so their indices must be larger than those of all ids.
 FIRST_GROUP_INDEX = 1 << 30
 
 
 def grouped(scaled: torch.Tensor) -> torch.Tensor:
-    """``[rows, ids]`` as ``[rows, groups, GROUP]``, the last group filled up with -inf."""
+    """``[rows, ids]`` as ``[rows, groups, GROUP]``, with the last group padded with -inf."""
     missing = -scaled.shape[1] % GROUP
     if missing:
         scaled = torch.nn.functional.pad(scaled, (0, missing), value=-torch.inf)
@@ -39,8 +39,8 @@ def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Gumbel noise ``[rows, groups]`` of the groups that begin at ``starts`` (int64 ``[groups]``).
 
-    A group's noise depends on its first id, so that no two groups have the same noise, wherever a
-    rank's part of the vocabulary begins.
+    A group's noise depends on its first id, so no two groups have the same noise, wherever a rank's
+    part of the vocabulary begins.
     """
     return gumbel(keys, FIRST_GROUP_INDEX + starts)
 
@@ -145,7 +145,7 @@ class LeadingGroup:
     group: torch.Tensor
 
     def compete(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
-        """Take over the best group of a tile where its score is higher than the present one.
+        """Replace the current group with a tile's best group where that has a higher score.
 
         Args:
             scores: float32 ``[rows, groups]``.
@@ -200,7 +200,7 @@ class SoftmaxPartials:
 
     @classmethod
     def of(cls, running: RunningPass) -> SoftmaxPartials:
-        """The results of a pass in which every id may be chosen."""
+        """Collect the results of a pass in which every id may be chosen."""
         likeliest, drawn = running.likeliest, running.drawn
         sample, scaled = draw_in_group(drawn.group, drawn.first, running.keys)
         return cls(

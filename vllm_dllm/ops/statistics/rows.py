@@ -80,9 +80,9 @@ def greedy_part(statistics: SampledStatistics, entropy: bool) -> RowStatistics:
 def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) -> RowStatistics:
     """Argmax and its probability for each row of ``logits``.
 
-    The forbidden token (the mask) takes part in the normalisation, so that probabilities
-    are those of the model, but it is never the argmax: a mask must not be written
-    where a mask was read. Ties go to the lowest token id.
+    The forbidden token (the mask) takes part in the normalisation, so probabilities are those of
+    the model, but it is never the argmax: a mask must not be written where a mask was read. Ties go
+    to the lowest token id.
 
     Args:
         logits: ``[rows, vocabulary]``, any floating dtype. In each row a token other than the
@@ -145,7 +145,7 @@ def drawn_logprob(
 ) -> torch.Tensor:
     """The log-probabilities of drawn tokens at temperature 1, float32 ``[rows]``.
 
-    They are ``log p(argmax) + temperature * log(weight)``, without another look at the rows.
+    They are ``log p(argmax) + temperature * log(weight)``, so the rows are not read again.
 
     Args:
         greedy: statistics of shape ``[rows]``.
@@ -166,17 +166,18 @@ def with_drawn(
     """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
 
     A drawn token's confidence is the smaller of the argmax' probability and its own weight. So a
-    token that is as likely as the argmax has the same confidence. With the (small) probability of
-    the drawn token itself, thresholds would let only one token a step pass.
+    token that is as likely as the argmax has the same confidence. If the (small) probability of the
+    drawn token itself were used, thresholds would pass only one token per step.
 
     Args:
         greedy: statistics of shape ``[rows]``.
         weight: float32 ``[rows]``, see `drawn_weight`.
         sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
         drawn: int64 ``[rows]``.
-        own_at: float32 ``[rows]``, the temperature of rows whose drawn token is as sure as it is
-            likely at temperature 1 (`Algorithm.own_confidence`), and 0 for the others; None where
-            there are none. The probability is ``exp(largest - logsumexp) * weight**temperature``.
+        own_at: float32 ``[rows]``, the temperature of rows whose drawn token's confidence is its
+            own probability at temperature 1 (`Algorithm.own_confidence`), and 0 for the others;
+            None if there are none. The probability is
+            ``exp(largest - logsumexp) * weight**temperature``.
     """
     sure = torch.minimum(greedy.probability, weight)
     if own_at is not None:

@@ -3,7 +3,7 @@
 They compute what `rows.row_statistics` and `sampled.sampled_statistics` compute, without ever
 holding probabilities: one kernel passes over the logits with a grid of (row tiles, splits of the
 vocabulary) and leaves a few numbers for each split, and a second kernel merges them and draws
-within the drawn group. `fold_triton` has the functions that both are made of.
+within the drawn group. `fold_triton` has the functions from which both are built.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -73,13 +73,12 @@ def measured_statistics(
 
     Args:
         logits: ``[rows, vocabulary]``, at least one row, float32, bfloat16 or float16; ids are
-            contiguous, rows may lie any distance apart. -inf excludes a token; at least one token
-            of a row must be left. Not written to.
+            contiguous, rows may have any stride. -inf excludes a token; at least one token of a row
+            must be left. Not written to.
         temperature: float32 ``[rows]``, at least 0; None for 1 in all rows.
         keys: int64 ``[rows]``, see `noise.keyed.row_keys`; with None nothing is drawn, and the
             sample is the argmax.
-        forbidden: an id that is never chosen nor drawn, but takes part in the normalisation, or
-            None.
+        forbidden: an id that is never chosen or drawn but takes part in the normalisation, or None.
         tile: how to divide the work, or None for the default.
 
     Returns:
@@ -115,7 +114,7 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     vocabulary, forbidden, tiles_per_split,
     ROWS: tl.constexpr, IDS: tl.constexpr, TEMPERED: tl.constexpr, NOISE: tl.constexpr,
 ):  # fmt: skip
-    """Pass over some tiles of some rows of logits; grid (row tiles, splits)."""
+    """Pass over some tiles of some rows of logits; the grid is (row tiles, splits)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)  # rows behind the last one are computed, but not stored
     inverse = inverse_temperature(temperature, near, TEMPERED)
@@ -150,7 +149,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     vocabulary, forbidden, splits, out, out_ids,
     ROWS: tl.constexpr, SPLITS: tl.constexpr, TEMPERED: tl.constexpr, NOISE: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of some rows, and draw within the drawn group; grid (row tiles,)."""
+    """Merge the splits of some rows, and draw within the drawn group; the grid is (row tiles,)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)
     inverse = inverse_temperature(temperature, near, TEMPERED)

@@ -1,9 +1,9 @@
 """A check of the row-statistics kernels on the machine at hand, against PyTorch's operators.
 
-A few rows and ids of the model's width and dtype, with planted ties. The numbers are small
-multiples of 1/32, so that sums of products are exact in any order and round to the same logits
-everywhere. So ids must be equal. Floats have the budgets below: `head_triton.capped` is off by 2e-7
-caps, and weights of a soft embedding are rounded to its dtype.
+The check uses a few rows and ids of the model's width and dtype, with planted ties. The numbers are
+small multiples of 1/32, so sums of products are exact in any order and round to the same logits
+everywhere. Ids must therefore be equal. Floats have the error budgets below: `head_triton.capped`
+is off by up to 2e-7 caps, and weights of a soft embedding are rounded to its dtype.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
-# As many rows as fill each of `head_triton`'s tiles; some groups of ids, the last one incomplete.
+# Row counts that fill each of `head_triton`'s tiles, and a few groups of ids, the last one
+# incomplete.
 ROWS = (16, 32, 64, 128)
 IDS = 1000
-# Ids from here on have the logits of the first ids, and lose every tie against them.
+# Ids from here on have the same logits as the first ids and lose every tie against them.
 COPIED = 600
 FORBIDDEN = 7
 # Absolute error of a probability or of an entropy in nats, and of a soft embedding relative to the
@@ -35,10 +36,10 @@ SOFT_BUDGET = {True: 2**-7, False: 2e-4}
 
 
 def failures(head: Head, masked: bool) -> list[str]:
-    """Run the kernels that a model would be served with; returns the names of failed checks.
+    """Run the kernels that would serve a model; returns the names of failed checks.
 
     Args:
-        head: the model's head, of which width, dtype and soft cap count.
+        head: the model's head; only its width, dtype and soft cap are used.
         masked: whether the model is a masked one, which has a forbidden id and no soft embedding.
     """
     failed = []
@@ -114,7 +115,7 @@ class _Case:
 
 
 def _compared(kernel: str, got: RowStatistics, want: RowStatistics) -> Iterator[tuple[str, bool]]:
-    """Whether each field of `want` is as it should be; NaN never is."""
+    """Whether each field of `got` matches `want`; NaN never matches."""
     for field, wanted in vars(want).items():
         found = getattr(got, field)
         if wanted.is_floating_point():

@@ -12,7 +12,7 @@ from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import RowStatistics, greedy_part
 from vllm_dllm.ops.statistics.tiled import FAR
 
-# Float32 values of a rank's share of the logits that are alive together.
+# The number of float32 copies of a rank's share of the logits that are alive together.
 COPIES = 3
 
 
@@ -25,7 +25,8 @@ def partials_of_rank(logits: torch.Tensor, first: int, forbidden: int) -> Softma
         forbidden: token id, of this rank or not, that counts in the sums and is never chosen.
 
     Returns:
-        Partials of shape ``[rows]``. Nothing is drawn: the argmax stands for the drawn token.
+        Partials of shape ``[rows]``. Nothing is drawn: the argmax takes the place of the drawn
+        token.
     """
     ids = torch.arange(first, first + logits.shape[1], device=logits.device)
     best, index = torch.where(ids != forbidden, logits, -torch.inf).max(-1)
@@ -81,7 +82,7 @@ def sharded_statistics(
 
 
 def without(head: Head, forbidden: int) -> Head:
-    """The same head with a token that is never chosen nor drawn."""
+    """The same head with a token that is never chosen or drawn."""
 
     def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
         values = head.logits(hidden, first, end)

@@ -1,12 +1,12 @@
 """The soft embedding ``softmax(logits / T) @ embedding`` over tiles of the head, as Triton kernels.
 
-It takes a second pass over the head, after that of `head_triton`. For one range of ids after the
-other, a kernel computes the logits a second time and writes their weights,
-exp((logit - origin) / T), to a workspace in the embedding's dtype; another kernel multiplies the
-weights with the embedding and adds the product to a float32 sum. The origin is the row's largest
-logit. Weights are therefore at most 1 and keep all their bits; float16 probabilities would lose
-some to the small range of float16 exponents. At the end the sum is divided by the row's sum of
-weights. Nothing is added atomically, so results are the same in every run.
+It takes a second pass over the head, after that of `head_triton`. For one range of ids at a time, a
+kernel computes the logits again and writes their weights, exp((logit - origin) / T), to a workspace
+in the embedding's dtype; another kernel multiplies the weights by the embedding and adds the
+product to a float32 sum. The origin is the row's largest logit. Weights are therefore at most 1 and
+keep all their bits; float16 probabilities would lose some because float16 exponents have a small
+range. At the end the sum is divided by the row's sum of weights. Nothing is added atomically, so
+results are the same in every run.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -41,7 +41,7 @@ from vllm_dllm.ops.statistics.launch_triton import (
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.sampled import SampledStatistics
 
-# Where rows are few, each range of ids is split into parts, each with a sum of its own.
+# With few rows, each range of ids is split into parts, each with a separate sum.
 MAX_PARTS = 8
 
 
@@ -75,15 +75,15 @@ def fused_statistics(
 ) -> tuple[SampledStatistics, torch.Tensor | None]:
     """What `tiled.tiled_statistics` computes, in two passes of Triton kernels.
 
-    The weights of the soft embedding are rounded to the embedding's dtype, as on a GPU there.
+    The weights of the soft embedding are rounded to the embedding's dtype, as in `tiled` on a GPU.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
         head: the head, with its `weight` and `soft_cap`; `logits` is not called.
         temperature: float32 ``[rows]``, at least 0.
         keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
-        budget: bytes that the workspace of the soft embedding may take. It takes at least what
-            128 ids need. The statistics take some kilobytes for each row in addition.
+        budget: bytes that the workspace of the soft embedding may use. It uses at least what 128
+            ids need. The statistics use some kilobytes per row in addition.
         compile: compile what follows the kernels.
 
     Returns:
@@ -177,7 +177,7 @@ class _RunningSum:
 
     @classmethod
     def plan(cls, rows: int, embedding: torch.Tensor, budget: int, multiple: int) -> _RunningSum:
-        """With as many ids in a range as the budget has room for beside the parts' sums.
+        """Plan ranges with as many ids as the budget allows in addition to the parts' sums.
 
         A range is a multiple of `multiple` ids.
         """
@@ -234,11 +234,11 @@ def weights_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr,
     CAPPED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of exp(logit / T - origin), of ids from `first` on; grid (row tiles, id tiles).
+    """A tile of exp(logit / T - origin), of ids from `first` on; the grid is (row tiles, id tiles).
 
     Greedy rows have weight 1 at their token and 0 elsewhere. `token` is an id of the whole
-    vocabulary, of which this rank's part begins at `first_id`. Columns behind the last id get
-    finite numbers, which the sum does not use.
+    vocabulary, of which this rank's part begins at `first_id`. Columns after the last id get finite
+    numbers, which the sum does not use.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)
@@ -266,7 +266,7 @@ def sum_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Add weights times embedding to a tile of one part's sum.
 
-    Grid (row tiles, column tiles, parts).
+    The grid is (row tiles, column tiles, parts).
     """
     begin_row = tl.program_id(0) * ROWS
     row = begin_row + tl.arange(0, ROWS)
@@ -287,7 +287,7 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     sum = tl.load(sums + sum_offset, mask=ok, other=0.0)
     for start in range(begin, end, DEPTH):
         x = tl.load(x_pointer + x_offset)
-        is_id = (start + step < end)[:, None]  # behind the last id the embedding counts as 0
+        is_id = (start + step < end)[:, None]  # after the last id the embedding counts as 0
         if EVEN:
             e = tl.load(e_pointer + e_offset, mask=is_id, other=0.0)
         else:

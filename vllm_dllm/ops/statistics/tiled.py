@@ -1,9 +1,9 @@
 """The statistics of `sampled`, and the soft embedding, computed over tiles of the vocabulary.
 
-One pass computes one tile after the other. It keeps running maxima, a running sum of exponentials
-and a running sum of embeddings, which are rescaled whenever the maximum grows (online softmax;
-Milakov and Gimelshein, 2018). Peak memory is that of one tile, whatever the vocabulary. With a head
-that is spread over ranks each rank passes over its own ids, and ranks exchange results only.
+One pass computes one tile at a time. It keeps running maxima, a running sum of exponentials and a
+running sum of embeddings, which are rescaled whenever the maximum grows (online softmax; Milakov
+and Gimelshein, 2018). Peak memory is that of one tile, whatever the size of the vocabulary. If the
+head is spread over ranks, each rank passes over its own ids, and ranks exchange only results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tile_bytes(rows: int, ids: int) -> int:
 
 
 def example_budgets(rows: int, batches: Sequence[int], head: Head, budget: int) -> list[int]:
-    """The budgets with which an example is computed in tiles as wide as those of real batches.
+    """The budgets that make an example's tiles as wide as those of real batches.
 
     There is one budget for each of `batches`, even where budgets are equal, because ranks with
     fewer ids must exchange results as often as the others.
@@ -136,9 +136,9 @@ def _of_rows(
     for first in head.ids[::ids]:
         end = min(first + ids, head.ids.stop)
         starts = torch.arange(first, end, GROUP, device=keys.device)
-        # A narrower last tile is not worth a graph of its own.
+        # A narrower last tile is not worth a separate graph.
         fold = _compilable(_fold, compile and end - first == ids)
-        # The weights are not assigned to a name, which would keep them alive during the next tile.
+        # Assigning the weights to a name would keep them alive during the next tile.
         running.embed(fold(running, head.logits(hidden, first, end), starts), head.part(first, end))
     return running.result(head)
 
@@ -160,7 +160,7 @@ def _only_tile(
 ) -> tuple[SampledStatistics, torch.Tensor, torch.Tensor]:
     """The statistics from a single tile of all ids; this function may be compiled.
 
-    Returns also each row's sum of weights, and the weights of the ids. As for `_fold`, the soft
+    This also returns each row's sum of weights and the weights of the ids. As for `_fold`, the soft
     embedding is left to the caller.
     """
     running = _Running(temperature, keys)
@@ -204,14 +204,15 @@ class _Running:
         before = self.likeliest.score
         groups = grouped(logits.div_(self.divisor))
         self.likeliest.compete(groups.amax(-1), groups, starts)
-        # Sums are relative to the running maximum, or to 0 in a row that has only had -inf so far.
+        # Sums are relative to the running maximum, or to 0 in a row that has so far had only -inf.
         origin = torch.where(self.likeliest.score == -torch.inf, 0.0, self.likeliest.score)
         distance = (groups - origin[:, None, None]).clamp_min_(FAR)
         weight = distance.exp()  # [rows, groups, GROUP]
         mass = weight.sum(-1)
         noise = group_noise(self.keys, starts)
         self.drawn.compete(mass.log() + origin[:, None] + noise, groups, starts)
-        # In place: nothing reads the distances any more, and another copy would be a tile wide.
+        # This is done in place: the distances are no longer needed, and a copy would be a tile
+        # wide.
         weighted = distance.mul_(weight).flatten(1).sum(-1)
         # The sums' origin moves up from the last maximum.
         self.shrink = torch.exp(before - origin)
@@ -221,13 +222,13 @@ class _Running:
         return weight.flatten(1)
 
     def embed(self, weight: torch.Tensor, embedding: torch.Tensor | None) -> None:
-        """Add the weights that `add` has returned, times the embedding of the tile's ids."""
+        """Add the weights that `add` returned, multiplied by the embedding of the tile's ids."""
         if embedding is not None:
             self.soft.mul_(self.shrink[:, None])
             self.soft = add_product(self.soft, weight[:, : len(embedding)], embedding)
 
     def result(self, head: Head) -> Result:
-        """Statistics and soft embedding of all ids, those of other ranks included."""
+        """The statistics and soft embedding of all ids, including those of other ranks."""
         greedy, partials = self.greedy, SoftmaxPartials.of(self)
         if head.shard is not None:
             partials = partials.merge_ranks(head.shard)
