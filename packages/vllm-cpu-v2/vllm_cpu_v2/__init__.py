@@ -1,4 +1,4 @@
-"""What vLLM's CPU build lacks for Model Runner V2; a plugin of vLLM.
+"""A vLLM plugin with what vLLM's CPU build lacks for Model Runner V2.
 
 Importing this package imports neither torch nor vLLM.
 """

@@ -1,4 +1,4 @@
-"""numpy stand-ins for the kernels with which Model Runner V2 keeps its batch, every step.
+"""numpy stand-ins for the kernels with which Model Runner V2 maintains its batch in every step.
 
 Each function takes the launch grid and then the arguments of the Triton kernel, under the kernel's
 own names; `launch.KernelStandIn` binds them. Arguments called `*_ptr` are the tensors that vLLM
@@ -12,7 +12,7 @@ Notation in the shape comments: R = requests in the batch, S = slots (`max_num_r
 T = tokens in the batch, G = KV cache groups, L = longest run of draft tokens.
 """
 
-# Arguments keep the names they have in the kernels, capitals included.
+# Arguments keep the kernels' names, including capitals.
 # ruff: noqa: N803
 
 import numpy as np
@@ -33,7 +33,7 @@ def prepare_prefill_inputs(
     num_computed_tokens_ptr: Tensor,  # [S]
     LOOKAHEAD_BLOCK: int,
 ) -> None:
-    """Copy the prompt tokens of this step, and the few that follow them.
+    """Copy the prompt tokens of this step and the few that follow them.
 
     A canvas that was rolled back into the prompt still counts as prefill here and may reach past
     the end of the slot's row. The kernel then reads the next slot's tokens, which the draft tokens
@@ -70,7 +70,7 @@ def prepare_pos_seq_lens(
     num_computed_tokens_ptr: Tensor,  # [S]
     max_num_reqs: int,
 ) -> None:
-    """Positions of the batch's tokens, sequence lengths, and zero lengths for unused rows."""
+    """Write positions of the batch's tokens, sequence lengths, and 0 for unused rows."""
     num_reqs = grid[0] - 1
     starts = query_start_loc_ptr.numpy()[: num_reqs + 1]
     lengths = np.diff(starts)
@@ -116,7 +116,7 @@ def combine_sampled_and_draft_tokens(
         width = min(num_logits, BLOCK_SIZE)
         indices[cu[i] : cu[i] + width] = np.arange(start, start + width)
         if seq_lens[i] <= limits[i]:
-            continue  # inside the prompt there is neither a sampled nor a draft token
+            continue  # inside the prompt there are neither sampled nor draft tokens
         if NUM_NEW_SAMPLED_TOKENS > 0 and seq_lens[i] - num_logits >= limits[i]:
             input_ids[start] = last[slot]
         num_drafts = num_logits - NUM_NEW_SAMPLED_TOKENS
@@ -163,8 +163,8 @@ def post_update(
 ) -> None:
     """Append the sampled tokens to each request and advance its computed length.
 
-    A last canvas may end behind max_model_len. The kernel then writes into the next slot's row.
-    Here the surplus tokens are dropped; lengths are counted as the kernel counts them.
+    A last canvas may end past max_model_len. The kernel then writes into the next slot's row. This
+    function drops the surplus tokens, but counts lengths as the kernel does.
     """
     count = grid[0]
     num_sampled = num_sampled_ptr.numpy()[:count].tolist()
@@ -214,7 +214,7 @@ def expand_idx_mapping(
     cu_num_logits_ptr: Tensor,  # [R + 1]
     BLOCK_SIZE: int,
 ) -> None:
-    """For every row of logits: its request's slot, and its index within the request."""
+    """Write for every row of logits its request's slot and its index within the request."""
     expanded, local = expanded_idx_mapping_ptr.numpy(), expanded_local_pos_ptr.numpy()
     cu = cu_num_logits_ptr.numpy()[: grid[0] + 1].tolist()
     ramp = np.arange(BLOCK_SIZE)

@@ -48,7 +48,7 @@ def reduce_scatterv(
 
 
 def add_collectives() -> None:
-    """Give vLLM's CPU communicator those of the two collectives that it does not have."""
+    """Give vLLM's CPU communicator whichever of the two collectives it lacks."""
     from vllm.distributed.device_communicators.base_device_communicator import (
         DeviceCommunicatorBase,
     )

@@ -1,16 +1,16 @@
-"""Compile sooner on the CPU: on all cores, and with what does not depend on the model at once.
+"""Compile faster on the CPU: use all cores, and start early on what is independent of the model.
 
-vLLM binds a worker of its CPU platform to cores of its own. A start compiles a few dozen functions
+vLLM binds a worker of its CPU platform to dedicated cores. A start compiles a few dozen functions
 to C++. Each takes about a second of the C++ compiler, which inherits the worker's cores, and
 PyTorch runs as many compilers at a time as a process has cores. On a machine with two cores vLLM
-keeps one for the front end, which waits meanwhile.
+keeps one for the front end, which is idle meanwhile.
 
-Before the first function PyTorch tries which vector instructions the compiler and the processor
-have, precompiles its header, and fingerprints itself and Triton. That takes more than 10 seconds
-the first time. On the first start of all a process does it while the engine's processes import
-vLLM, and a thread of the worker, which waits for the rest of it, while the model is loaded and
-traced. PyTorch tries all instructions that the processor has and takes the first that work; here
-the rest are not tried.
+Before the first function PyTorch finds out which vector instructions the compiler and the processor
+support, precompiles its header, and fingerprints itself and Triton. That takes more than 10 seconds
+the first time. On the very first start a separate process does this while the engine's processes
+import vLLM. A thread of the worker, which waits for that process to finish, does it while the model
+is loaded and traced. PyTorch tries all instruction sets of the processor and takes the first that
+works; here the rest are not tried.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from torch.compiler import load_compiled_function
 MOST_COMPILERS = 8
 OBJECTS_BETWEEN_COLLECTIONS = 50_000  # Python's default is 700, or 2,000 from 3.13
 
-# A name below `vllm`, because that logger has vLLM's handler and level.
+# The name is below `vllm`, because that logger has vLLM's handler and level.
 logger = logging.getLogger("vllm.cpu_v2")
 
-# The smallest function that is compiled with the header and the options of PyTorch's own.
+# The smallest function that is compiled with PyTorch's own header and options.
 _SMALLEST = """
 #include <torch/csrc/inductor/cpp_prefix.h>
 // at::vec::
@@ -49,7 +49,7 @@ extern "C" void kernel(const float* source, float* target) { target[0] = source[
 
 
 def all_cores() -> set[int]:
-    """The worker's own cores and those of the engine, which waits while the worker starts."""
+    """The worker's cores and those of the engine, which is idle while the worker starts."""
     engine = multiprocessing.parent_process()
     own = os.sched_getaffinity(0)
     return own if engine is None else own | os.sched_getaffinity(engine.pid or 0)
@@ -57,9 +57,9 @@ def all_cores() -> set[int]:
 
 @contextmanager
 def on_all_cores() -> Iterator[None]:
-    """A context in which the C++ compiler may use the engine's cores beside the worker's own."""
+    """A context in which the C++ compiler may also use the engine's cores."""
     if not multiprocessing.current_process().daemon:
-        # PyTorch would start Python processes that compile, which takes longer than it saves.
+        # PyTorch would start Python processes to compile, which takes longer than it saves.
         yield
         return
     own = os.sched_getaffinity(0)
@@ -74,7 +74,7 @@ def on_all_cores() -> Iterator[None]:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """A context in which Python looks for reference cycles more rarely.
+    """A context in which Python looks for reference cycles less often.
 
     The compiler makes millions of objects, most of which live until it is done.
     """
@@ -94,16 +94,16 @@ def compiling_on_all_cores() -> Iterator[None]:
 
 
 def load_what_is_compiled() -> None:
-    """Let vLLM load a model that an earlier start has compiled.
+    """Enable vLLM to load a model that an earlier start has compiled.
 
     vLLM keeps a compiled model in a file. When it loads one, it calls a method that only models
-    compiled by its own backend have. On the CPU PyTorch's backend compiles the whole model, the
-    call raises, and every start compiles anew.
+    compiled by its own backend have. On the CPU PyTorch's backend compiles the whole model, so the
+    call raises, and every start compiles again.
     """
     from vllm.compilation import decorators
 
     loads = decorators._try_load_aot_compiled_fn
-    # The function sees this name in place of its module's; everything else sees PyTorch.
+    # The function sees this name in place of its module's name; everything else sees PyTorch.
     torch = SimpleNamespace(compiler=SimpleNamespace(load_compiled_function=_load_complete))
     scope = {**loads.__globals__, "torch": torch}
     decorators._try_load_aot_compiled_fn = FunctionType(loads.__code__, scope, loads.__name__)
@@ -121,12 +121,12 @@ def prepare_compiler_elsewhere() -> subprocess.Popen[bytes] | None:
     """Do the work of `prepare_compiler` in a process that ends by itself, before there is a worker.
 
     Returns:
-        The process; None where a start has compiled before, or where there is no core for it.
+        The process; None if an earlier start has compiled, or if there is no core for it.
     """
     headers = Path(default_cache_dir()) / "precompiled_headers"
     if headers.is_dir() or len(os.sched_getaffinity(0)) < 2:
         return None
-    # -P: modules in the current folder are not for it.
+    # With -P the process ignores modules in the current folder.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.DEVNULL,
@@ -136,11 +136,11 @@ def prepare_compiler_elsewhere() -> subprocess.Popen[bytes] | None:
 
 
 def prepare_compiler() -> threading.Thread:
-    """Begin with what every compilation needs first; the thread ends when it is done.
+    """Start on what every compilation needs first; the thread ends when that is done.
 
-    Whoever asks meanwhile which vector instructions there are waits for it. PyTorch's check of one
-    of them changes the compiler's options for a moment, so two checks at a time may leave an option
-    behind. The next start would then not find what this one has compiled.
+    Meanwhile any other query for the vector instructions waits for it. PyTorch's check of one of
+    them changes the compiler's options for a moment, so two simultaneous checks may leave an option
+    set. The next start would then not find what this one has compiled.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -153,7 +153,7 @@ def prepare_compiler() -> threading.Thread:
     def once_prepared() -> list[cpu_vec_isa.VecISA]:
         if threading.current_thread() is not thread:
             thread.join()
-        # With either of these PyTorch chooses from the list; else it takes the first.
+        # With either of these PyTorch chooses from the list; otherwise it takes the first.
         if config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
             return listed()
         first = first_working(candidates)
@@ -165,7 +165,7 @@ def prepare_compiler() -> threading.Thread:
 
 
 def x86_candidates() -> list[Any]:
-    """What PyTorch would try on this processor, best first; empty where it is no x86 processor."""
+    """What PyTorch would try on this processor, best first; empty if it is not an x86 processor."""
     from torch._inductor import cpu_vec_isa
 
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -175,12 +175,12 @@ def x86_candidates() -> list[Any]:
 
 
 def first_working(candidates: Iterable[Any]) -> Any | None:
-    """The first for which the compiler makes code that loads. PyTorch remembers each answer."""
+    """The first for which the compiler makes code that loads; PyTorch remembers each answer."""
     return next((isa for isa in candidates if isa), None)
 
 
 def _prepare(cores: set[int], candidates: Iterable[Any]) -> None:
-    os.sched_setaffinity(0, cores)  # of this thread, and of the compilers that it starts
+    os.sched_setaffinity(0, cores)  # for this thread and the compilers that it starts
     try:
         from torch._inductor import codecache
 
@@ -192,7 +192,7 @@ def _prepare(cores: set[int], candidates: Iterable[Any]) -> None:
             ["const float*", "float*"], _SMALLEST, device_type="cpu"
         )
     except Exception:
-        # The compilation itself will say what is wrong, if anything is.
+        # If anything is wrong, the compilation itself will report it.
         logger.debug("dllm: the compiler could not be prepared", exc_info=True)
 
 

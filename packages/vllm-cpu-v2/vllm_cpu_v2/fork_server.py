@@ -1,16 +1,16 @@
 """Start the processes of an engine from one that has imported vLLM already.
 
 On the CPU vLLM starts the engine and then its worker as fresh interpreters. Each imports vLLM,
-which takes five seconds, the worker only after the engine. Python's fork server does it once: it
-imports, and then forks a process for each request.
+which takes five seconds, and the worker begins only after the engine. Python's fork server imports
+once and then forks a process for each request.
 
 A fork server cannot give its children a library that was loaded with other settings. OpenMP reads
-its own when it is loaded, so the server starts in the environment of the worker, and only an engine
-with one worker is started this way. The engine itself gets back the environment and the cores that
-a fresh interpreter would have had.
+its settings when it is loaded, so the server starts in the environment of the worker, and only an
+engine with one worker is started this way. The engine itself gets back the environment and the
+cores that a fresh interpreter would have had.
 
 vLLM chooses how its processes are started in `get_mp_context`, which knows "spawn" and "fork" only.
-It is replaced in the front end's launcher, and in a forked engine's executor.
+This module replaces it in the front end's launcher and in a forked engine's executor.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from vllm_cpu_v2.compilation import prepare_compiler_elsewhere
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Imported by the server before its first child.
+# The server imports these modules before it starts its first child.
 PRELOADED = "vllm_cpu_v2.imported_before_forking"
 
-# Python has no public way to let go of a fork server, and its type stubs know none of its fields.
+# Python has no public way to release a fork server, and its type stubs lack the server's fields.
 _server: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
 class ForkedProcess(ForkServerProcess):
-    """A child of the fork server, with the environment that its caller has when it starts it."""
+    """A child of the fork server, with the environment that its caller has at the start."""
 
     def start(self) -> None:
         """Start it, with the environment and the cores that this process has now."""
@@ -50,31 +50,31 @@ class ForkedProcess(ForkServerProcess):
         super().start()
 
     def run(self) -> None:
-        """Take over the environment, and the cores but in the worker; then do what it is for."""
+        """Take over the environment and, except in the worker, the cores; then run the target."""
         if _openmp(self._environment) != _openmp(os.environ):
             # Not the worker, to whose cores OpenMP has bound the server.
             os.sched_setaffinity(0, self._cores)
         os.environ.clear()
         os.environ.update(self._environment)
-        # A child knows where its server listens, and would start another one nevertheless.
+        # A child knows where its server listens, but would start another one anyway.
         _server.ensure_running = _it_runs
         super().run()
 
 
 class ForkedEngine(ForkedProcess):
-    """An engine, with which its fork server starts, and which starts its worker there, too."""
+    """An engine that starts with its fork server, and that starts its worker from it as well."""
 
     def start(self) -> None:
-        """Start the server, and let it fork the engine; the server ends after its last child."""
+        """Start the server and have it fork the engine; the server ends after its last child."""
         vllm_config = self._kwargs["vllm_config"]  # type: ignore[attr-defined]
         if vllm_config.compilation_config.mode != CompilationMode.NONE:
-            # On the first start of all a core waits while the server imports vLLM.
+            # On the very first start a core is idle while the server imports vLLM.
             prepare_compiler_elsewhere()
         with _running(_environment_of_worker(vllm_config)):
             super().start()
 
     def run(self) -> None:
-        """Let the executor start the worker from the server."""
+        """Make the executor start the worker from the server."""
         from vllm.v1.executor import multiproc_executor
 
         multiproc_executor.get_mp_context = _WorkerContext
@@ -82,7 +82,7 @@ class ForkedEngine(ForkedProcess):
 
 
 class _EngineContext(SpawnContext):
-    """Starts an engine from a fork server where it can, and any other process afresh."""
+    """Starts an engine from a fork server if it can, and any other process afresh."""
 
     @staticmethod
     def Process(*args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # noqa: N802
@@ -92,20 +92,20 @@ class _EngineContext(SpawnContext):
 
 
 class _WorkerContext(SpawnContext):
-    """Starts a worker from the fork server that its engine comes from."""
+    """Starts a worker from the fork server that started its engine."""
 
     Process = ForkedProcess  # type: ignore[assignment]
 
 
 def offer() -> None:
-    """Let vLLM start engines of this process from a fork server; a second call changes nothing."""
+    """Make vLLM start this process's engines from a fork server; a second call has no effect."""
     launcher.get_mp_context = _EngineContext
 
 
 def can_be_forked(vllm_config: VllmConfig) -> bool:
     """Whether the engine has one worker, which vLLM would start as a fresh interpreter.
 
-    A process with a fork server of its own, which has other settings, starts none for an engine.
+    A process that has its own fork server, with other settings, starts none for an engine.
     """
     parallel = vllm_config.parallel_config
     return (
@@ -124,10 +124,10 @@ def can_be_forked(vllm_config: VllmConfig) -> bool:
 def _running(environment: Mapping[str, str]) -> Iterator[None]:
     """A fork server that this process forgets afterwards.
 
-    So a fork server which its own code asks for is another one.
+    If the process's own code asks for a fork server, it gets another one.
 
     Args:
-        environment: of the server; what it has beyond this process's own is OpenMP's.
+        environment: the server's environment; its additions to this process's own are for OpenMP.
     """
     before = dict(os.environ)
     preloaded = _server._preload_modules

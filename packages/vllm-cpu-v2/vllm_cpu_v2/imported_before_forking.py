@@ -1,4 +1,4 @@
-"""What a fork server imports before it forks the processes of an engine, see `fork_server`."""
+"""The imports of a fork server before it forks the processes of an engine, see `fork_server`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def _leave_quietly() -> None:
         os._exit(0)
 
 
-# An interpreter that is given its code as an argument looks for modules in the current folder.
+# An interpreter that receives its code as an argument looks for modules in the current folder.
 sys.path[:] = [folder for folder in sys.path if folder]
 # A signal to the process group must not end the server before its children, which finish their
 # requests first: their exit status would be lost, and the front end would take them for dead.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.register_at_fork(after_in_child=_end_when_asked)
 
-# Nothing that is imported becomes garbage, and looking for it would take a fifth of the time.
+# Imported objects do not become garbage, and looking for garbage would take a fifth of the time.
 gc.disable()
 
 from vllm.utils.system_utils import set_process_title  # noqa: E402
 from vllm.v1.engine import core  # noqa: E402, F401
 from vllm.v1.executor import multiproc_executor  # noqa: E402, F401
 
-# Plugins are left to each child, which loads them when a fresh interpreter would: behind its
-# configuration of logging, which takes away the handlers that it finds.
+# Plugins are left to each child, which loads them when a fresh interpreter would: after it
+# configures logging, which removes the handlers that it finds.
 set_process_title("ForkServer")
-# The server ends last, behind the front end's last line, and libraries would report their leaks.
+# The server ends last, after the front end's last line, and libraries would report their leaks.
 atexit.register(_leave_quietly)
-# A collection in a child looks at none of this, and copies none of it.
+# A garbage collection in a child then neither examines nor copies these objects.
 gc.freeze()
 gc.enable()

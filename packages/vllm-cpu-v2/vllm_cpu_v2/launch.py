@@ -1,4 +1,4 @@
-"""Swapping Model Runner V2's Triton kernels for their stand-ins, and launching those."""
+"""Swap Model Runner V2's Triton kernels for their stand-ins, and launch those."""
 
 import importlib
 import inspect
@@ -32,11 +32,11 @@ STAND_INS: dict[str, Callable[..., None]] = {
     "sample.logprob._fill_logprob_token_ids_kernel": logprob_kernels.fill_logprob_token_ids,
 }
 
-# Kernel arguments without a meaning here, which a stand-in need not name. Any other argument that a
-# stand-in does not know means that the kernel has changed, and stops the swap.
+# Kernel arguments that have no meaning here, so that a stand-in need not name them. Any other
+# argument that a stand-in does not know means that the kernel has changed, and stops the swap.
 _TILING = frozenset({"BLOCK_SIZE", "TRITON_BLOCK_SIZE", "TOPK_BLOCK_SIZE", "LOOKAHEAD_BLOCK"})
-# Strides of tensors, which know them themselves. Stand-ins name the strides of raw addresses only:
-# `output_stride` and those of the block tables.
+# Strides of tensors, which the tensors have themselves. Stand-ins name only the strides of raw
+# addresses: `output_stride` and those of the block tables.
 _STRIDES = frozenset(
     {
         "num_blocks_stride",
@@ -61,7 +61,7 @@ _LAUNCH_OPTIONS = frozenset(
 
 
 class KernelMismatchError(TypeError):
-    """A kernel's arguments are not those that its stand-in was written for."""
+    """A kernel's arguments differ from those that its stand-in was written for."""
 
 
 class KernelStandIn:
@@ -140,7 +140,7 @@ def swap_kernels() -> int:
         The number of kernels that have stand-ins.
 
     Raises:
-        KernelMismatchError: a kernel is missing, or takes other arguments than its stand-in.
+        KernelMismatchError: a kernel is missing, or its arguments differ from its stand-in's.
     """
     # This module replaces torch functions that the GPU modules copy at their own import.
     importlib.import_module("vllm.v1.worker.cpu.shm")

@@ -6,7 +6,7 @@ kernels, they never hold a float32 copy of all rows: they take a few rows at a t
 Notation: N = rows of logits, V = vocabulary, K = token ids per row, S = slots.
 """
 
-# Arguments keep the names they have in the kernels, capitals included.
+# Arguments keep the kernels' names, including capitals.
 # ruff: noqa: N803
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vllm_cpu_v2.table_kernels import Grid
 
-# Elements of logits handled at once: 4 MiB in float32, which stays in a CPU's cache.
+# The number of logits handled at once: 4 MiB in float32, which stays in a CPU's cache.
 _CHUNK = 1 << 20
 
 
@@ -54,8 +54,8 @@ def ranks(
 ) -> None:
     """How many logits of a row are at least as large as the chosen one; 1 for the largest.
 
-    The kernel fills its last tile with minus infinity, and counts that filling too where the chosen
-    logit is minus infinity. The same is done here, so that CPU and GPU give the same answer.
+    The kernel fills its last tile with minus infinity, and counts that filling as well if the
+    chosen logit is minus infinity. This function does the same, so that CPU and GPU agree.
     """
     count = grid[0]
     filling = -vocab_size % BLOCK_SIZE

@@ -1,7 +1,7 @@
-"""Rows without an adapter, which vLLM's LoRA operators for the CPU give the last adapter's sum.
+"""Fix rows without an adapter, to which vLLM's LoRA operators for the CPU apply the last adapter.
 
-The index of such a row is -1, which the operators use as it is: as the last one. vLLM avoids that
-only where no row of a batch has an adapter.
+The index of such a row is -1, which the operators use unchanged, so it selects the last adapter.
+vLLM avoids that only if no row of a batch has an adapter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 
 
 def only_adapted_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an operator that adds an adapter's product to its output add zero to the other rows.
+    """Make an operator that adds an adapter's product to its output add zero to the other rows.
 
     Args:
-        original: ``bgmv_expand`` or ``bgmv_expand_slice``, by which vLLM's ``sgmv`` operators
-            compute. Its inputs are ``[rows, rank]``, its indices int64 ``[rows]``.
+        original: ``bgmv_expand`` or ``bgmv_expand_slice``, which vLLM's ``sgmv`` operators call.
+            Its inputs are ``[rows, rank]``, its indices int64 ``[rows]``.
     """
 
     def expand(
@@ -35,7 +35,7 @@ def only_adapted_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Replace the two operators, by which vLLM's ``sgmv`` operators compute, in this process."""
+    """Replace the two operators, which vLLM's ``sgmv`` operators call, in this process."""
     from vllm.lora.ops.torch_ops import lora_ops
 
     for name in ("bgmv_expand", "bgmv_expand_slice"):

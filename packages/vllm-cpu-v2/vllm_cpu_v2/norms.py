@@ -1,9 +1,9 @@
 """RMSNorm in one pass on the CPU: compiled kernels that vLLM's CPU build has but does not use.
 
-vLLM's registry of operators offers these kernels on GPUs only. On the CPU a norm is six elementwise
-operators, and a denoise step of DiffusionGemma has seventy norms. A compiled model fuses the six
-operators by itself, so this is for eager models. It is for float32 only: in bfloat16 the kernel
-rounds once where the models' authors round twice.
+vLLM's registry of operators offers these kernels only on GPUs. On the CPU a norm consists of six
+elementwise operators, and a denoise step of DiffusionGemma has seventy norms. A compiled model
+fuses the six operators by itself, so this is for eager models. It is for float32 only, because in
+bfloat16 the kernel rounds once where the models' authors round twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _add_norm_supports(
 def _norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> torch.Tensor:
-    # Queries and keys come as strided views of a fused projection; the kernel takes no strides.
+    # Queries and keys are strided views of a fused projection, but the kernel takes no strides.
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     torch.ops._C.rms_norm(out, rows, weight, epsilon)
@@ -57,7 +57,7 @@ def _add_norm(
 
 
 def register() -> None:
-    """Offer the norms to vLLM's operators; a second call in a process changes nothing."""
+    """Offer the norms to vLLM's operators; a second call in a process has no effect."""
     from vllm import ir
 
     if PROVIDER in ir.ops.rms_norm.impls:

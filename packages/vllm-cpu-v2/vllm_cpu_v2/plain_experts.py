@@ -1,12 +1,12 @@
-"""Quantized experts on a CPU for which vLLM has no kernel.
+"""Run quantized experts for which vLLM has no kernel on a CPU.
 
-vLLM's own methods make and load the parameters of quantized experts on every platform. What its CPU
-build lacks are kernels that multiply with them: on x86, those for INT8, FP8 and INT4 experts need
+vLLM's own methods make and load the parameters of quantized experts on every platform. Its CPU
+build lacks kernels that multiply with them: on x86, the kernels for INT8, FP8 and INT4 experts need
 AMX tiles and support few activations and routers, and the emulation of NVFP4 is written in Triton.
 
-Where vLLM finds a kernel, that kernel is used. Where it finds none, the classes below dequantize
-the weights to the model's dtype once, when they are loaded, and round the inputs of each product as
-the scheme's kernels on a GPU do. The weights of the experts then take the memory of an unquantized
+If vLLM finds a kernel, that kernel is used. Otherwise the classes below dequantize the weights to
+the model's dtype once, when they are loaded, and round the inputs of each product as the scheme's
+kernels on a GPU do. The weights of the experts then take as much memory as in an unquantized
 checkpoint.
 """
 
@@ -49,7 +49,7 @@ class PlainExperts(mk.FusedMoEExpertsModular):
 
     @property
     def expects_unquantized_inputs(self) -> bool:
-        """Yes: `apply` rounds the rows, and vLLM must not do so before."""
+        """True, because `apply` rounds the rows, and vLLM must not round them before."""
         return True
 
     @staticmethod
@@ -78,7 +78,7 @@ class PlainExperts(mk.FusedMoEExpertsModular):
         return True
 
     def workspace_shapes(self, M: int, N: int, K: int, *rest: Any) -> tuple[Any, ...]:  # noqa: N803
-        """No workspace; the output is ``[M, K]``, one row for each token."""
+        """There is no workspace; the output is ``[M, K]``, one row for each token."""
         return (0,), (0,), (M, K)
 
     def finalize_weight_and_reduce_impl(self) -> mk.TopKWeightAndReduce:
@@ -120,7 +120,7 @@ class PlainExperts(mk.FusedMoEExpertsModular):
 
 
 def unrounded(rows: torch.Tensor) -> torch.Tensor:
-    """For schemes that quantize weights only."""
+    """No rounding, for schemes that quantize only weights."""
     return rows
 
 
@@ -190,7 +190,7 @@ def e2m1_values(packed: torch.Tensor) -> torch.Tensor:
 
 
 class PlainExpertsFallback:
-    """Mixed into a quantized experts method of vLLM: plain experts where it finds no kernel.
+    """A mixin for vLLM's quantized experts methods that uses plain experts if there is no kernel.
 
     A method that has found a kernel works as it does in vLLM.
     """
@@ -208,7 +208,7 @@ class PlainExpertsFallback:
                 self.use_plain_experts("no kernel for the CPU")
 
     def use_plain_experts(self, reason: str) -> None:
-        """Set what the constructor would have set after its search, and warn."""
+        """Set what the constructor would have set after its search, and log a warning."""
         self.uses_plain_experts = True
         self.experts_cls = PlainExperts
         logger.warning_once(
@@ -263,7 +263,7 @@ class PlainExpertsFallback:
 
 
 def _call_as_one_operator(layer_name: str) -> None:
-    """Let a compiled model call these experts as one operator.
+    """Make a compiled model call these experts as one operator.
 
     The compiler cannot trace a loop over the experts that were chosen. vLLM has such operators and
     uses them on every platform but the CPU, whose own experts the compiler can trace.

@@ -1,6 +1,6 @@
-"""vLLM's CPU platform, with what Model Runner V2 needs of a platform.
+"""vLLM's CPU platform, with what Model Runner V2 needs from a platform.
 
-vLLM makes it where the entry point `vllm_cpu_v2.plugin.platform` names it.
+vLLM creates it if the entry point `vllm_cpu_v2.plugin.platform` names it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Base: Any = resolve_obj_by_qualname(cpu_platform_plugin())
 
 
 class CpuV2Platform(Base):
-    """The CPU platform, for models of Model Runner V2; as vLLM's own for any other model."""
+    """The CPU platform for models of Model Runner V2; any other model gets vLLM's behaviour."""
 
     @classmethod
     def import_ir_kernels(cls) -> None:
@@ -63,9 +63,9 @@ class CpuV2Platform(Base):
         attn_selector_config: Any,
         num_heads: int | None = None,
     ) -> str:
-        """Honour ``--attention-backend CUSTOM`` where there is a Triton that can run it.
+        """Honour ``--attention-backend CUSTOM`` if there is a Triton that can run it.
 
-        The CPU platform replaces any backend by its own, with no more than a log line.
+        vLLM's CPU platform replaces any backend by its own, and only logs a line.
         """
         from vllm.triton_utils import HAS_TRITON
         from vllm.v1.attention.backends.registry import AttentionBackendEnum

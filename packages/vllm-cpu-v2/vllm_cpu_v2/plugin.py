@@ -1,9 +1,9 @@
 """The two entry points: a platform for vLLM's CPU build, and the choice of its Model Runner V2.
 
-Diffusion models exist only for Model Runner V2, which vLLM offers where Triton works. On the CPU it
-usually does not. There such a model gets the runner, with stand-ins for the runner's kernels. Any
-other model keeps the runner that it would have had: the environment variable that forces a runner
-is read, but never set. On another platform nothing is changed.
+Diffusion models exist only for Model Runner V2, which vLLM offers only where Triton works. On the
+CPU it usually does not. There such a model gets the runner, with stand-ins for the runner's
+kernels. Any other model keeps the runner that it would have had: the environment variable that
+forces a runner is read, but never set. On another platform nothing changes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# A name below `vllm`, because that logger has vLLM's handler and level.
+# The name is below `vllm`, because that logger has vLLM's handler and level.
 logger = logging.getLogger("vllm.cpu_v2")
 
 _registered = False
 
 
 def platform() -> str | None:
-    """The class of the platform where vLLM serves from a CPU; None elsewhere.
+    """The class of the platform if vLLM serves from a CPU; None otherwise.
 
     vLLM calls it before it has a platform (entry point ``vllm.platform_plugins``).
     """
@@ -31,9 +31,9 @@ def platform() -> str | None:
 
 
 def register() -> None:
-    """Let models that need Model Runner V2 have it (entry point ``vllm.general_plugins``).
+    """Give Model Runner V2 to models that need it (entry point ``vllm.general_plugins``).
 
-    vLLM calls it in each of its processes. A second call changes nothing.
+    vLLM calls this in each of its processes. A second call has no effect.
     """
     global _registered
     if _registered or not _on_cpu():
@@ -41,7 +41,7 @@ def register() -> None:
     _registered = True
     from vllm_cpu_v2 import torchvision_schemas, unusable_modules
 
-    # First, because importing vLLM's configuration imports torchvision.
+    # This comes first, because importing vLLM's configuration imports torchvision.
     torchvision_schemas.declare()
     unusable_modules.hide()
     if _lacks_triton():
@@ -52,10 +52,10 @@ def register() -> None:
 
 
 def parts() -> tuple[str, ...]:
-    """Short names of what this process lacks and is given; changes nothing.
+    """Short names of what this process lacks and is given. This function changes nothing.
 
-    For example ("v2-runner", "triton-kernels:13", "torchvision-schemas"); empty where nothing is
-    missing, and on another platform. The result is the same before and after `register`.
+    An example is ("v2-runner", "triton-kernels:13", "torchvision-schemas"). The result is empty if
+    nothing is missing and on another platform, and is the same before and after `register`.
     """
     if not _on_cpu():
         return ()
@@ -72,9 +72,9 @@ def parts() -> tuple[str, ...]:
 
 
 def needs_runner(vllm_config: VllmConfig) -> bool:
-    """Whether a configuration is for a model that exists for Model Runner V2 only.
+    """Whether a configuration is for a model that exists only for Model Runner V2.
 
-    vLLM asks while the configuration is still being made, too.
+    vLLM also asks while the configuration is still being made.
     """
     return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
 
@@ -92,7 +92,7 @@ def _lacks_triton() -> bool:
 
 
 def _complete_triton_placeholder() -> None:
-    """Give vLLM's placeholder for the module `triton` the helper that the runner asks it for."""
+    """Give vLLM's placeholder for the module `triton` the helper that the runner needs."""
     from vllm.triton_utils import triton
     from vllm.triton_utils.importing import TritonPlaceholder
     from vllm.utils.math_utils import next_power_of_2
@@ -104,7 +104,7 @@ def _complete_triton_placeholder() -> None:
 def _offer_runner() -> None:
     """Replace the two places where vLLM's configuration asks for Triton.
 
-    Both ends of this go when vLLM counts a platform's own kernels as an alternative to Triton.
+    Both become unnecessary when vLLM counts a platform's own kernels as an alternative to Triton.
     """
     from vllm import envs
     from vllm.config import VllmConfig
@@ -113,7 +113,7 @@ def _offer_runner() -> None:
     validated_by_vllm = VllmConfig._validate_v2_model_runner
 
     def use_v2_model_runner(self: VllmConfig) -> bool:
-        # A value in the environment is the user's decision, and vLLM's to judge.
+        # A value in the environment is the user's decision, which vLLM validates.
         if envs.VLLM_USE_V2_MODEL_RUNNER is None and needs_runner(self):
             return True
         return bool(chosen_by_vllm(self))

@@ -1,4 +1,4 @@
-"""Plain experts for each quantization scheme, and their installation in place of vLLM's methods."""
+"""Define plain experts for each quantization scheme, and install them for vLLM's methods."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Nvfp4Experts(PlainExpertsFallback, nvfp4_module.CompressedTensorsW4A4Nvfp4
     def dequantized(self, layer: Any) -> Weights:
         """E2M1 values times the group's FP8 scale, over the global scale.
 
-        A checkpoint states global scales as what the weights were multiplied with.
+        A checkpoint states global scales as the factors that the weights were multiplied by.
         """
         size = layer.w13_weight_packed.shape[1] // 2
         w13_global = layer.w13_weight_global_scale.repeat_interleave(size, dim=1).unsqueeze(-1)
@@ -112,7 +112,7 @@ class Int4Experts(PlainExpertsFallback, wna16_module.CompressedTensorsWNA16MoEMe
     """INT4 weights by group, activations as they are."""
 
     def use_plain_experts(self, reason: str) -> None:
-        """Set also what the creation of the weights needs.
+        """Also set what the creation of the weights needs.
 
         Raises:
             NotImplementedError: the weights are not symmetric INT4 by group.
@@ -133,7 +133,7 @@ class Int4Experts(PlainExpertsFallback, wna16_module.CompressedTensorsWNA16MoEMe
         )
 
     def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
-        """The scheme quantizes weights only."""
+        """The roundings of inputs, of which there are none: the scheme quantizes only weights."""
         return unrounded, unrounded
 
 
@@ -141,7 +141,7 @@ class OnlineFp8Experts(PlainExpertsFallback, online_fp8_module.Fp8PerTensorOnlin
     """FP8 weights by tensor, made from an unquantized checkpoint; activations by tensor."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """VLLM's method quantizes the weights and then calls `_setup_kernel`."""
+        """Call vLLM's method, which quantizes the weights and then calls `_setup_kernel`."""
         online_fp8_module.Fp8PerTensorOnlineMoEMethod.process_weights_after_loading(self, layer)
 
     def _setup_kernel(
@@ -185,10 +185,10 @@ _METHODS: tuple[tuple[Any, type], ...] = (
 def scaled_fp8_quant(
     input: torch.Tensor, scale: torch.Tensor | None = None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix in FP8 (E4M3) and its one scale: replaces vLLM's function of this name.
+    """Return a matrix in FP8 (E4M3) and its single scale; replaces vLLM's function of this name.
 
     Raises:
-        NotImplementedError: for scales by row or by group, which quantizing weights does not need.
+        NotImplementedError: scales by row or by group, which quantizing weights does not need.
     """
     if (scale is not None and scale.numel() != 1) or any(options.values()):
         raise NotImplementedError("on this CPU only one scale for a whole tensor")
@@ -210,11 +210,11 @@ def _quantizes_to_fp8() -> bool:
 
 
 def install() -> None:
-    """Let vLLM build our methods in this process where it would build its own.
+    """Make vLLM build our methods in this process where it would build its own.
 
     vLLM looks a method's class up in its module whenever it builds a layer, so the class is
-    replaced there. For linear layers vLLM has all that is needed, but does not offer its emulation
-    of NVFP4 to the CPU; it is offered here. A second call changes nothing.
+    replaced there. For linear layers vLLM has everything that is needed, but does not offer its
+    emulation of NVFP4 on the CPU; this function does. A second call has no effect.
     """
     from vllm import _custom_ops
     from vllm.model_executor.kernels.linear import (

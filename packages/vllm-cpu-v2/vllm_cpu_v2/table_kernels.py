@@ -5,7 +5,7 @@ tensor), with a row stride for each, so these functions copy by address instead 
 `batch_kernels` says how stand-ins are called and what the letters in the shape comments mean.
 """
 
-# Arguments keep the names they have in the kernels, capitals included.
+# Arguments keep the kernels' names, including capitals.
 # ruff: noqa: N803
 
 import ctypes
@@ -22,7 +22,7 @@ def flat_view(tensor: Tensor) -> np.ndarray:
     """One-dimensional view of a contiguous tensor.
 
     Raises:
-        ValueError: the tensor is not contiguous, so that writes would go to a copy.
+        ValueError: the tensor is not contiguous, so writes would go to a copy.
     """
     array = tensor.numpy()
     if not array.flags.c_contiguous:
@@ -62,7 +62,7 @@ def apply_write(
             begin = end
         return
     assert isinstance(output_stride, Tensor) and write_group_ids_ptr is not None
-    # Tables of several groups are known by address only, and all hold int32.
+    # Tables of several groups are known only by address, and all hold int32.
     if contents.dtype != _INT32:
         raise TypeError(f"grouped writes carry int32, got {contents.dtype}")
     bases, strides = output_ptr.tolist(), output_stride.tolist()
@@ -89,8 +89,8 @@ def gather_block_tables(
 ) -> None:
     """Put the batch's block-table rows in batch order and zero the padding rows.
 
-    As in the kernel, a row is written up to its number of blocks; what lies behind is stale and
-    never read. With `MASK_SLIDING_WINDOW`, pages that end before the first token that the step's
+    As in the kernel, a row is written up to its number of blocks; the rest is stale and never
+    read. With `MASK_SLIDING_WINDOW`, pages that end before the first token that the step's
     first query can see are replaced by the null page, 0.
     """
     slots = batch_idx_to_req_idx.numpy()[:num_reqs].tolist()
@@ -127,7 +127,7 @@ def gather_block_tables(
 def _local_positions(
     positions: np.ndarray, block_size: int, rank: int, size: int, interleave: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each token's position in this context-parallel rank's cache, and whether it is there."""
+    """Each token's position in the cache of this context-parallel rank, and whether it is there."""
     block, offset = np.divmod(positions, block_size * size)
     is_local = offset // interleave % size == rank
     local_offset = offset // (interleave * size) * interleave + offset % interleave
@@ -159,7 +159,7 @@ def compute_slot_mappings(
     token_slots: np.ndarray = np.repeat(slots, np.diff(starts))  # [T]
     dummy = token_slots < 0 if num_reqs and slots.min() < 0 else None
     if dummy is not None:
-        token_slots[dummy] = 0  # any row that can be read: the result is replaced by PAD_ID below
+        token_slots[dummy] = 0  # any readable row will do: PAD_ID replaces the result below
     positions = pos.numpy()[first:last]
     rows = int(slots.max(initial=0)) + 1
     out = slot_mappings_ptr.numpy()
@@ -180,8 +180,8 @@ def compute_slot_mappings(
         table = _int32_at(bases[group], rows * strides[group])
         entry = token_slots * strides[group] + block
         if skip is not None:
-            entry[skip] = 0  # tokens of other ranks and of no request have no entry
-        # block number * size + (local - block * size), with one multiplication less
+            entry[skip] = 0  # tokens of other ranks or without a request have no entry
+        # block number * size + (local - block * size), with one multiplication fewer
         ids = (table[entry] - block) * sizes[group] + local
         if skip is not None:
             ids[skip] = PAD_ID

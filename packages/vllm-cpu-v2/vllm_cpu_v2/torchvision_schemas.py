@@ -1,4 +1,4 @@
-"""Let torchvision be imported with a CPU build of torch that its binary library does not fit.
+"""Make torchvision importable with a CPU build of torch that its binary library does not fit.
 
 The package index's torchvision is linked against a CUDA build of torch. With a CPU build its
 library does not load, so the operators that it would define are missing, and torchvision's Python
@@ -6,8 +6,8 @@ code fails when it registers shape functions for two of them. Declaring those tw
 implementation is enough for the import: transforms and image handling do not use them.
 
 transformers imports torchvision when it is imported itself, and vLLM's configuration imports
-transformers before any plugin is loaded. `torchvision_hook` calls `declare` early enough. The
-plugin calls it too, for installations without the hook.
+transformers before any plugin is loaded. `import_hook` calls `declare` early enough. The plugin
+also calls it, for installations without the hook.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def missing() -> tuple[str, ...]:
 
 
 def _undefined() -> tuple[str, ...]:
-    """Those of the two operators that the dispatcher does not know."""
+    """Which of the two operators the dispatcher does not know."""
     return tuple(name for name in _SCHEMAS if not hasattr(torch.ops.torchvision, name))
 
 
@@ -60,7 +60,7 @@ def declare() -> bool:
     global _library
     names = missing()
     if names and _library is None:
-        # A fragment, so that a library defining the rest of the namespace may still load.
+        # This is a fragment, so that a library defining the rest of the namespace may still load.
         _library = torch.library.Library("torchvision", "FRAGMENT")
         for name in names:
             _library.define(_SCHEMAS[name])

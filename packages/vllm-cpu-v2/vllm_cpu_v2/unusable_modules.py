@@ -1,9 +1,9 @@
-"""Hide installed modules whose libraries do not load, so that nobody tries to import them.
+"""Hide installed modules whose libraries do not load, so that no code tries to import them.
 
-The CPU build of vLLM requires torchaudio and torchcodec. A package index may hold them for a CUDA
-build of torch only. With a CPU build of torch their import then ends with an `OSError`, where
-transformers asks first whether they are installed and takes no other answer than an `ImportError`.
-No model of this package needs them.
+The CPU build of vLLM requires torchaudio and torchcodec. A package index may hold them only for a
+CUDA build of torch. With a CPU build of torch their import then raises `OSError`, but transformers
+first checks whether they are installed and handles only `ImportError`. No model of this package
+needs them.
 """
 
 import importlib
@@ -16,7 +16,7 @@ _MODULES = ("torchaudio", "torchcodec")
 def hide() -> None:
     """Hide those of the modules that are installed and cannot be imported.
 
-    A hidden module is as one that is not installed: `importlib.util.find_spec` returns None, and an
+    A hidden module looks as if it is not installed: `importlib.util.find_spec` returns None, and an
     import raises `ModuleNotFoundError`.
     """
     for name in _MODULES:

@@ -1,4 +1,4 @@
-"""Unquantized experts whose weights are updated while the engine runs."""
+"""Support updates of the weights of unquantized experts while the engine runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 
 @UnquantizedFusedMoEMethod.register_oot
 class RepackingFusedMoEMethod(UnquantizedFusedMoEMethod):
-    """vLLM's method for unquantized experts, which packs the weights of an update, too.
+    """vLLM's method for unquantized experts, which here also packs the weights of an update.
 
-    vLLM's kernels for experts on a CPU read weights in a layout of their own. vLLM's method packs
-    weights when it makes the kernel. For an update it copies the weights as they came into the
-    layer, and the kernel then reads them as if they were packed.
+    vLLM's kernels for experts on a CPU read weights in a special layout. vLLM's method packs
+    weights when it makes the kernel. For an update it copies the weights into the layer as they
+    are, and the kernel then reads them as if they were packed.
     """
 
     def _setup_kernel(self, layer: Any, w13: Any, w2: Any) -> None:

@@ -1,7 +1,7 @@
 """The CPU worker, with what Model Runner V2 launches and calls.
 
-It is named by the platform's configuration, so it is imported after vLLM has loaded plugins in the
-worker's process, and before a runner is made.
+The platform's configuration names it, so it is imported after vLLM has loaded plugins in the
+worker's process and before a runner is made.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def prepare_process(vllm_config: VllmConfig) -> None:
     """Give this process the kernels, collectives and layers that vLLM's CPU build lacks."""
     swap_kernels()
     add_collectives()
-    # Not imported at the top: these import vLLM's quantization and LoRA, which others do not need.
+    # Imported only here: these import vLLM's quantization and LoRA, which others do not need.
     if vllm_config.model_config.is_moe:
-        importlib.import_module("vllm_cpu_v2.updated_experts")  # which registers itself
+        importlib.import_module("vllm_cpu_v2.updated_experts")  # it registers itself
     if vllm_config.quant_config is not None:
         from vllm_cpu_v2 import quantized_experts
 
