@@ -1,1 +1,1 @@
-"""Which keys a query sees: a batch's metadata, our backend, and what each backend can express."""
+"""Which keys a query sees: metadata, this package's backend, and what each backend can express."""

@@ -1,8 +1,8 @@
-"""Our attention kernel as a backend of vLLM: ``--attention-backend CUSTOM``.
+"""This package's attention kernel as a backend of vLLM: ``--attention-backend CUSTOM``.
 
 Keys and values are stored as vLLM's Triton backend stores them. The attention itself is
 `ops.attention.launch_triton`, which takes a mask rule for each request. `MaskRules` is the
-`AttentionRule` that hands those rules over.
+`AttentionRule` that provides those rules.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from vllm_dllm.ops.attention.masks import MaskRule
 
 @dataclass(frozen=True)
 class MaskMetadata:
-    """A step's requests for the layers of a KV cache group.
+    """A step's requests, for the layers of a KV cache group.
 
     Attributes:
-        num_actual_tokens: tokens of the batch without padding.
+        num_actual_tokens: the number of tokens in the batch, without padding.
         slot_mapping: where the batch's keys and values are stored.
         queries: the requests. `MaskRules` fills in their rules.
     """
@@ -43,7 +43,7 @@ class MaskMetadata:
 
 
 class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
-    """Makes `MaskMetadata` of vLLM's batch; uniform batches may be captured into CUDA graphs."""
+    """Builds `MaskMetadata` from vLLM's batch; uniform batches may be captured into CUDA graphs."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
@@ -51,7 +51,7 @@ class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        if not hasattr(vllm_config.model_config, "dllm"):  # set where our start-up has run
+        if not hasattr(vllm_config.model_config, "dllm"):  # set if this package's start-up has run
             raise ValueError(
                 "--attention-backend CUSTOM (vllm-dllm) is for block-diffusion models that this "
                 "package serves; remove it"
@@ -81,7 +81,7 @@ class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
 
 
 class MaskAttentionBackend(TritonAttentionBackend):
-    """vLLM's Triton backend with our attention kernel."""
+    """vLLM's Triton backend with this package's attention kernel."""
 
     supported_kv_cache_dtypes: ClassVar[list[Any]] = [
         "auto",
@@ -94,7 +94,7 @@ class MaskAttentionBackend(TritonAttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """The only name that vLLM has for backends of third parties."""
+        """The only name that vLLM has for third-party backends."""
         return "CUSTOM"
 
     @staticmethod
@@ -109,12 +109,12 @@ class MaskAttentionBackend(TritonAttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """The head sizes that the kernel takes."""
+        """Whether the kernel supports the head size."""
         return 32 <= head_size <= 512
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        """Decoder attention in a paged cache only."""
+        """Only decoder attention in a paged cache is supported."""
         return attn_type == AttentionType.DECODER
 
     @classmethod
@@ -129,25 +129,26 @@ class MaskAttentionBackend(TritonAttentionBackend):
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
-        """VLLM asks for this wherever a checkpoint has images that may see each other.
+        """VLLM asks for this if a checkpoint says that images may see each other.
 
-        DiffusionGemma's says so, but no model state, vLLM's or ours, hands such ranges over:
-        images are causal, like the rest of a prompt. The metadata builder refuses ranges.
+        DiffusionGemma's checkpoints say so, but neither vLLM's model state nor this package's
+        passes such ranges on: images are causal, like the rest of a prompt. The metadata builder
+        refuses ranges.
         """
         return True
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """How the kernel splits keys depends on the batch."""
+        """Not supported: how the kernel splits keys depends on the batch."""
         return False
 
 
 class MaskAttentionImpl(TritonAttentionImpl):
-    """One layer: vLLM's code writes the cache, our kernel reads it."""
+    """One layer: vLLM's code writes the cache, and this package's kernel reads it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # vLLM would hand over float8 queries; the kernel takes them in the model's precision.
+        # vLLM would pass float8 queries; the kernel needs them in the model's precision.
         self.supports_quant_query_input = False
         unsupported = {
             "ALiBi": self.alibi_slopes is not None,
@@ -195,8 +196,8 @@ class MaskAttentionImpl(TritonAttentionImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See vLLM's class; shapes ``[tokens, heads, head size]``."""
-        # Imported here, because without Triton this module must still load: its backend is then
-        # refused with a message.
+        # Imported here, because this module must load even without Triton, so that its backend can
+        # be refused with a message.
         from vllm_dllm.ops.attention.launch_triton import paged_attention
 
         if output_scale is not None or output_block_scale is not None:
@@ -221,8 +222,8 @@ class MaskRules:
     """An `AttentionRule` for this backend: one mask rule for each request of a batch.
 
     Attributes:
-        rule: int32 ``[rows]`` tensors, causal at first. They persist, for full CUDA graphs.
-        fill: writes the rules of a batch to `rule` before each step; None where they never change.
+        rule: int32 ``[rows]`` tensors, initially causal. They persist, for full CUDA graphs.
+        fill: writes the rules of a batch to `rule` before each step; None if they never change.
     """
 
     def __init__(

@@ -1,17 +1,18 @@
-"""What keeps an attention backend from serving layers of a model: vLLM's rules and our own.
+"""The rules, of vLLM and of this package, that prevent a backend from serving a model's layers.
 
-Pure functions. vLLM's rules are those of the backends' ``validate_configuration`` and
-``get_flash_attn_version``; ours follow from the methods by which masks are expressed, see
-`attention.routes`.
+These are pure functions. vLLM's rules are those of the backends' ``validate_configuration`` and
+``get_flash_attn_version``; this package's rules follow from the methods by which masks are
+expressed (see `attention.routes`).
 """
 
 from __future__ import annotations
 
 from vllm_dllm.attention.route_parts import Device, LayerShape, ModelAttention, Options
 
-# The name that vLLM has for backends of third parties, and under which ours is registered.
+# vLLM's name for third-party backends, under which this package's backend is registered.
 OURS = "CUSTOM"
-# The backends that may serve a model, the preferred one first. Ours has not been run on a GPU.
+# The backends that may serve a model, in order of preference. This package's has not been run on a
+# GPU.
 ON_CUDA = ("FLASH_ATTN", "TRITON_ATTN", OURS)
 ON_CPU = ("CPU_ATTN", OURS)
 ELSEWHERE = ("TRITON_ATTN", OURS)
@@ -25,13 +26,13 @@ KV_CACHE_DTYPES = {
     OURS: FLOAT_KV | FLOAT8_KV,
 }
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-# FlashAttention 4 loads keys of heads up to 128 in tiles of so many, quickest from pages of that
-# size; its kernel for heads of 256 on SM100 takes no other page.
+# FlashAttention 4 loads keys of heads up to 128 in tiles of this many, fastest from pages of that
+# size; its kernel for heads of 256 on SM100 accepts no other page size.
 FLASH_4_TILE = 128
 
 
 def candidates_of(device: Device) -> tuple[str, ...]:
-    """The backends that may serve a model on a device, the preferred one first."""
+    """The backends that may serve a model on a device, in order of preference."""
     return {"cuda": ON_CUDA, "cpu": ON_CPU}.get(device.platform, ELSEWHERE)
 
 
@@ -47,7 +48,7 @@ def obstacle_of_layer(
 
     Args:
         name: vLLM's name of the backend.
-        version: of FlashAttention, for ``FLASH_ATTN``.
+        version: the version of FlashAttention, for ``FLASH_ATTN``.
         layer: the layers.
         device: what they run on.
         model: the model that they belong to.
@@ -115,12 +116,12 @@ def _obstacle_of_flash(
 def _obstacle_of_triton(
     name: str, layer: LayerShape, device: Device, model: ModelAttention, asked: Options
 ) -> str | None:
-    """Of vLLM's Triton backend and of ours, which inherits from it."""
+    """The obstacle for vLLM's Triton backend, and for this package's, which inherits from it."""
     if not device.triton:
         return "vLLM has no Triton here"
     if layer.head_size < 32 or (name == OURS and layer.head_size > 512):
         return f"it has no heads of size {layer.head_size}"
-    # vLLM's `TritonAttentionImpl` raises for both.
+    # vLLM's `TritonAttentionImpl` raises an error for both.
     if device.platform == "cuda" and device.capability is not None:
         if asked.kv_cache_dtype.startswith("fp8") and device.capability < (8, 9):
             return f"its float8 KV cache needs SM89 or later, this is {device}"
@@ -144,9 +145,10 @@ def _obstacle_of_triton(
 
 
 def flash_version(device: Device, head_size: int, asked: Options) -> int | None:
-    """The version of FlashAttention that vLLM takes for layers of a diffusion model, or None.
+    """The version of FlashAttention that vLLM uses for layers of a diffusion model, or None.
 
-    As vLLM's ``get_flash_attn_version``, which prefers version 4 to 3 for diffusion models.
+    This follows vLLM's ``get_flash_attn_version``, which prefers version 4 to 3 for diffusion
+    models.
     """
     if device.platform != "cuda" or device.major < 8:
         return None
@@ -156,7 +158,7 @@ def flash_version(device: Device, head_size: int, asked: Options) -> int | None:
         version = 3
     if version == 3 and (device.major >= 10 or 4 in there):
         version = 4 if 4 in there else 2
-    # On SM100 version 4 has heads of up to 128, and of 256 in a kernel without float8.
+    # On SM100, version 4 supports heads of up to 128, and of 256 in a kernel without float8.
     hd256 = device.major < 12 and head_size == 256 and asked.kv_cache_dtype in FLOAT_KV
     if version == 4 and device.major >= 10 and head_size > 128 and not hd256:
         version = 2
@@ -164,7 +166,7 @@ def flash_version(device: Device, head_size: int, asked: Options) -> int | None:
 
 
 def page_unit(device: Device, layer: LayerShape, version: int | None, kv_cache_dtype: str) -> int:
-    """What a page's tokens must be a multiple of for a kernel, FlashAttention's of `version`."""
+    """The number that a page's tokens must be a multiple of; `version` is FlashAttention's."""
     if device.platform == "cpu":
         return 32
     if version == 4 and device.major in (10, 11) and layer.head_size == 256:

@@ -1,4 +1,4 @@
-"""Storing keys and values in the paged cache: vLLM's Triton backend has a kernel for GPUs only."""
+"""Stores keys and values in the paged cache; vLLM's Triton backend has a kernel only for GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def store_keys_and_values(
 
     Args:
         key: ``[n, KV heads, head size]``, with n at least the number of tokens.
-        value: of the same shape.
+        value: the same shape as `key`.
         kv_cache: ``[pages, KV heads, page size, 2 * head size]``, keys before values.
         slot_mapping: int64 ``[tokens]``, page * page size + slot in the page; -1 for padding.
 
     Raises:
-        ValueError: the cache has a different dtype from the keys.
+        ValueError: the dtypes of the cache and the keys differ.
     """
     if kv_cache.dtype != key.dtype:
         raise ValueError(f"no {kv_cache.dtype} KV cache for {key.dtype} keys on this platform")

@@ -1,7 +1,7 @@
 """The input and the result of a model family's attention rule.
 
 A rule says which keys a batch's queries see, in the terms of vLLM's attention backends. Each family
-has its own: see `families.block_causal.attention` and `families.diffusion_gemma.attention`.
+has one: see `families.block_causal.attention` and `families.diffusion_gemma.attention`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class AttentionBatch:
 
     Attributes:
         input: vLLM's ``InputBatch``.
-        full: whether a full CUDA graph will replay, so that tensors must be persistent and padded.
+        full: whether a full CUDA graph will replay, in which case tensors must be persistent and
+            padded.
         block_tables: one ``[rows, pages]`` tensor for each KV cache group.
         common: the arguments of `build_attn_metadata` that do not depend on the rule.
     """
@@ -31,16 +32,16 @@ class AttentionBatch:
 
     @property
     def rows(self) -> int:
-        """Rows of the metadata: the requests, with padding under a full CUDA graph."""
+        """The number of rows in the metadata: requests, plus padding under a full CUDA graph."""
         return self.input.num_reqs_after_padding if self.full else self.input.num_reqs
 
     @property
     def max_seq_len(self) -> int:
-        """Upper bound of the tokens of a sequence, known on the host."""
+        """An upper bound on the tokens of a sequence, known on the host."""
         return int(self.input.seq_lens_cpu_upper_bound[: self.rows].max())
 
     def one_query_per_request(self, causal: bool | torch.Tensor) -> dict[str, Any]:
-        """Attention metadata for every layer with the requests as they are.
+        """Return attention metadata for every layer, with the requests as they are.
 
         Args:
             causal: one flag for all requests, or int32 ``[rows]`` with a flag for each.
@@ -63,5 +64,5 @@ class AttentionRule(Protocol):
     """Which keys a model's queries see."""
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
-        """Attention metadata of a batch, by the name of the layer."""
+        """Return the attention metadata of a batch, by layer name."""
         ...

@@ -3,8 +3,8 @@
 On a sliding-window layer every position of a denoised canvas sees the last W - 1 cached tokens and
 the whole canvas. All rows have the same left edge, which no window argument can express. But a
 query of one token at the end of a sequence, with a window of W + L - 1, sees exactly those keys.
-Its own position does not matter, because rotary embeddings have been applied before. So each row of
-a canvas becomes a sequence of its own (a *virtual sequence*) in a second call of the kernel, whose
+Its position does not matter, because rotary embeddings have already been applied. So each row of a
+canvas becomes a separate sequence (a *virtual sequence*) in a second call of the kernel, whose
 result replaces that of the first call. This costs L passes over the window instead of one.
 """
 
@@ -24,7 +24,7 @@ class CanvasRows:
     """The n rows of all canvases of one length, as virtual sequences.
 
     Attributes:
-        token: int64 ``[n]``, the rows' places in the batch's queries.
+        token: int64 ``[n]``, the rows' positions in the batch's queries.
         query_start: int32 ``[n + 1]``: 0, 1, 2, ...
         seq_lens: int32 ``[n]``, the end of each row's canvas.
         block_table: int32 ``[n, pages]``, each row's pages.
@@ -41,7 +41,7 @@ class CanvasRows:
 
 
 class ReferenceWindowImpl(CPUAttentionBackendImpl):
-    """vLLM's CPU attention, with the rows of denoised canvases computed a second time."""
+    """vLLM's CPU attention, which computes the rows of denoised canvases a second time."""
 
     def forward(
         self,
@@ -88,7 +88,7 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
         return output
 
     def _canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
-        """The rows of a step's canvases; the first layer finds them, the metadata keeps them."""
+        """The rows of a step's canvases; the first layer stores them in the metadata."""
         rows: list[CanvasRows] | None = getattr(metadata, "dllm_canvas_rows", None)
         if rows is None:
             metadata.dllm_canvas_rows = rows = self._find_canvas_rows(layer, metadata)
@@ -144,7 +144,8 @@ def use_reference_window(layers: dict[str, Any]) -> list[str]:
         if not isinstance(layer.impl, CPUAttentionBackendImpl):
             raise ValueError(f"{name} has {type(layer.impl).__name__}, not CPU_ATTN")
         if layer.impl.sliding_window > 0:
-            # vLLM's layer has made its implementation; only `forward` differs, not the attributes.
+            # vLLM's layer has already created its implementation; only `forward` differs, not the
+            # attributes.
             layer.impl.__class__ = ReferenceWindowImpl
             switched.append(name)
     return switched

@@ -1,4 +1,4 @@
-"""What a route is chosen from, and what it consists of. See `attention.routes`."""
+"""The inputs from which a route is chosen, and the route itself. See `attention.routes`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RouteError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """What attention can run on.
+    """The device that attention runs on.
 
     Attributes:
         platform: ``cuda``, ``rocm``, ``cpu``, or another of vLLM's names.
@@ -27,7 +27,7 @@ class Device:
 
     @property
     def major(self) -> int:
-        """The major number of the compute capability; 0 where there is none."""
+        """The major number of the compute capability; 0 if there is none."""
         return self.capability[0] if self.capability else 0
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Device:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What distinguishes attention layers.
+    """The properties by which attention layers differ.
 
     Attributes:
         head_size: size of a head.
@@ -62,7 +62,7 @@ class ModelAttention:
         canvas_length: L, tokens of a canvas.
         layers: the different shapes of its attention layers.
         window: ``dllm.window``, how a canvas sees sliding-window layers.
-        dtype: of queries, without ``torch.``.
+        dtype: the dtype of queries, without ``torch.``.
     """
 
     block_causal: bool
@@ -74,7 +74,7 @@ class ModelAttention:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for; None where nothing was.
+    """The options that the user set; None for those left unset.
 
     Attributes:
         backend: ``--attention-backend``.
@@ -98,11 +98,11 @@ class Route:
     Attributes:
         backend: vLLM's name of the attention backend, for all layers.
         flash_version: the version of FlashAttention, or None for other backends.
-        method: one of the four that the module's docstring lists.
-        graphs: the mode of CUDA graphs: the one asked for, vLLM's default, or the next lower one
-            that is right for the method.
-        page_size: tokens of a KV cache page, or None where vLLM's choice is as good.
-        reason: why this route, in words.
+        method: one of the four that the docstring of `attention.routes` lists.
+        graphs: the CUDA graph mode: the requested one, vLLM's default, or the next lower one that
+            is correct for the method.
+        page_size: the number of tokens in a KV cache page, or None if vLLM's choice is as good.
+        reason: the reason for this route, in words.
     """
 
     backend: str

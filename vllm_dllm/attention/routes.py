@@ -1,17 +1,17 @@
-"""Routes: how a model's masks are computed on a device, as a pure function of what is there.
+"""Routes: how a model's masks are computed on a device, as a pure function of what is available.
 
-A route is an attention backend, the method by which it is told the masks, the mode of CUDA graphs
-and the page size of the KV cache. There are four methods:
+A route is an attention backend, the method by which it receives the masks, the CUDA graph mode and
+the page size of the KV cache. There are four methods:
 
-- *rules*: our kernel takes a mask rule for each request;
+- *rules*: this package's kernel takes a mask rule for each request;
 - *virtual sequences*: a prefill chunk is cut into its blocks, each non-causal (LLaDA2);
 - *causal tensor*: one causal flag for each request (DiffusionGemma);
 - *canvas rows*: the causal tensor, and on sliding-window layers each row of a canvas is computed
-  once more, as a sequence of its own (DiffusionGemma's reference window on the CPU).
+  again as a separate sequence (DiffusionGemma's reference window on the CPU).
 
-Nothing falls back. `choose_route` returns a route of which every part can work, or refuses what
+There are no fallbacks. `choose_route` returns a route in which every part works, or refuses what
 the user asked for by the name of the option. The rules are those of vLLM's backends
-(``validate_configuration``, ``get_flash_attn_version``), and what our methods ask of them besides.
+(``validate_configuration``, ``get_flash_attn_version``) and what these methods require in addition.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route
     """Choose how a model's masks are computed on a device.
 
     Raises:
-        RouteError: nothing can do what was asked for; the message names the option.
+        RouteError: no route can do what was asked for; the message names the option.
     """
     _check_page_size(model, asked)
     candidates = candidates_of(device)
@@ -78,7 +78,7 @@ def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route
 
 
 def _relaxed(device: Device, model: ModelAttention, asked: Options) -> tuple[str, str]:
-    """The option that keeps every backend from serving the model, and the remedy."""
+    """The option that prevents every backend from serving the model, and the remedy."""
     relaxations = {
         f"--kv-cache-dtype {asked.kv_cache_dtype}": (
             model,
@@ -119,13 +119,13 @@ def obstacle(name: str, device: Device, model: ModelAttention, asked: Options) -
 
 
 def _version_for_all(device: Device, model: ModelAttention, asked: Options) -> int | None:
-    """The lowest of the versions that the layers take."""
+    """The lowest of the versions that the layers use."""
     versions = [flash_version(device, layer.head_size, asked) for layer in model.layers]
     return min((version for version in versions if version is not None), default=None)
 
 
 def method_of(backend: str, model: ModelAttention) -> str:
-    """How a backend without obstacles is told a model's masks."""
+    """The method by which a backend without obstacles receives a model's masks."""
     if backend == OURS:
         return "rules"
     if model.block_causal:
@@ -135,12 +135,12 @@ def method_of(backend: str, model: ModelAttention) -> str:
 
 
 def graphs_of(device: Device, backend: str, method: str, asked: str | None) -> str:
-    """The mode of CUDA graphs: the one asked for, or the next lower one that is right.
+    """The CUDA graph mode: the requested one, or the next lower one that is correct.
 
-    A graph of mode ``FULL`` replays mixed batches, too. Virtual sequences cannot do that: their
-    number depends on the batch. Of vLLM's backends with a causal tensor, Triton's says that it
-    can (``AttentionCGSupport.ALWAYS``); FlashAttention 2 and 4 and our own replay uniform batches
-    only.
+    A graph of mode ``FULL`` also replays mixed batches. Virtual sequences cannot do that, because
+    their number depends on the batch. Of vLLM's backends with a causal tensor, Triton's declares
+    that it can (``AttentionCGSupport.ALWAYS``); FlashAttention 2 and 4 and this package's backend
+    replay only uniform batches.
     """
     if device.platform == "cpu":
         return "NONE"
@@ -150,7 +150,7 @@ def graphs_of(device: Device, backend: str, method: str, asked: str | None) -> s
 
 
 def _check_page_size(model: ModelAttention, asked: Options) -> None:
-    """Pages hold whole blocks: only then does the prefix cache return final keys and values."""
+    """Refuse pages that split blocks: the prefix cache would return non-final keys and values."""
     length = model.canvas_length
     if model.block_causal and asked.page_size is not None and asked.page_size % length:
         raise RouteError(
@@ -162,13 +162,13 @@ def _check_page_size(model: ModelAttention, asked: Options) -> None:
 def page_size(
     device: Device, model: ModelAttention, asked: Options, version: int | None
 ) -> int | None:
-    """Tokens of a page of the KV cache: the number asked for, or whole blocks.
+    """The number of tokens in a KV cache page: the requested number, or whole blocks.
 
     Args:
         device: what attention runs on.
         model: the attention that the model needs.
         asked: what the user asked for.
-        version: of FlashAttention, None for other backends.
+        version: the version of FlashAttention, or None for other backends.
     """
     if asked.page_size is not None or not model.block_causal:
         return asked.page_size

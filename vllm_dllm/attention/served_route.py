@@ -1,6 +1,6 @@
-"""The route of a served model: applied to vLLM's configuration, confirmed on the loaded layers.
+"""Applies a served model's route to vLLM's configuration and confirms it on the loaded layers.
 
-`attention.routes` chooses; this module reads what is there and writes what was chosen.
+`attention.routes` chooses the route; this module collects its inputs and applies the choice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = init_logger("vllm.dllm")
 
 
 def device_here() -> Device:
-    """What attention runs on in this process, without initialising CUDA."""
+    """The device that attention runs on in this process, found without initialising CUDA."""
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
     from vllm.v1.attention.backends.fa_utils import is_fa_version_supported
@@ -43,7 +43,7 @@ def device_here() -> Device:
 
 
 def asked_of(vllm_config: VllmConfig) -> Options:
-    """What the user asked for."""
+    """The options that the user set."""
     attention, cache = vllm_config.attention_config, vllm_config.cache_config
     mode = vllm_config.compilation_config.cudagraph_mode
     return Options(
@@ -56,10 +56,10 @@ def asked_of(vllm_config: VllmConfig) -> Options:
 
 
 def apply_route(vllm_config: VllmConfig, model: ModelAttention) -> Route:
-    """Choose the route before weights are read, tell vLLM of it, and log it in one line.
+    """Choose the route before weights are read, configure vLLM for it, and log it in one line.
 
     Raises:
-        RouteError: nothing can do what was asked for; the message names the option.
+        RouteError: no route can do what was asked for; the message names the option.
     """
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -69,7 +69,7 @@ def apply_route(vllm_config: VllmConfig, model: ModelAttention) -> Route:
     logger.info("dllm: attention on %s: %s", device, route)
     vllm_config.attention_config.use_non_causal = True
     if device.platform != "cpu":
-        # The CPU platform chooses by itself, and speaks of any name as one that it cannot use.
+        # The CPU platform makes its own choice, and logs that it cannot use any given name.
         vllm_config.attention_config.backend = AttentionBackendEnum[route.backend]
         if asked.graphs not in (None, route.graphs):
             vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode[route.graphs]
@@ -86,7 +86,7 @@ class LayerBackend:
     Attributes:
         name: vLLM's name of the backend.
         flash_version: the version of FlashAttention, or None for other backends.
-        shape: of the layers.
+        shape: the shape of the layers.
     """
 
     name: str
@@ -108,7 +108,7 @@ def confirm_route(vllm_config: VllmConfig, block_causal: bool, length: int, wind
         window: ``dllm.window``.
 
     Returns:
-        Whether the layers have our backend, which wants a mask rule for each request.
+        Whether the layers use this package's backend, which needs a mask rule for each request.
 
     Raises:
         RouteError: they cannot; the message names the layers and their backend.
@@ -134,10 +134,11 @@ def confirm_route(vllm_config: VllmConfig, block_causal: bool, length: int, wind
 def confirm_layers(
     layers: list[LayerBackend], device: Device, model: ModelAttention, asked: Options
 ) -> str | None:
-    """The method by which the layers that vLLM made are told a model's masks; None without layers.
+    """The method by which the layers that vLLM created receive the masks; None without layers.
 
     Raises:
-        RouteError: a layer cannot express them, or some layers have our backend and others do not.
+        RouteError: a layer cannot express the masks, or only some layers use this package's
+            backend.
     """
     for layer in layers:
         why = obstacle_of_layer(layer.name, layer.flash_version, layer.shape, device, model, asked)
@@ -153,7 +154,7 @@ def confirm_layers(
 
 
 def layer_backends(vllm_config: VllmConfig) -> list[LayerBackend]:
-    """The different backends of the attention layers that vLLM made."""
+    """The different backends of the attention layers that vLLM created."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
@@ -167,7 +168,7 @@ def layer_backends(vllm_config: VllmConfig) -> list[LayerBackend]:
 
 
 def _name(backend: Any) -> str:
-    """VLLM's name of a backend class; another party's ``CUSTOM`` gets its module's name added."""
+    """VLLM's name for a backend class; a third party's ``CUSTOM`` gets its module's name added."""
     name: str = backend.get_name()
     ours = backend.__module__ == "vllm_dllm.attention.backend"
     return name if ours or name != OURS else f"{name} of {backend.__module__}"
@@ -180,9 +181,9 @@ def limit_graphs(
     method: str | None,
     length: int,
 ) -> None:
-    """Lower vLLM's mode of CUDA graphs where it is not right for the route, and log that.
+    """Lower vLLM's CUDA graph mode if it is not correct for the route, and log that.
 
-    vLLM may raise the mode to ``FULL`` after `apply_route`: it does so where attention is not cut
+    vLLM may raise the mode to ``FULL`` after `apply_route`: it does so if attention is not split
     out of the compiled graph.
     """
     from vllm.config.compilation import CUDAGraphMode
