@@ -55,10 +55,10 @@ class UpdatableWeights:
         written, and packed layers are packed again before it returns.
 
         Raises:
-            ValueError: a tensor is wrong, or missing at the start; the message names it. Also for
-                updates that would give wrong tokens: after one that failed half-way, beside
-                stored keys and values, whose addresses do not know of it, and directly where a
-                layer's layout is not known.
+            ValueError: a tensor is wrong, or missing at the start; the message names it. It is also
+                raised for updates that would lead to wrong tokens: after an update that failed
+                half-way, with stored keys and values whose addresses do not reflect the update, and
+                directly if a layer's layout is not known.
         """
         # An engine that started with dummy weights gets all of them as an update.
         if _is_reloading(self):

@@ -56,11 +56,11 @@ class ReadRequest:
             None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
         entropy: whether entropies are needed.
-        constraint: what these canvases must follow; None where no request has a constraint.
+        constraint: what these canvases must follow; None if no request has a constraint.
         may_go_on: whether any canvas may be denoised again after this step, as far as the host can
             tell; if not, no soft embedding is needed.
-        own_confidence_temperature: float32 ``[n]``, see `with_drawn`; None where no algorithm of
-            the batch asks for it.
+        own_confidence_temperature: float32 ``[n]``, see `with_drawn`; None if no algorithm of the
+            batch asks for it.
         logprob: whether `Readings.logprob` is needed.
     """
 
@@ -105,7 +105,7 @@ class StepConstraint(Protocol):
 
     Attributes:
         waits: canvases whose constraint has not been looked up yet, which stay as they are; bool
-            ``[n]``, or None where there can be none.
+            ``[n]``, or None if there can be none.
     """
 
     waits: torch.Tensor | None
@@ -153,13 +153,13 @@ class Readings:
         statistics: row statistics ``[n, L]``.
         noise: int64 ``[n, L]``, uniform random tokens; None for a masked model.
         next_canvas: int64 ``[n, L]``, uniform random tokens with which the canvases after these
-            begin; None for a masked model, or where not all canvases are L wide.
+            begin; None for a masked model, or if not all canvases are L wide.
         soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale; None for a masked
-            model, or where no canvas may go on.
+            model, or if no canvas may go on.
         log_probabilities: float32 ``[n, L, K]``, those of the ids in `ReadRequest.ask`, or None.
         logprob: float32 ``[n, L]``, the log-probabilities at temperature 1 of the tokens in
             `statistics`, filters aside. Those of requests with biases or constraints are
-            meaningless. None where it is not needed, and for a model of uniform noise.
+            meaningless. None if it is not needed, and for a model of uniform noise.
     """
 
     statistics: RowStatistics

@@ -100,8 +100,8 @@ class StepOutcome:
         skips_denoise: this pass did not denoise the canvas, which is committed or waits.
         ready_to_leave: a prefix may leave, and it need not wait for other canvases.
         leaves: a prefix leaves in this step, and the slot starts its next canvas.
-        begins: the slot's next pass is the first of a canvas: of the next one where a canvas
-            leaves, or of the same one where it has waited for its constraint.
+        begins: the slot's next pass is the first of a canvas: of the next canvas if this one
+            leaves, or of the same canvas if it has waited for its constraint.
         advances: the canvas leaves, and its keys and values are final, so the cache advances past
             it; with fused commits they may still have to be written.
         flags: int64 ``[n]``, what is reported to the scheduler about the pass: minus its
@@ -268,7 +268,7 @@ class CanvasUpdate:
         skips: torch.Tensor | None,
         advances: torch.Tensor,
     ) -> torch.Tensor:
-        """See `StepOutcome.flags`; `skips` is None where no canvas can be waiting."""
+        """See `StepOutcome.flags`; `skips` is None if no canvas can be waiting."""
         flags = torch.add(commits * -int(PassFlags.COMMITTED), leaves, alpha=-int(PassFlags.LEFT))
         if skips is not None:
             flags = torch.add(flags, skips, alpha=-int(PassFlags.WAITED))

@@ -76,10 +76,10 @@ class MaskedRows:
     """See `RowChoice`; for a masked model. The rows are the ``n * L`` positions of n canvases.
 
     Attributes:
-        statistics: ``[rows]``, with drawn tokens where a request draws.
+        statistics: ``[rows]``, with drawn tokens for requests that draw.
         greedy: ``[rows]``, the statistics as if no request drew.
         logits: ``[rows, ids]``, the biased logits.
-        tempered: ``[rows, ids]``, logits divided by the temperature; None where no request draws.
+        tempered: ``[rows, ids]``, logits divided by the temperature; None if no request draws.
         filtered: ``[rows, ids]``, `tempered` with -inf for tokens that filters exclude, or None.
         keys: int64 ``[n, L]``, the keys of the random numbers, or None.
         samples: bool ``[n]``, on the host, whether a request draws.
@@ -230,7 +230,7 @@ class LogitsPipeline(Generic[Rows]):
         Args:
             logits: ``[n * L, vocabulary]``, overwritten with the biased logits.
             request: the request for these canvases.
-            keys: int64 ``[n, L]``, the keys of the random numbers; None where no request draws.
+            keys: int64 ``[n, L]``, the keys of the random numbers; None if no request draws.
             noise: int64 ``[n, L]``, random tokens that an algorithm of uniform noise may choose.
 
         Returns:

@@ -30,7 +30,7 @@ class BlockCausalFamily(Family):
     tokenizer has a mask token.
 
     Attributes:
-        mask_spellings: texts by which the mask is found where the tokenizer does not declare it.
+        mask_spellings: texts by which the mask is found if the tokenizer does not declare it.
         samples: requests are sampled as ``generation_config.json`` recommends; otherwise they are
             greedy unless they ask for a temperature.
     """

@@ -47,8 +47,8 @@ class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
     def _whole_canvas(self, request: Request, start: int, width: int) -> int:
         """See `CanvasScheduler`; 0 while the start of the canvas is unknown and that matters.
 
-        vLLM assumes that the step in flight commits. If it does not, the canvas is still where it
-        was, so its tokens must not be counted from the position after it.
+        vLLM assumes that the step in flight commits. If it does not, the canvas has not moved, so
+        its tokens must not be counted from the position after it.
         """
         if request.num_output_placeholders and start + width > self.max_model_len:
             return 0

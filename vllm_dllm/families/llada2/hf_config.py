@@ -205,7 +205,7 @@ class LLaDA2MoeConfig(PretrainedConfig):
 
     def __init__(self, **kwargs: Any) -> None:
         for name, value in kwargs.items():
-            check_field(name, value)  # below, a 0 would be as good as nothing
+            check_field(name, value)  # here, because below a 0 would count as unset
         self.vocab_size = kwargs.pop("vocab_size", 157184)
         self.hidden_size = kwargs.pop("hidden_size", 2048)
         self.intermediate_size = kwargs.pop("intermediate_size", 5120)

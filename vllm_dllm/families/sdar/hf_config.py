@@ -28,7 +28,7 @@ class SDARConfig(Qwen3Config):
     """``model_type: sdar``; Qwen3's fields, and those of a masked model.
 
     Attributes:
-        block_size: the length of a block, or None where the checkpoint does not state it.
+        block_size: the length of a block, or None if the checkpoint does not state it.
         mask_token_id: the token of an undecided position, or None if the tokenizer has it.
         canvas_length: the block length again. vLLM treats a model that states it as a diffusion
             model.

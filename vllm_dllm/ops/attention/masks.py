@@ -38,7 +38,7 @@ Predicate = Callable[[Any, Any, QuerySpan], Any]
 
 
 class WindowRule(IntEnum):
-    """Where the left edge of a sliding window of width W lies; see the setting ``dllm.window``."""
+    """The left edge of a sliding window of width W; see the setting ``dllm.window``."""
 
     NONE = 0
     # |q - k| < W. With causal blocks this is the usual window: the right half is hidden anyway.

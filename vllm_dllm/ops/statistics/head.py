@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class Shard:
-    """The ids of one rank, where a head is spread over ranks, and how ranks exchange tensors.
+    """The ids of one rank, if a head is spread over ranks, and how ranks exchange tensors.
 
     Attributes:
         first: the rank's first id.

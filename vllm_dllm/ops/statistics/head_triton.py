@@ -174,7 +174,7 @@ def _empty_partials(rows: int, device: torch.device, soft: torch.Tensor) -> Soft
 @triton.jit
 def capped(x, cap):  # type: ignore[no-untyped-def]
     """``cap * tanh(x / cap)``, off by at most ``2e-7 * cap``."""
-    # Triton has no tanh. Where the exponential overflows, the quotient is 0, which is right.
+    # Triton has no tanh. If the exponential overflows, the quotient is 0, which is right.
     return cap - (2.0 * cap) / (tl.exp(x * (2.0 / cap)) + 1.0)
 
 
@@ -216,7 +216,7 @@ def head_kernel(  # type: ignore[no-untyped-def]
     head. The rank's ids are `first_id` and the `count - 1` that follow.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    near = tl.minimum(row, rows - 1)  # rows behind the last one are computed, but not stored
+    near = tl.minimum(row, rows - 1)  # rows after the last one are computed but not stored
     inverse = inverse_temperature(temperature, near, TEMPERED)
     low, high = near.to(tl.uint32), near.to(tl.uint32)
     if NOISE:

@@ -50,7 +50,7 @@ class SplitStates:
         numbers: float32 ``[4, splits, rows]``: the largest logit, the sum of 2^d and the sum of
             d * 2^d with d = log2(e) * (logit - largest) / temperature, and the drawn group's score.
         ids: int32 ``[2, splits, rows]``: the id of the largest logit, the drawn group's first id.
-        forbidden_logit: float32 ``[rows]``, the forbidden id's logit, where there is such an id.
+        forbidden_logit: float32 ``[rows]``, the forbidden id's logit, if there is such an id.
     """
 
     numbers: torch.Tensor

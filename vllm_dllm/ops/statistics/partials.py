@@ -182,7 +182,7 @@ class SoftmaxPartials:
     Attributes:
         best, token: the largest scaled logit that may be chosen, and its id.
         origin: the largest scaled logit of all, which the sums are relative to. It differs from
-            `best` only where an id that may not be chosen takes part in the sums.
+            `best` only if an id that may not be chosen takes part in the sums.
         drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit.
         sum, weighted: the sum of exp(scaled - origin), and of that times (scaled - origin).
         soft: ``[rows, hidden]``, the sum of exp(scaled - origin) times the embedding.

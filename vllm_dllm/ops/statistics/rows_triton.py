@@ -116,7 +116,7 @@ def rows_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Pass over some tiles of some rows of logits; the grid is (row tiles, splits)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    near = tl.minimum(row, rows - 1)  # rows behind the last one are computed, but not stored
+    near = tl.minimum(row, rows - 1)  # rows after the last one are computed but not stored
     inverse = inverse_temperature(temperature, near, TEMPERED)
     low, high = near.to(tl.uint32), near.to(tl.uint32)
     if NOISE:

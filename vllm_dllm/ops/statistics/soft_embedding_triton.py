@@ -130,7 +130,7 @@ def soft_embedding(
         tile: how to divide the product with the head, or None for `head_triton.tile_for`.
 
     Returns:
-        Float32 ``[rows, hidden]``; 0 where no id of this rank has any weight.
+        Float32 ``[rows, hidden]``; 0 if no id of this rank has any weight.
 
     Raises:
         ValueError: the head has no embedding, or as `head_statistics`.

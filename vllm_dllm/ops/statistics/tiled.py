@@ -27,13 +27,13 @@ from vllm_dllm.ops.statistics.partials import (
 )
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 
-# Statistics [rows], and the soft embedding [rows, hidden] where there is one.
+# Statistics [rows], and the soft embedding [rows, hidden], if there is one.
 Result = tuple[SampledStatistics, torch.Tensor | None]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # How many float32 tensors of a tile's size are alive together in one pass: scaled logits, their
-# distance to the maximum, weights, and a copy of the logits where the last group is incomplete.
+# distance to the maximum, weights, and a copy of the logits if the last group is incomplete.
 TILE_COPIES = 4
 MAX_ROWS = 2048
 # Weights below exp(FAR) are raised to it. It is negligible against a row's sum (at least 1), and
