@@ -11,11 +11,11 @@ the other L are the new canvas. The scheduler must know a step's outcome before 
 step, so this needs synchronous scheduling.
 
 *A window of two blocks* (`TwoBlockWindow`): every step reads the finished block and the canvas.
-With blocks of 4, a third to a half of all passes would only commit. Every later step reads the
-block again, which costs L queries and changes nothing. To vLLM a window is 2 L draft tokens. Its
-scheduler always grants that many and counts the tokens that leave as accepted drafts; it never
-needs the worker's position. So a step may be in flight, and all steps have the same length, so one
-CUDA graph is enough:
+With blocks of 4, a third to a half of all passes would otherwise only commit. Every later step
+reads the block again, which costs L queries and changes nothing. To vLLM a window is 2 L draft
+tokens. Its scheduler always grants that many and counts the tokens that leave as accepted drafts;
+it never needs the worker's position. So a step may be in flight, and all steps have the same
+length, so one CUDA graph is enough:
 
     step                            tokens   accepted by the scheduler   the worker goes on by
     denoise                         2 L      0                           0
@@ -42,7 +42,7 @@ from vllm_dllm.engine.to_device import to_device
 def read_again(input_batch: Any, history: torch.Tensor) -> None:
     """Write the tokens of the blocks that this step commits into the model's input.
 
-    vLLM only writes prompt tokens and draft tokens there, and these are neither.
+    vLLM writes only prompt tokens and draft tokens there, and these are neither.
 
     Args:
         input_batch: vLLM's ``InputBatch``.

@@ -342,9 +342,9 @@ def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> 
 def follow_in_noise_rows(rows: NoiseRows, followed: Followed, draws: bool) -> ConstrainedPath:
     """Replace a uniform-noise model's tokens with those of the best path and of a drawn path.
 
-    Entropies stay those of the model, because the algorithm decides what it accepts. They are 0
-    after the budget. After the end of a path's text a canvas keeps what the model writes
-    there (DiffusionGemma does not repeat end-of-sequence tokens), because it reads it again.
+    Entropies remain those of the model, because the algorithm decides what it accepts. They are 0
+    after the budget. After the end of a path's text a canvas keeps what the model writes there
+    (DiffusionGemma does not repeat end-of-sequence tokens), because the model reads it again.
     """
     constraint, window, own = followed.constraint, followed.window, rows.statistics
     logits = followed.logits(rows.logits)
@@ -390,7 +390,7 @@ class Follower:
 
     Attributes:
         key: digest of the packed constraint.
-        configurations: its states, found as far as canvases reach.
+        configurations: its states, explored as far as canvases reach.
         classes: its classes of tokens, on the device.
     """
 

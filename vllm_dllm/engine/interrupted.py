@@ -1,6 +1,6 @@
 """Canvases of preempted requests that have already streamed part of the canvas.
 
-A preempted request gives up its slot and later comes back with its output as part of its prompt. A
+A preempted request gives up its slot and later resumes with its output as part of its prompt. A
 request that does not stream starts its canvas over, which leads to the same tokens. With
 ``diffusion_stream_prefix`` part of the canvas may have been output already, so the canvas has to
 resume where it was, with its decided positions, its step and its algorithm's tensors. These are
@@ -50,8 +50,8 @@ class InterruptedCanvas:
         slots = parts.slots
         rows = {name: getattr(slots, name)[slot].clone() for name in OF_CANVAS}
         phase = slots.phase[slot]
-        # A request that is preempted again before its prompt has been read again is still in
-        # prefill: the phase to resume is then the one that it was going to enter.
+        # A request that is preempted again before its prompt has been reread is still in prefill;
+        # the phase to resume is then the one that it was about to enter.
         in_prefill = phase == int(Phase.PREFILL)
         rows["after_prefill"] = torch.where(in_prefill, rows["after_prefill"], phase)
         before = (rows["start"] - slots.length + slots.position).clamp_min(0)
@@ -100,7 +100,7 @@ class InterruptedCanvas:
     def _resume_commit(
         self, slots: SlotState, slot: int, start: int, output_end: int, prompt_length: int
     ) -> None:
-        """Set ``slot`` up to commit the block before the canvas, which begins at ``start``."""
+        """Set up ``slot`` to commit the block before the canvas, which begins at ``start``."""
         slots.tokens[slot].copy_(self.block_before)
         slots.masked[slot].fill_(False)
         slots.fixed[slot].copy_(slots.position < prompt_length - start)

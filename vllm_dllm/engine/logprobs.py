@@ -5,12 +5,12 @@ raw logits (``logprobs_mode``). A uniform-noise model's logprobs come from the s
 the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also applies
 filters before the temperature).
 
-Which token a position ends up with is known only after the decoding algorithm has run, long after
-the rows of scores have been freed. But only a few tokens are possible (see `Algorithm.step`), so
-rows are summarized as they are read (see `ScoreSummary`), and a request's memory does not depend on
-the size of the vocabulary. Reading loops over the requests that ask. Everything after that is
-tensor operations on all of them at once, and nothing waits for the device: vLLM gets the rows of
-whole canvases, starting with the tokens that leave, and uses as many rows as there are tokens.
+The final token of a position is known only after the decoding algorithm has run, long after the
+rows of scores have been freed. But only a few tokens are possible (see `Algorithm.step`), so rows
+are summarized as they are read (see `ScoreSummary`), and a request's memory does not depend on the
+size of the vocabulary. Reading loops over the requests that ask. Everything after that is tensor
+operations on all of them at once, and nothing waits for the device: vLLM gets the rows of whole
+canvases, starting with the tokens that leave, and uses as many rows as there are tokens.
 
 The exception is a request for more than `MOST_ON_DEVICE` logprobs (``--max-logprobs``). Its rows
 are copied to a table in host memory as they are read, and only the rows that leave are passed on.

@@ -40,7 +40,7 @@ class ModelFamily(Protocol):
     """What a model state needs from the model's family; see `families.base.Family`."""
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """The rule by which queries see keys."""
+        """The rule that says which keys a query sees."""
         ...
 
     def embeddings(self, state: DiffusionModelState) -> Any:
@@ -207,8 +207,8 @@ class DiffusionModelState(ModelState):
         """
         text = f"{self.model_seed} {new_req_data.req_id}".encode()
         if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
-            # The original prompt: that of a resumed request also holds its output so far, which
-            # would change the seed.
+            # Use the original prompt: a resumed request's prompt also holds its output so far,
+            # which would change the seed.
             prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
             text = f"{self.model_seed} ".encode() + prompt.tobytes()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
@@ -216,7 +216,7 @@ class DiffusionModelState(ModelState):
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """Record where the pages of the KV cache are, once vLLM has allocated them.
 
-        The readout is compiled here at the latest: where vLLM profiles nothing (a CPU with
+        The readout is compiled here at the latest: if vLLM does not profile (a CPU with
         ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
         """
         if self.sampler is not None:

@@ -288,7 +288,7 @@ def _on_any_rank(failed: bool, device: torch.device, ranks: int) -> bool:
 
 @dataclass(frozen=True)
 class ReadoutSettings:
-    """What the choice of a readout depends on.
+    """The settings that determine the choice of a readout.
 
     Attributes:
         kernels: ``dllm.kernels``, see `takes_triton`.

@@ -93,7 +93,7 @@ class DenseReadout:
         """Readings from whole rows of logits, a few canvases at a time."""
         length, count = self.slots.length, len(request.slots)
         statistics, logprob, asked = [], [], []
-        copies = self.pipeline.copies_rows(request.on_host)  # which take as much memory again
+        copies = self.pipeline.copies_rows(request.on_host)  # which double the memory
         at_once = max(1, self.canvases // 2) if copies else self.canvases
         for first in range(0, count, at_once):
             end = min(first + at_once, count)

@@ -1,4 +1,4 @@
-"""Readouts by this package's Triton kernels (``dllm.kernels=triton``)."""
+"""Readouts that use this package's Triton kernels (``dllm.kernels=triton``)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TritonDenseReadout(TilesReadout):
 
 
 def rows_by_kernel(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-    """`row_statistics` by a Triton kernel."""
+    """Compute `row_statistics` with a Triton kernel."""
     return greedy_part(measured_statistics(logits, forbidden=forbidden), entropy)
 
 
@@ -77,6 +77,6 @@ def tiles_by_kernel(
     budget: int,
     compile: bool = False,
 ) -> Result:
-    """`tiled_statistics` by Triton kernels."""
+    """Compute `tiled_statistics` with Triton kernels."""
     statistics, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget, compile)
     return statistics.view(*keys.shape), soft

@@ -39,7 +39,7 @@ class RowWork(IntFlag):
     TOP_K = 16
     TOP_P = 32
     BIASES = SHIFT | MIN_TOKENS | PENALTIES  # at any temperature
-    FILTERS = MIN_P | TOP_K | TOP_P  # where tokens are drawn
+    FILTERS = MIN_P | TOP_K | TOP_P  # only where tokens are drawn
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RowOptions:
         allowed: only these ids may be chosen; empty for all.
         banned: these ids may not be chosen.
         min_tokens: `ends` may not be chosen before this many output tokens.
-        ends: ids that end the request; empty where `min_tokens` is 0.
+        ends: ids that end the request; empty if `min_tokens` is 0.
         presence: subtracted from the logit of every token that occurs in the output.
         frequency: subtracted from a token's logit once for each occurrence in the output.
         repetition: divides the positive and multiplies the negative logits of tokens in the prompt
