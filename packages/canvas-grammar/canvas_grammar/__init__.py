@@ -4,7 +4,7 @@ A `Constraint` (a regular expression, a JSON schema, a grammar or a structural t
 `compile_constraint` to an automaton over the tokens of a `Vocabulary`. `canvas_grammar.decoding`
 finds the best path through a canvas whose positions a model may decide in any order, or draws one.
 
-Importing this package imports nothing else: its parts are imported when they are asked for.
+Importing this package imports nothing else; its parts are imported when they are first used.
 """
 
 from __future__ import annotations

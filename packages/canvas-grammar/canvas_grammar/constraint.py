@@ -18,10 +18,10 @@ class Constraint:
     Attributes:
         kind: one of `KINDS`.
         text: a regular expression or a grammar, or JSON: a schema, a structural tag or a list of
-            strings; of a ``json_object`` it says nothing.
+            strings; it is ignored for a ``json_object``.
         whitespace: for schemas, a regular expression of the white space after opening brackets,
             colons and commas and before closing brackets. None stands for one optional space.
-        depth: calls of rules that may be open inside each other; None for the usual number.
+        depth: how deeply calls of rules may nest; None for the usual number.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Constraint:
         whitespace: str | None = None,
         limits: CompileLimits | None = None,
     ) -> Constraint:
-        """From what a request holds: text, or a schema, tag or list of choices as a JSON value.
+        """Make one from a request's value: text, or a schema, tag or list of choices as JSON.
 
         Raises:
             ConstraintError: an unknown kind, more than ``limits.characters``, or not JSON.

@@ -1,4 +1,4 @@
-"""Caps on a constraint, and the error that says why one is not served."""
+"""Define caps on a constraint, and the error that says why a constraint is not served."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ConstraintError(ValueError):
 class CompileLimits:
     """Caps on a constraint. One that exceeds a cap is refused with a message that names the cap.
 
-    They bound neither CPU time nor memory: who serves constraints of others compiles them in a
-    process that has such limits.
+    They bound neither CPU time nor memory. A service that accepts constraints from others must
+    compile them in a process that has such limits.
 
     Attributes:
         characters: length of the constraint as it was sent.
         depth: nesting depth of a schema.
-        calls: calls of rules that may be open inside each other, unless a request says otherwise.
-            Texts that nest deeper are not offered.
-        expression_characters: length of the regular expression that is given to `outlines_core`.
+        calls: how deeply calls of rules may nest, unless a request says otherwise. Texts that nest
+            deeper are not offered.
+        expression_characters: length of the regular expression that is passed to `outlines_core`.
         positions: byte positions of that expression with all repetitions counted, which is
             roughly its size as a nondeterministic automaton.
         byte_states: states of the automata over bytes, without common endings.
         cells: entries of the table from states and kinds of tokens to what they do.
-        window_states: about how many states a canvas is decoded with.
+        window_states: the approximate number of states that a canvas is decoded with.
     """
 
     characters: int = 256 << 10

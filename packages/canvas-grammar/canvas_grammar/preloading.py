@@ -1,4 +1,4 @@
-"""What a process can do before its first constraint, and forks of it then share."""
+"""Do work before a process's first constraint that its forks then share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from canvas_grammar.grammar.regex import load_unicode_tables
 
 
 def preload() -> None:
-    """Compute the tables of Unicode and the parser of grammars, for half a second of CPU time."""
+    """Compute the tables of Unicode and the parser of grammars; takes half a second of CPU time."""
     load_unicode_tables()
     load_notation()

@@ -1,1 +1,1 @@
-"""From a regular language over characters to an automaton over the tokens of a vocabulary."""
+"""Turn a language over characters into an automaton over the tokens of a vocabulary."""

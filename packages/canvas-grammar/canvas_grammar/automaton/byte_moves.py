@@ -1,4 +1,4 @@
-"""What single bytes and texts do to a stack of rules, and where its callers go on."""
+"""Compute what single bytes and texts do to a stack of rules, and where its callers continue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from canvas_grammar.limits import ConstraintError
 
 # ---- What reading a text may do to a stack of rules: stay in a rule, call others, or leave it.
 #
-# An *outcome* is a set of *alternatives*; it has more than one where the text can be read in
-# several ways. An alternative is a pair of a tuple and a state:
+# An *outcome* is a set of *alternatives*; it has more than one if the text can be read in several
+# ways. An alternative is a pair of a tuple and a state:
 #
 # - ``(pushed, state)``: the reader is in `state`, and returns to the states `pushed`, last one
-#   first, before it goes on in the rule in which it began;
-# - ``((suffix,), LEFT)``: the rule in which it began has ended, and a suffix of the text is still
-#   to be read by whoever called the rule. The suffix is given by the number of its function.
+#   first, before it continues in the rule in which it began;
+# - ``((suffix,), LEFT)``: the rule in which it began has ended, and the caller of the rule still
+#   has to read a suffix of the text. The suffix is given by the number of its function.
 #
-# Outcomes are numbered. 0 has no alternatives, and ``1 + state`` is staying in the rule in a
-# state.
+# Outcomes are numbered. 0 has no alternatives, and ``1 + state`` means staying in the rule, in
+# that state.
 
 Alternative = tuple[tuple[int, ...], int]
 
@@ -64,7 +64,7 @@ class ByteMoves:
 
     Attributes:
         outcome: int32 ``[states, columns]``, the number of an outcome in which something is read.
-        column_of_byte: int64 ``[256]``; bytes that act alike share a column.
+        column_of_byte: int64 ``[256]``, the column of each byte; bytes that act alike share one.
         may_leave: bool ``[states]``, whether the rule of a state may end there.
         must_leave: bool ``[states]``, whether nothing can be read before the rule ends.
     """
@@ -97,7 +97,7 @@ def byte_moves(automata: RuleAutomata, outcomes: Outcomes) -> ByteMoves:
 
 
 def _may_leave(automata: RuleAutomata) -> np.ndarray:
-    """States in which a rule may end, also behind calls that read nothing; bool ``[states]``."""
+    """States in which a rule may end, also after calls that read nothing; bool ``[states]``."""
     found = automata.accepting.copy()
     caller, start, back = automata.calls.T
     while True:
@@ -134,7 +134,7 @@ class _Reader:
             byte: {((), int(row[byte]))} for byte in np.flatnonzero(row != DEAD).tolist()
         }
         for start, back in self.calls.get(state, ()):
-            # A caller that has nothing left to read need not be returned to.
+            # There is no need to return to a caller that has nothing left to read.
             pushed = () if self.must_leave[back] else (back,)
             for byte, alternatives in self.read(start).items():
                 inner = {((*pushed, *p), s) for p, s in alternatives}
@@ -147,19 +147,20 @@ class _Reader:
         return found
 
 
-# ---- Where a rule's callers go on: the states that read what a token still holds when a rule ends.
+# ---- Where a rule's callers continue: the states that read what is left of a token when a rule
+# ends.
 #
-# A rule may end after every character of a name, and leave the rest of the token to whoever called
-# it. Nearly always no caller can read that rest. Known from the calls alone, this keeps apart only
-# tokens that some text tells apart.
+# A rule may end after every character of a name, and leave the rest of the token to its caller.
+# Nearly always no caller can read that rest. The calls alone show this, so that tokens are kept
+# apart only if some text distinguishes them.
 
 
 @dataclass(frozen=True)
 class Followers:
-    """The states that read on behind each state in which a rule may end, in groups.
+    """The states that read on after each state in which a rule may end, in groups.
 
     Attributes:
-        leaving: int64 ``[n]``, the states in which a rule may end and somebody reads on, ascending.
+        leaving: int64 ``[n]``, the states in which a rule may end and a caller reads on, ascending.
         group: int64 ``[n]``, the group of each of them.
         first: int64 ``[groups]``, where each group begins in `states`; no group is empty.
         states: int64, the states of all groups, one group after the other.
@@ -172,7 +173,7 @@ class Followers:
 
     @classmethod
     def of(cls, automata: RuleAutomata, may_leave: np.ndarray) -> Followers:
-        """Of all rules; `may_leave` is that of `ByteMoves`."""
+        """Find the continuations of all rules; `may_leave` is that of `ByteMoves`."""
         starts = list(dict.fromkeys(automata.calls[:, 1].tolist()))
         ends: dict[int, set[int]] = {}  # from a state in which rules may end to their starts
         for start, inside in _inside(automata, starts).items():
@@ -202,7 +203,7 @@ class Followers:
         )
 
     def read(self, reads: np.ndarray) -> np.ndarray:
-        """Whether anybody behind a leaving state reads a text, bool ``[texts, n]``.
+        """Whether any state after a leaving state reads a text, bool ``[texts, n]``.
 
         Args:
             reads: bool ``[texts, states]``, where each text can be read without leaving first.

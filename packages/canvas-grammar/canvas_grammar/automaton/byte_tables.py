@@ -1,4 +1,4 @@
-"""Tables of automata over bytes: built by `outlines_core`, pruned, merged and combined.
+"""Build tables of automata over bytes with `outlines_core`, and prune, merge and combine them.
 
 A table has a row for each state and a column for each byte. `outlines_core` builds it, as an index
 over a vocabulary of the 256 bytes. Two properties of that index would be errors here: it loses
@@ -6,9 +6,9 @@ edges from accepting to non-accepting states (of ``a(bc)?``, nothing remains aft
 of ``a|ab`` it follows only the first option. Both happen only after a match. So every expression
 must end with a text that none of its texts contains; see `rule_automata`.
 
-A third property is only slow: `outlines_core` lists the texts that an expression may begin with,
+A third property only costs time: `outlines_core` lists the texts that an expression may begin with,
 which takes ten times as long for every further digit of ``[1-9][0-9]{20}``. It stops at a set of
-many characters. So such a set is put in front, and the automaton starts behind it.
+many characters. So such a set is put in front, and the automaton starts after it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from canvas_grammar.automaton.graph import DEAD, equal_rows
 from canvas_grammar.grammar.language import Chain, Node, Repeat
 from canvas_grammar.limits import ConstraintError
 
-SYMBOL = 0  # the byte with which symbols begin
-END = 0x7F  # the byte behind it that stands for the end of a rule
+SYMBOL = 0  # the byte that symbols begin with
+END = 0x7F  # the byte after it that stands for the end of a rule
 # Each round merges the common endings that cycles are in up to one byte further from the end.
 MOST_ROUNDS = 64
 
@@ -39,11 +39,12 @@ def expression_table(expression: str, most_states: int) -> np.ndarray:
     """The automaton of an expression, int32 ``[states, 256]``, with the start in row 0.
 
     Args:
-        expression: of Rust's ``regex`` crate; none of its texts is the beginning of another one.
+        expression: in the syntax of Rust's ``regex`` crate; none of its texts may be the beginning
+            of another one.
         most_states: the largest number of states.
 
     Raises:
-        ConstraintError: it has more states, or is no expression for `outlines_core`.
+        ConstraintError: it has more states, or is not a valid expression for `outlines_core`.
     """
     try:
         index = Index(f"[a-z]{expression}", _bytes())
@@ -94,7 +95,7 @@ def renumbered(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 
 def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge states with equal rows, again and again, because merging makes further rows equal.
+    """Merge states with equal rows repeatedly, because merging makes further rows equal.
 
     This merges the common endings of alternatives. It is not a full minimization, which could also
     merge states in cycles.
@@ -152,14 +153,14 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 #
 # The time that `outlines_core` takes grows with the square of the optional members of an object,
 # and with every copy of what is repeated. Here each part becomes a table once. Chains are put
-# together from their ends: what is optional is a choice between it with all that follows, and what
-# follows. Only the bytes that both of them can read first are looked at.
+# together from their ends: an optional part is a choice between it with all that follows, and what
+# follows. Only the bytes that both of them can read first are examined.
 
 # Chains with fewer copies of parts are left to `outlines_core`.
 FEWEST_COPIES = 16
-# Parts of fewer byte positions are no pieces of their own, unless they are repeated.
+# Parts of fewer byte positions are not separate pieces, unless they are repeated.
 LEAST_POSITIONS = 4
-MOST_PAIRS = 4096  # that a choice looks at
+MOST_PAIRS = 4096  # pairs that a choice examines
 
 Piece = tuple[Node, int, int]  # a part, and how often it may come at least and at most
 
@@ -224,7 +225,7 @@ def _parts(node: Node) -> Iterable[Node]:
 
 
 class _AmbiguousError(Exception):
-    """Where a part ends cannot be told from the next byte."""
+    """The next byte does not show whether a part ends."""
 
 
 class _Chain:
@@ -236,7 +237,7 @@ class _Chain:
         self.count = 0
 
     def end(self) -> int:
-        """A state with nothing but the symbol of the end."""
+        """A state that reads only the symbol of the end."""
         first = self._new(3)
         self.rows[first, SYMBOL] = first + 1
         self.rows[first + 1, END] = first + 2
@@ -246,7 +247,7 @@ class _Chain:
         """The start of `least` to `most` repetitions in front of what starts in `behind`.
 
         Raises:
-            _AmbiguousError: the end of a repetition cannot be told from what follows.
+            _AmbiguousError: the end of a repetition cannot be distinguished from what follows.
         """
         part = _Part(table)
         start = behind
@@ -315,7 +316,7 @@ class _Part:
     """
 
     def __init__(self, table: np.ndarray) -> None:
-        """Of a table with the symbol of the end.
+        """Make a part from a table with the symbol of the end.
 
         Raises:
             _AmbiguousError: the part ends where it may also call a rule, or has no text.

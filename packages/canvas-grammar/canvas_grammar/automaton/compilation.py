@@ -1,4 +1,4 @@
-"""The compilation of a constraint to an automaton over tokens."""
+"""Compile a constraint to an automaton over tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from canvas_grammar.grammar.regex import choice, regex
 from canvas_grammar.grammar.structural_tag import read_structural_tag
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
-# Tokens of the longest canvas for which the first states are found ahead.
+# The length in tokens of the longest canvas for which the first states are found in advance.
 LONGEST_CANVAS = 256
 JSON_SPACE = frozenset(map(ord, " \t\n\r"))
 
@@ -28,13 +28,13 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
     """The language of a constraint: the texts that it allows.
 
     Raises:
-        ConstraintError: says why the constraint cannot be served.
+        ConstraintError: the constraint cannot be served; the message says why.
     """
     return read_constraint(constraint, limits)[0]
 
 
 def read_constraint(constraint: Constraint, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
-    """As `constraint_language`, and the keywords that are ignored, each with its first place.
+    """Do what `constraint_language` does, and return ignored keywords, each with its first place.
 
     Raises:
         ConstraintError: as `constraint_language`.
@@ -72,7 +72,7 @@ def compile_constraint(
     The states of the first canvas are found here rather than by the worker.
 
     Raises:
-        ConstraintError: says why it cannot be served.
+        ConstraintError: it cannot be served; the message says why.
     """
     depth = limits.calls if constraint.depth is None else constraint.depth
     language, ignored = read_constraint(constraint, limits)

@@ -24,11 +24,11 @@ COMPRESSION = 1
 
 @dataclass(frozen=True)
 class Facts:
-    """What a front end needs to know of a constraint.
+    """What a front end needs to know about a constraint.
 
     Attributes:
-        minimum: tokens that are enough for an output, including the one that ends it.
-        depth: the most calls of rules inside each other.
+        minimum: number of tokens that suffice for an output, including the one that ends it.
+        depth: how deeply calls of rules may nest.
         ignored: keywords of a schema that have no effect because they are unknown, with their
             places.
     """
@@ -38,7 +38,7 @@ class Facts:
     ignored: tuple[str, ...] = ()
 
     def remark(self) -> str:
-        """A line of the log on the keywords that have no effect."""
+        """A log line about the keywords that have no effect."""
         said = ", ".join(self.ignored[:MOST_SAID])
         unsaid = len(self.ignored) - MOST_SAID
         more = f" and {unsaid} more" if unsaid > 0 else ""
@@ -51,7 +51,7 @@ class CompiledConstraint:
     """A constraint compiled for one tokenizer, packed as plain arrays: reading it runs no code.
 
     Attributes:
-        facts: what a front end needs to know of it.
+        facts: what a front end needs to know about it.
         packed: `facts`, the tables, and the states that have been found already.
     """
 
@@ -87,14 +87,15 @@ class CompiledConstraint:
 
     @property
     def minimum(self) -> int:
-        """Tokens that are enough for an output, including the one that ends it."""
+        """The number of tokens that suffice for an output, including the one that ends it."""
         return self.facts.minimum
 
     def require(self, budget: int) -> None:
         """Refuse a token budget that is too small for any output.
 
         Raises:
-            ConstraintError: says how many tokens the shortest output takes.
+            ConstraintError: it is too small; the message says how many tokens the shortest output
+                takes.
         """
         if budget < self.minimum:
             raise ConstraintError(

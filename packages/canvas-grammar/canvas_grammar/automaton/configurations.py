@@ -2,10 +2,9 @@
 
 A configuration is a rule state and a stack of states to return to. A state is a set of
 configurations, because a text may be read in several ways; so every text leads to one state, and
-its probability is counted once. Where a text can be read in very many ways, those that can end
-soonest are followed, and what only the others allow is not offered. States and stacks get numbers
-when they are met first. What a state leads to depends on nothing but the constraint, whoever asks,
-so it is computed once.
+its probability is counted once. If a text can be read in very many ways, those that can end soonest
+are followed, and what only the others allow is not offered. States and stacks get numbers when they
+are first met. What a state leads to depends only on the constraint, so it is computed once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from canvas_grammar.automaton.graph import NEVER
 from canvas_grammar.automaton.pushdown import NO_CLASS, PushdownTables
 from canvas_grammar.limits import ConstraintError
 
-# ---- Stacks of states to return to, each with a number of its own.
+# ---- Stacks of states to return to, each of which has a unique number.
 
 EMPTY_STACK = 0
 
@@ -62,7 +61,7 @@ class Stacks:
 # Numbers of states.
 START, END_OF_TEXT = 0, 1
 NO_STATE = -1
-# Ways to read the same text that are followed; a grammar may have more with every character.
+# How many ways to read the same text are followed; a grammar may add more with every character.
 MOST_READINGS = 8
 
 Configuration = tuple[int, int]  # a stack, a rule state
@@ -90,7 +89,7 @@ class Configurations:
     """
 
     def __init__(self, tables: PushdownTables, depth: int) -> None:
-        """Meet the start.
+        """Begin with only the start state met.
 
         Raises:
             ConstraintError: every text of the constraint nests deeper than `depth`.
@@ -311,7 +310,7 @@ class Configurations:
         return number
 
     def _order(self, configuration: Configuration) -> tuple[int, int, int]:
-        """Sorts by what can end soonest, and not by numbers that depend on what was met before."""
+        """A sort key: what can end soonest, not a number that depends on what was met before."""
         stack, state = configuration
         return self._tokens[state] + self.stacks.rest[stack], state, self.stacks.content[stack]
 

@@ -1,4 +1,4 @@
-"""Automata as graphs: distances, equal rows of their tables, and which states are of use."""
+"""Treat automata as graphs: find distances, equal rows of their tables, and useful states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 # ---- Shortest distances in the graph of an automaton.
 
-# In a table of transitions: no state.
+# Stands for no state in a table of transitions.
 DEAD = -1
 # The distance of a state that leads to no goal.
 NEVER = np.iinfo(np.int32).max
@@ -45,7 +45,7 @@ def reachable(source: np.ndarray, target: np.ndarray, start: np.ndarray) -> np.n
     return fewest_steps(target, source, start) != NEVER
 
 
-# ---- Which rows of a table are equal: found by hashing, and verified by comparison.
+# ---- Which rows of a table are equal, found by hashing and verified by comparison.
 
 
 def equal_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def equal_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[order], number[group]
 
 
-# ---- Which states of automata that call each other are of use.
+# ---- Which states of automata that call each other are useful.
 
 
 def alive_states(moves: np.ndarray, accepting: np.ndarray, calls: np.ndarray) -> np.ndarray:

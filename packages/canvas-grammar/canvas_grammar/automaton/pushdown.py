@@ -1,6 +1,6 @@
-"""A constraint compiled for one tokenizer: what every token does to a stack of rules.
+"""Compile a constraint for one tokenizer into what every token does to a stack of rules.
 
-The tables are as large as the rules, not as large as the texts that they nest into.
+The size of the tables depends on the rules, not on the texts that they nest into.
 `configurations` follows them from one stack to the next.
 """
 
@@ -88,7 +88,7 @@ def _members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class _Ways:
-    """Ways to go on: states that must all end, and the states of which a token leads there.
+    """Ways to continue: states that must all end, and the states from which a token leads there.
 
     All arrays but `count` are int64.
 
@@ -98,7 +98,7 @@ class _Ways:
         state, way, level: ``[n]``, a state, a way that it is part of, and how many calls are open
             while it is read.
         edge_first: ``[ways + 1]``, where each way begins in the next one.
-        edge_state: ``[edges]``, a state of which a token leads to the way.
+        edge_state: ``[edges]``, a state from which a token leads to the way.
     """
 
     count: int
@@ -111,7 +111,7 @@ class _Ways:
 
     @classmethod
     def of(cls, state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes, states: int) -> _Ways:
-        """Of edges, as in `shortest_endings`."""
+        """Find the ways of edges, which are as in `shortest_endings`."""
         # From the outermost state to the innermost one.
         special = [
             [(*pushed, inner) for pushed, inner in some if inner != LEFT]
@@ -153,7 +153,7 @@ class PushdownTables:
 
     Outcomes are numbered as in `Outcomes`; those beyond the rule states are spelled out here, as
     alternatives one after the other, each with its pushed states (or its suffix) one after the
-    other. Where a token leads nowhere, nothing is stored.
+    other. Nothing is stored for a token that leads nowhere.
 
     Attributes:
         class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed. The last class
@@ -235,7 +235,7 @@ class PushdownTables:
 def pushdown_tables(
     automata: RuleAutomata, vocabulary: Vocabulary, limits: CompileLimits
 ) -> PushdownTables:
-    """From automata over bytes to tables over the tokens of a vocabulary.
+    """Turn automata over bytes into tables over the tokens of a vocabulary.
 
     Raises:
         ConstraintError: they exceed `limits`, or these tokens cannot write any of the texts.
@@ -335,7 +335,7 @@ def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray,
 def _used(
     whole: _Sparse, functions: TokenFunctions, outcomes: Outcomes
 ) -> tuple[list[int], list[int], _Sparse]:
-    """What tokens lead to, also behind the rules that they leave.
+    """What tokens lead to, including what follows the rules that they leave.
 
     Returns:
         The outcomes beyond the states, the functions of the suffixes, and what suffixes lead to.

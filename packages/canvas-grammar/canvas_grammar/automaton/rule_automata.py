@@ -1,4 +1,4 @@
-"""From a language with rules to automata over bytes that call each other.
+"""Turn a language with rules into automata over bytes that call each other.
 
 Every rule becomes one automaton, however often it is called. Calls and ends are written into its
 expression as symbols that begin with a byte 0, which no text contains: ``00 7f`` is the end, and
@@ -29,7 +29,7 @@ from canvas_grammar.grammar.language import Node, as_expression, check_size
 from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
-# ---- The refusal of a constraint without any text, which names the place if it knows one.
+# ---- The refusal of a constraint that allows no text, which names the place if it is known.
 
 MESSAGE = "the constraint allows no output at all"
 
@@ -71,7 +71,7 @@ class RuleAutomata:
         next: int32 ``[states, 256]``, the state after a byte, or `DEAD`.
         accepting: bool ``[states]``, whether the rule of a state may end there.
         calls: int32 ``[calls, 3]``, ascending: the state that calls, the state in which the called
-            rule starts, and the state of the caller behind the call.
+            rule starts, and the state of the caller after the call.
         start: the state in which the whole language starts.
     """
 
@@ -123,7 +123,7 @@ class _Builder:
         self.nodes: list[Node] = []
 
     def table(self, language: Node) -> tuple[np.ndarray, np.ndarray]:
-        """The tables of all rules, one below the other, and where each rule starts."""
+        """The tables of all rules, stacked vertically, and where each rule starts."""
         self._symbol(language)
         tables: list[np.ndarray] = []
         starts: list[int] = []
@@ -131,7 +131,7 @@ class _Builder:
         for node in self.nodes:  # grows while rules are read
             table, start = self._table(node)
             if states + len(table) > self.limits.byte_states and tables:
-                # Rules have endings in common; only what is left of them counts.
+                # Rules share endings, so only what is left after merging counts.
                 merged, number = merged_states(np.concatenate(tables))
                 tables, starts, states = [merged], number[starts].tolist(), len(merged)
             tables.append(np.where(table == DEAD, DEAD, table + states))
@@ -162,7 +162,7 @@ class _Builder:
             start = 0
             for byte in node.first.encode():
                 start = int(table[start, byte]) if start != DEAD else DEAD
-            # A start without any way on: the rule is empty.
+            # A start that leads nowhere means that the rule is empty.
             dead: np.ndarray = np.full((1, 256), DEAD, dtype=np.int32)
             return (table, start) if start != DEAD else (dead, 0)
         return self._plain(node.rule.body if isinstance(node, Call) else node), 0
@@ -181,7 +181,7 @@ class _Builder:
 
 
 def _table_of(node: Automaton) -> np.ndarray:
-    """The moves of an automaton that is given as such, int32 ``[states, 256]``."""
+    """The moves of a language that is given as an automaton, int32 ``[states, 256]``."""
     table: np.ndarray = np.full((len(node.moves), 256), DEAD, dtype=np.int32)
     for state, moves in enumerate(node.moves):
         for character, target in moves.items():
@@ -234,8 +234,8 @@ def _product(node: Both | Without, limits: CompileLimits) -> np.ndarray:
         return dead
     if right is None:
         right = RuleAutomata(dead, np.zeros(1, dtype=bool), np.zeros((0, 3), dtype=np.int32), 0)
-    # The last row of each is a dead state of its own: a text that the right side has left may still
-    # belong to a difference.
+    # The last row of each is a separate dead state, because a text that the right side has left may
+    # still belong to a difference.
     sides = [np.vstack([side.next, dead]) for side in (left, right)]
     sizes = [len(side) for side in sides]
     sides = [
@@ -272,7 +272,7 @@ def _product(node: Both | Without, limits: CompileLimits) -> np.ndarray:
 
 
 def _with_ends(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """A table with the symbol of the end behind every accepting state."""
+    """A table with the symbol of the end after every accepting state."""
     states = len(table)
     whole: np.ndarray = np.full((states + 2, 256), DEAD, dtype=np.int32)
     whole[:states] = table

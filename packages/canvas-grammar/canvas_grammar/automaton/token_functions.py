@@ -1,9 +1,9 @@
-"""From bytes to tokens: which texts act alike in every state, and what they do there.
+"""Get from bytes to tokens: find which texts act alike in every state, and what they do there.
 
 Each text is a function from states to outcomes. A token may end a rule somewhere inside it, and its
 caller then reads the rest of the token. So functions are found for all suffixes of all tokens, the
-shortest first: what a suffix does is what its first byte does, followed by the function of what is
-behind it. All tokens are followed together, one byte per round from their ends. Equal functions are
+shortest first: what a suffix does is what its first byte does, followed by the function of the
+rest. All tokens are followed together, one byte per round from their ends. Equal functions are
 recognized by their whole contents, so suffixes with the same function do act alike, and each byte
 is put in front of each function only once. A vocabulary of 150,000 tokens has a few hundred
 different functions.
@@ -27,7 +27,7 @@ from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
 UNKNOWN = -1
-# No text can be read in any state, the empty text can in all.
+# The functions of a text that no state can read, and of the empty text, which every state can read.
 NOTHING_READ, EMPTY_TEXT = 0, 1
 
 
@@ -66,7 +66,7 @@ class TokenFunctions:
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
         self.composed[NOTHING_READ] = NOTHING_READ
         self.steps = [_Step.of(column, outcomes) for column in moves.outcome.T]
-        # What is put on top of states to return to, by the outcome behind the call.
+        # What is put on top of states to return to, by the outcome after the call.
         self.above: dict[tuple[tuple[int, ...], int], int] = {}
         self.forks: dict[tuple[tuple[Alternative, ...], tuple[int, ...]], int] = {}
         self.followers = followers
@@ -90,7 +90,7 @@ class TokenFunctions:
         return of_token
 
     def _behind(self, column: np.ndarray, function: np.ndarray) -> np.ndarray:
-        """The functions of a byte, given by its column, in front of functions; all int ``[n]``."""
+        """The functions of bytes, given by column, put in front of functions; all int ``[n]``."""
         numbers = self.composed[function, column]
         missing = numbers == UNKNOWN
         if missing.any():
@@ -145,7 +145,7 @@ class TokenFunctions:
         return number
 
     def _leave(self, first: int) -> None:
-        """Let functions from `first` on leave rules: a caller may read the whole text."""
+        """Make functions from `first` on leave rules, because a caller may read the whole text."""
         read = self.read[first : self.count]
         number, place = np.nonzero(self.followers.read(read != NO_WAY))
         states = self.followers.leaving[place]
@@ -156,10 +156,10 @@ class TokenFunctions:
         ]
 
     def _call(self, step: _Step, found: np.ndarray) -> None:
-        """Put the states to which calls return below what is found behind the calls, in place."""
+        """Put the states to which calls return below what is found after the calls, in place."""
         inside = found[:, step.calls]
         row, call = np.nonzero(inside)
-        # Few pairs are different: all letters do the same in a string.
+        # Few pairs differ, because all letters do the same in a string.
         width = len(self.outcomes.alternatives)
         pairs, which = np.unique(call * width + inside[row, call], return_inverse=True)
         done = []
@@ -174,7 +174,7 @@ class TokenFunctions:
         found[row, step.calls[call]] = np.array(done, dtype=np.int32)[which.reshape(-1)]
 
     def _fork(self, alternatives: tuple[Alternative, ...], outcomes: tuple[int, ...]) -> int:
-        """The outcome of several alternatives, each with an outcome behind it."""
+        """The outcome of several alternatives, each followed by an outcome."""
         number = self.forks.get((alternatives, outcomes))
         if number is None:
             found: set[Alternative] = set()
@@ -221,7 +221,7 @@ class _Step:
 
     @classmethod
     def of(cls, outcome: np.ndarray, outcomes: Outcomes) -> _Step:
-        """From the outcome of the byte in every state, int ``[states]``."""
+        """Make a step from the outcome of the byte in every state, int ``[states]``."""
         reads = np.flatnonzero(outcome != NO_WAY)
         some = outcome[reads]
         targets = (some - 1).astype(np.int64)

@@ -39,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
-        """From the bytes of each id.
+        """Make a vocabulary from the bytes of each id.
 
         Raises:
             ConstraintError: there are no ends, or an end is not an id.
@@ -58,7 +58,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, document: str | Mapping[str, Any], size: int, ends: Iterable[int]) -> Vocabulary:
-        """From a ``tokenizer.json``.
+        """Make a vocabulary from a ``tokenizer.json``.
 
         Args:
             document: the text of the file, or its parsed content.
@@ -84,7 +84,7 @@ class Vocabulary:
             if added["content"] in MARKS and added["id"] < size
         }
         if marks:
-            # Only these tokens shall stand for their bytes, which no text contains.
+            # Only these tokens may stand for their bytes, which no text contains.
             tokens = [b"" if MARK_BYTES.search(token) else token for token in tokens]
             for number, byte in marks.items():
                 tokens[number] = bytes([byte])
@@ -102,7 +102,7 @@ def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _writer(decoder: Mapping[str, Any] | None) -> Any:
-    """A function from a token as the vocabulary spells it to its bytes.
+    """A function that maps a token, as the vocabulary spells it, to its bytes.
 
     Raises:
         ConstraintError: the decoder is not supported.

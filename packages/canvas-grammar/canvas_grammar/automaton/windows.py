@@ -1,14 +1,14 @@
-"""The part of a constraint's states that a canvas is decoded with.
+"""Select the part of a constraint's states that a canvas is decoded with.
 
-A constraint may have more states than a step can look at, or endlessly many, because its rules call
-each other. A canvas of L positions reaches few of them. Of those it gets the ones that are nearest:
-a state is the farther away the more calls it is inside of that the canvas' first state is not
-inside of. A call that repeats the calls around it counts little, so that lists in lists in lists
-stay near. What is left out is not offered in this canvas. The next one begins where this one ended,
+A constraint may have more states than a step can examine, or infinitely many, because its rules
+call each other. A canvas of L positions reaches few of them, and gets the nearest of those. The
+distance of a state grows with the number of calls that it is inside and the canvas' first state is
+not. A call that repeats the calls around it counts little, so that lists in lists in lists stay
+near. What is left out is not offered in this canvas. The next canvas begins where this one ended,
 and gets the states that are near from there.
 
-From the canvas' first state the shortest way to the end of the text is always there, so a canvas
-always has a path.
+The window always includes the shortest way from the canvas' first state to the end of the text, so
+a canvas always has a path.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from canvas_grammar.automaton.pushdown import NO_CLASS
 
 # ---- The automaton that a canvas must follow: it reads classes of tokens.
 #
-# Its states are those between tokens. Its transitions are edges for dynamic programming: a pair of
-# states, and a label that stands for the set of classes that lead from one to the other. Equal sets
-# share one label.
+# Its states are those between tokens. Its transitions are edges for dynamic programming. An edge is
+# a pair of states with a label that stands for the set of classes that lead from one to the other.
+# Equal sets share one label.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TokenAutomaton:
 
     Attributes:
         class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed.
-        distance: ``[states]``, tokens that are enough to reach the end. The token that ends the
+        distance: ``[states]``, tokens that suffice to reach the end. The token that ends the
             text counts, so it is 1 where a text may end, and 0 in the end state.
         edge_source, edge_target, edge_label: ``[edges]``, ascending by source, then by target.
         members: the classes of all labels, one label after the other, each ascending.
@@ -83,7 +83,7 @@ class TokenAutomaton:
         return state
 
 
-# How far a call leads, and a call that repeats the calls around it.
+# How much distance a call adds, and how much a call that repeats the calls around it adds.
 CALL, REPEATED_CALL = 3, 1
 # Calls around a call that are compared with it.
 LONGEST_PERIOD = 6
@@ -97,7 +97,7 @@ class Window:
         automaton: the states, numbered anew.
         states: int64 ``[states]``, the number that each of them has in `Configurations`.
         depth: int32 ``[states]``, the fewest tokens that lead to each state from the first one, at
-            most L + 1; None for a whole one, which canvases may follow that begin elsewhere.
+            most L + 1; None for a whole window, which canvases that begin elsewhere may follow.
         whole: whether it is all states that can be reached from the first one.
     """
 
@@ -111,7 +111,7 @@ def window(configurations: Configurations, first: int, length: int, most: int) -
     """The states for a canvas.
 
     Args:
-        configurations: of the constraint.
+        configurations: the constraint's configurations.
         first: the canvas' first state.
         length: L, the tokens that the canvas may hold.
         most: about how many states a window may have; fewer where texts can be read in many ways.

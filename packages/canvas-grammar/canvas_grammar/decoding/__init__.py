@@ -1,1 +1,1 @@
-"""Decoding under an automaton: the best path through a canvas, or a sampled one."""
+"""Decode under an automaton: find the best path through a canvas, or sample one."""

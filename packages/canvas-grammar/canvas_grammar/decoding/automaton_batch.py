@@ -1,11 +1,11 @@
-"""The automata of all canvases of a batch as one: a union without edges between its parts.
+"""Join the automata of all canvases of a batch: a union without edges between its parts.
 
 Dynamic programming then takes one loop over the positions, whichever automata there are. A state's
-message depends on its own edges only, so a canvas finds the same path alone and in any company.
+message depends only on its own edges, so a canvas finds the same path alone and in any batch.
 
-The union numbers states by their *depth*: a position that is p behind the first one of a canvas
-cannot be in a state that is deeper than p. So a position looks at the first states and at the first
-edges only, and how many these are is known on the host.
+The union numbers states by their *depth*: a position that is p after the first one of a canvas
+cannot be in a state that is deeper than p. So a position examines only the first states and the
+first edges, and the host knows how many these are.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.label_bundles import LabelBundles
 
-# The distance of the state that is behind a token that the automaton does not allow.
+# The distance of the state after a token that the automaton does not allow.
 UNREACHABLE = 1 << 40
-# Deeper states count as this deep, so that depths are sorted as the 16-bit numbers they are.
+# Deeper states count as this deep, so that depths can be sorted as 16-bit numbers.
 DEEPEST = (1 << 16) - 1
 
 
@@ -39,7 +39,7 @@ class OwnEdges:
             are numbered. The last label is that of the end state's only edge, and of no other.
         members: the classes of all labels, one label after the other, each ascending.
         label_size: ``[labels]``.
-        bundles: the classes that labels have in common.
+        bundles: the classes that labels share.
     """
 
     distance: np.ndarray
@@ -53,7 +53,7 @@ class OwnEdges:
 
     @classmethod
     def of(cls, automaton: TokenAutomaton, depth: np.ndarray | None = None) -> OwnEdges:
-        """From its edges, labels and distances.
+        """Convert an automaton from its edges, labels and distances.
 
         Args:
             automaton: the automaton.
@@ -99,16 +99,16 @@ class AutomatonBatch:
         number: ``[S]``, the numbers of the states of one canvas after the other, each with its dead
             state as the last.
         own: ``[S]``, the number that a state has in its canvas.
-        canvas: ``[S]``, whose state it is.
+        canvas: ``[S]``, the canvas that each state belongs to.
         distance: ``[S]``, see `OwnEdges`.
         first_edge, edge_count: ``[S]``, the edges that leave a state.
         edge: ``[edges + most_edges, 3]``, the target of each edge, S plus its label, and its
             source. The last ones are padding, and leave no state.
         edge_source, edge_target, edge_label: ``[edges]``, the same without padding.
-        end_label: ``[n]``, the label between tokens behind the end of the canvas' text.
+        end_label: ``[n]``, the label between tokens after the end of the canvas' text.
         first_member, member_count: ``[labels]``, the classes of a label.
         member: ``[members + most_members]``, classes; the last ones are padding.
-        bundle_class, bundle_canvas: ``[classes in bundles]``, a class, and whose it is.
+        bundle_class, bundle_canvas: ``[classes in bundles]``, a class, and its canvas.
         bundle_count: ``[bundles]``, how many of these each bundle has.
         class_bundle: ``[classes in bundles]``, the bundle of each.
         part: ``[parts]``, the bundles of all labels, one label after the other.
@@ -201,7 +201,7 @@ def _states_and_edges(
     source = np.concatenate([p.source + at for p, at in zip(parts, states, strict=True)])
     target = np.concatenate([p.target + at for p, at in zip(parts, states, strict=True)])
     label = np.concatenate([p.label + at for p, at in zip(parts, labels, strict=True)])
-    # Sorted as small numbers, which takes a time proportional to how many there are.
+    # Small numbers are sorted in a time proportional to their count.
     order, edges = np.argsort(depth, kind="stable"), np.argsort(depth[source], kind="stable")
     number: np.ndarray = np.empty_like(order)
     number[order] = np.arange(len(order))

@@ -1,12 +1,12 @@
-"""The best path of each canvas through its automaton, or a sampled one, by dynamic programming.
+"""Find the best path of each canvas through its automaton, or sample one, by dynamic programming.
 
 A canvas of L positions gives each class of tokens a weight at each position. A path is one class
 for each position of the canvas' *window*. It starts in a given state and ends in a state from which
 the rest of the token budget is enough to finish the text. Its weight is the sum of the weights of
-its classes, but forced positions, where all paths have the same class, weigh nothing. Nobody reads
-what is behind the end of a text, so each position there weighs as much as all tokens together: the
-largest of all weights, or their log-sum-exp. Otherwise a model that writes something else there
-than end-of-sequence tokens would be led to texts that do not end.
+its classes, but forced positions, where all paths have the same class, weigh nothing. What follows
+the end of a text is ignored, so each position there weighs as much as all tokens together: the
+largest of all weights, or their log-sum-exp. Otherwise a model that writes something other than
+end-of-sequence tokens there would be led to texts that do not end.
 
 First, messages are passed from the last position to the first. The message of a state is the
 largest weight of any path from that state on (Viterbi), or the logarithm of the sum over all paths.
@@ -30,14 +30,14 @@ from canvas_grammar.decoding.class_tokens import FIRST_RANGE_INDEX
 from canvas_grammar.decoding.log_sums import LOG2_E, LOWEST
 from canvas_grammar.decoding.noise import gumbel
 
-# The smallest weight. Clamping keeps every class possible that the automaton allows: a model may
-# rule out all tokens that the constraint allows, and the output must still be valid.
+# The smallest weight. Clamping keeps every class possible that the automaton allows, because the
+# output must be valid even if a model rules out all tokens that the constraint allows.
 FLOOR = -1e6
 # Edges and classes draw their noise from the keys of a position at indices beyond those that token
 # ids, groups of ids and ranges of groups use.
 FIRST_EDGE_INDEX = FIRST_RANGE_INDEX + (1 << 28)
 FIRST_CLASS_INDEX = FIRST_EDGE_INDEX + (1 << 28)
-# From rows [rows, ...], the size of each group and the group of each row to [groups, ...].
+# Reduces rows [rows, ...] to [groups, ...], given each group's size and the group of each row.
 SegmentReduce = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -51,7 +51,7 @@ class CanvasWindow:
             the canvas, and after the tokens of the canvas that have been emitted.
         budget: int64 ``[n]``, how many tokens may be emitted from `first` on, including the one
             that ends the text.
-        width: int64 ``[n]``, number of positions that the canvas has, at most L.
+        width: int64 ``[n]``, the number of positions of the canvas, at most L.
         forced: int64 ``[n, L]``, tokens that must stay, or -1 where the path is free. Outside the
             window the automaton ignores them.
     """
@@ -200,7 +200,7 @@ def _label_weights(
 def _weigh_behind_end(
     batch: AutomatonBatch, labels: torch.Tensor, window: CanvasWindow, whole: torch.Tensor
 ) -> None:
-    """Let free positions behind the end of a text weigh `whole`, ``[n, L]``; in place."""
+    """Make free positions after the end of a text weigh `whole`, ``[n, L]``; in place."""
     own = labels.index_select(1, batch.end_label)  # [L, n]
     free = whole.double().nan_to_num(FLOOR, -FLOOR, FLOOR).clamp_(FLOOR, -FLOOR).t()
     free = torch.where(window.forced.t() < 0, torch.maximum(own, free), own)
@@ -213,8 +213,8 @@ def _backward_messages(
     """The message of each state before each position, and the labels of the position before.
 
     Returns:
-        float64 ``[L + 1, S + labels]``. So what an edge adds up is in one row. Where a position
-        cannot be in a state, the message is -inf.
+        float64 ``[L + 1, S + labels]``, so that everything that an edge adds up is in one row. If
+        a position cannot be in a state, the message is -inf.
     """
     length, states = len(labels), len(batch.canvas)
     budget_left = window.budget - (window.end - window.first)
@@ -251,7 +251,7 @@ def _forward_walk(
     state = batch.number.index_select(0, window.state + batch.first_state)
     weight = table[window.first, state]
     feasible = weight > -torch.inf
-    # Where there is no path, the walk stays where it is: it must not stray to another canvas.
+    # If there is no path, the walk stays where it is, because it must not stray to another canvas.
     moves = (inside & feasible[:, None]).t()
     noise = [None] * len(moves) if keys is None else _noise(keys, FIRST_EDGE_INDEX + rank)
     chosen, states = [], [state]

@@ -1,4 +1,4 @@
-"""The logits of constrained canvases, and what would be chosen there without a constraint."""
+"""Access the logits of constrained canvases, and what would be chosen without a constraint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from canvas_grammar.decoding.log_sums import logsumexp
 from canvas_grammar.decoding.noise import gumbel
 
-# From scaled logits float32 [rows, ids] and keys int64 [rows] to a token drawn from the softmax of
+# Maps scaled logits float32 [rows, ids] and keys int64 [rows] to a token drawn from the softmax of
 # each row, int64 [rows], and the log-sum-exp of the row, float32 [rows].
 Draw = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 # A CPU reads this many rows at a time, which stay in its caches.
@@ -21,7 +21,7 @@ GATHERED_BYTES_GPU = 1 << 30
 
 
 def draw_rows(scaled: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Draw`; with noise for every id. An engine may have a faster way."""
+    """The simplest `Draw`, with noise for every id; an engine may have a faster one."""
     noise = gumbel(keys, torch.arange(scaled.shape[1], device=scaled.device))
     return (scaled + noise).argmax(-1), logsumexp(scaled)
 
@@ -41,12 +41,12 @@ class FreeTokens:
 
 @dataclass(frozen=True)
 class CanvasLogits:
-    """The rows of logits of ``n`` canvases, which are some of a larger batch; no copy.
+    """The rows of logits of ``n`` canvases, which belong to a larger batch; they are not copied.
 
     Attributes:
         logits: ``[batch, L, ids]``, any floating dtype.
         index: int64 ``[n]``, where the canvases are in the batch.
-        on_host: the same numbers.
+        on_host: the same numbers on the host.
     """
 
     logits: torch.Tensor
@@ -55,31 +55,31 @@ class CanvasLogits:
 
     @classmethod
     def every(cls, logits: torch.Tensor) -> CanvasLogits:
-        """Of all canvases of a batch, ``[n, L, ids]``."""
+        """Make one from the logits of all canvases of a batch, ``[n, L, ids]``."""
         return cls(logits, torch.arange(len(logits), device=logits.device), range(len(logits)))
 
     def pick(self, token: torch.Tensor) -> torch.Tensor:
         """The logits of tokens int64 ``[n, L, k]``, float32 of this shape.
 
-        A prompt may hold ids of the tokenizer that the model's head does not have. What they get
-        is meaningless.
+        A prompt may hold ids of the tokenizer that the model's head does not have. Their results
+        are meaningless.
         """
         position = torch.arange(token.shape[1], device=token.device)[:, None]
         token = token.clamp_max(self.logits.shape[2] - 1)
         return self.logits[self.index[:, None, None], position, token].float()
 
     def best(self, token: torch.Tensor) -> FreeTokens:
-        """With the tokens of the largest logits, int64 ``[n, L]``."""
+        """Make the free tokens from the tokens of the largest logits, int64 ``[n, L]``."""
         return FreeTokens(token, self.pick(token[..., None])[..., 0])
 
     def drawn(self, wanted: torch.Tensor, keys: torch.Tensor, draw: Draw = draw_rows) -> FreeTokens:
-        """Tokens drawn from the softmax of whole rows.
+        """Draw tokens from the softmax of whole rows.
 
         Args:
             wanted: bool ``[n, L]``, the positions that are needed; others may be 0.
             keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
-            draw: draws a token from each row. If it uses `gumbel` with the same keys, it may only
-                use indices below `class_tokens.FIRST_RANGE_INDEX`.
+            draw: draws a token from each row. If it uses `gumbel` with the same keys, it may use
+                only indices below `class_tokens.FIRST_RANGE_INDEX`.
         """
         if may_read(wanted):
             token, total = torch.zeros_like(keys), torch.zeros(wanted.shape)
@@ -104,7 +104,7 @@ def may_read(wanted: torch.Tensor) -> bool:
 
 
 def runs(wants: list[bool], most: int) -> Iterator[slice]:
-    """Adjacent positions that are wanted, at most `most` at a time; nothing if that is 0."""
+    """Slices of adjacent wanted positions, at most `most` at a time; none if that is 0."""
     first = 0
     while most and first < len(wants):
         behind = first

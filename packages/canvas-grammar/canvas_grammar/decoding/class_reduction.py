@@ -1,7 +1,7 @@
-"""One reduction of some rows of logits over some chunks of tokens, and where its results go.
+"""Reduce some rows of logits over some chunks of tokens, and store the results.
 
-Rows are those of canvas positions. A CPU reduces a few at a time, which stay in its caches; a GPU
-those of many canvases, as far as its memory reaches.
+Rows belong to canvas positions. A CPU reduces a few at a time, which stay in its caches; a GPU
+reduces those of many canvases, as far as its memory allows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGITS_AT_ONCE_CPU = 3 << 18
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """What tokens weigh together.
+    """The joint weights of tokens.
 
     Attributes:
         by_class: float32 ``[n, L, C + 1]``, -inf for a class without tokens and for no class.
@@ -33,7 +33,7 @@ class ClassWeights:
 
     @classmethod
     def none(cls, wanted: torch.Tensor, classes: BatchClasses) -> ClassWeights:
-        """Of positions that are not reduced, for `wanted` bool ``[n, L]``."""
+        """Make the weights of positions that are not reduced, for `wanted` bool ``[n, L]``."""
 
         def full(size: int) -> torch.Tensor:
             return torch.full((*wanted.shape, size + 1), -torch.inf, device=wanted.device)
@@ -41,7 +41,7 @@ class ClassWeights:
         return cls(full(classes.classes), full(classes.chunk_class.shape[1]))
 
     def put_wide(self, classes: BatchClasses, known: torch.Tensor, weight: torch.Tensor) -> None:
-        """Write what the wide class weighs where it is known (bool ``[n, L]``), in place."""
+        """Write the weight of the wide class where it is known (bool ``[n, L]``), in place."""
         index = classes.wide.clamp_min(0)[:, None, None].expand(-1, known.shape[1], 1)
         own = self.by_class.gather(2, index)
         put = torch.where(known[..., None], weight[..., None], own)
@@ -55,7 +55,7 @@ class ClassWeights:
 
 
 class Scratch:
-    """Memory that a CPU reads one row after the other into; new memory would cost as much again."""
+    """Memory into which a CPU reads row after row; new memory would cost as much again."""
 
     def __init__(self) -> None:
         self.row = torch.empty(0)
@@ -82,9 +82,9 @@ class Part:
     """Rows of logits that are reduced together: some positions of some canvases.
 
     Attributes:
-        classes: those of all canvases.
-        canvases, positions: which rows these are; below, there are ``m * r`` of them.
-        chunks: which chunks, below ``t``.
+        classes: the classes of all canvases.
+        canvases, positions: which rows these are; their number is called ``m * r`` below.
+        chunks: which chunks these are; their number is called ``t`` below.
         scratch: memory for a CPU, which reads one canvas at a time, else None.
     """
 
@@ -171,5 +171,5 @@ def parts_of_cpu(classes: BatchClasses, wanted: torch.Tensor, wide: bool) -> Ite
 
 
 def cleaned(x: torch.Tensor) -> torch.Tensor:
-    """Without NaN, which compares with nothing."""
+    """Replace NaN, which compares with nothing."""
     return x.nan_to_num(-torch.inf, torch.inf, -torch.inf)

@@ -1,7 +1,7 @@
-"""The token of a class that a path goes through: its best one, or a drawn one.
+"""Choose the token of a class that a path goes through: the best one, or a drawn one.
 
-Most of the vocabulary is in a few classes, so the token is looked for in two steps: first among the
-chunks of the class, by what `class_weights` has computed for them, then in one chunk.
+Most of the vocabulary is in a few classes, so the search takes two steps: first among the chunks of
+the class, by what `class_weights` has computed for them, then in one chunk.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def draw_in_class(
 ) -> torch.Tensor:
     """A token of a given class at each position, drawn from the softmax over the class.
 
-    It is drawn in three stages by Gumbel noise: a range of ``CHUNK`` chunks of the class, then a
-    chunk, then a token. So little noise is needed, however large the class is.
+    Gumbel noise draws in three stages: a range of ``CHUNK`` chunks of the class, then a chunk, then
+    a token. So little noise is needed, however large the class is.
 
     Args:
         scaled: the logits of ``n`` canvases.
@@ -64,10 +64,10 @@ def draw_in_class(
         by_chunk: float32 ``[n, L, T + 1]``, from `class_logsumexp` of the same logits.
         kind: int64 ``[n, L]``, a class, as for `best_in_class`.
         keys: int64 ``[n, L]``, the noise key of each position, see `row_keys`.
-        temperature: float32 ``[n, L]``, what the logits are still to be divided by, or None.
+        temperature: float32 ``[n, L]``, by which the logits must still be divided, or None.
 
     Returns:
-        int64 ``[n, L]``, ids. Where all logits of the class are -inf, any of its tokens.
+        int64 ``[n, L]``, ids. If all logits of the class are -inf, it is any of its tokens.
     """
     rows, device = keys.flatten(), keys.device
     index = _chunks_of(classes, kind, -(-classes.most_chunks // CHUNK) * CHUNK)
@@ -91,16 +91,16 @@ def draw_in_class(
 
 
 def _chunks_of(classes: BatchClasses, kind: torch.Tensor, size: int) -> torch.Tensor:
-    """The chunks of the class `kind` (``[n, L]``), int64 ``[n, L, size]``; T behind its last."""
+    """The chunks of the class `kind` (``[n, L]``), int64 ``[n, L, size]``; T after its last."""
     index = torch.arange(size, device=kind.device) + classes.first_chunk.gather(1, kind)[..., None]
-    # Arithmetic, because choosing between two numbers by a condition is slow on a CPU.
+    # This uses arithmetic, because choosing between two numbers by a condition is slow on a CPU.
     over = (index - classes.behind_chunk.gather(1, kind)[..., None]).add_(1).clamp_(0, 1)
     none = classes.chunk_class.shape[1]
     return index.add_(over.mul_(none)).clamp_max_(none)
 
 
 def _within(classes: BatchClasses, chunk: torch.Tensor) -> torch.Tensor:
-    """Chunks without that behind the last one."""
+    """The chunks without the one after the last."""
     return chunk.clamp_max(classes.chunk_class.shape[1] - 1)
 
 

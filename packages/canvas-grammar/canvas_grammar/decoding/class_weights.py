@@ -1,16 +1,16 @@
-"""From logits over a vocabulary to one weight for each token class, as dynamic programming needs.
+"""Reduce logits over a vocabulary to one weight per token class, as dynamic programming needs.
 
 Only positions that are *wanted* are reduced: those inside a window whose token is not forced. On a
-CPU the others cost nothing. On a GPU to know which they are would mean to wait for it, so all
-positions are reduced there.
+CPU the others cost nothing. On a GPU all positions are reduced, because finding out which ones are
+wanted would mean waiting for the GPU.
 
 Each class' sum has its own largest logit as its origin, so that no class underflows however far it
 is below the rest of its row.
 
-A CPU gathers about one logit in a nanosecond, which is most of what a constraint costs. So it reads
-a wide class (see `token_classes`) only where its weight is not known without that: it is known
-where the token that would be chosen without a constraint is in the class. Its largest logit is then
-that of the whole row, and its sum that of the whole row without all other tokens.
+A CPU gathers about one logit per nanosecond, which is most of the cost of a constraint. So it reads
+a wide class (see `token_classes`) only if its weight is not known otherwise. The weight is known if
+the token that would be chosen without a constraint is in the class: its largest logit is then that
+of the whole row, and its sum is that of the whole row without all other tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from canvas_grammar.decoding.class_reduction import (
 from canvas_grammar.decoding.token_classes import BatchClasses
 
 # The sum of a wide class is that of its row without all other tokens only if this share is left.
-# The less is left, the more the rounding of both sums weighs.
+# The less is left, the more the rounding of both sums matters.
 LEAST_SHARE = 0.5
 
 
@@ -124,7 +124,7 @@ def _reduce(
     reduce: Callable[[Part], None],
     settle: Callable[[], torch.Tensor],
 ) -> None:
-    """Reduce all that is wanted, but wide classes only where `settle` finds no other way.
+    """Reduce all that is wanted, but wide classes only if `settle` finds no other way.
 
     Args:
         classes: those of all canvases.
@@ -144,7 +144,7 @@ def _reduce(
 
 
 def _in_wide(classes: BatchClasses, free: FreeTokens) -> torch.Tensor:
-    """Where the free token is of the wide class, and its weight a number; bool ``[n, L]``."""
+    """Where the free token is in the wide class and its weight is a number; bool ``[n, L]``."""
     return (classes.of_tokens(free.token) == classes.wide[:, None]) & free.weight.isfinite()
 
 

@@ -1,8 +1,8 @@
-"""One decoding step under a constraint: from logits to tokens that lie on one path.
+"""Take one decoding step under a constraint: turn logits into tokens that lie on one path.
 
 An engine calls this for the constrained canvases of a batch, whatever their automata are. Whichever
-positions a decoding algorithm then decides, it must decide them for these tokens;
-`ConstrainedPath.keep` makes sure of that.
+positions a decoding algorithm then decides, it must decide on these tokens;
+`ConstrainedPath.keep` ensures that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConstrainedPath:
         inside: bool ``[n, L]``, which positions are in the window.
         states: int64 ``[n, L + 1]``, the automaton's state before each position, and after the
             last.
-        feasible: bool ``[n]``. Where false there is no path, and `token` is meaningless.
+        feasible: bool ``[n]``. If false, there is no path, and `token` is meaningless.
     """
 
     token: torch.Tensor
@@ -52,7 +52,7 @@ class ConstrainedPath:
 
     @classmethod
     def empty(cls, window: CanvasWindow) -> ConstrainedPath:
-        """For canvases whose paths are not known yet: no position is inside."""
+        """Make one for canvases whose paths are not known yet, with no position inside."""
         inside = torch.zeros_like(window.forced, dtype=torch.bool)
         states = window.state[:, None].repeat(1, inside.shape[1] + 1)
         logit = torch.zeros_like(window.forced, dtype=torch.float32)
@@ -89,7 +89,7 @@ class ConstrainedPath:
 
 @dataclass(frozen=True)
 class BatchConstraint:
-    """What each of the ``n`` canvases of a batch must follow; every canvas may have another one.
+    """What each of the ``n`` canvases of a batch must follow, which may differ between canvases.
 
     Attributes:
         automata: the union of their automata.
@@ -105,7 +105,7 @@ class BatchConstraint:
         return torch.where(window.forced >= 0, kind, self.classes.classes)
 
     def behind_end(self, path: ConstrainedPath) -> torch.Tensor:
-        """Positions of the window that are behind the token that ends the text, bool ``[n, L]``."""
+        """Positions of the window after the token that ends the text, bool ``[n, L]``."""
         state = self.automata.number[path.states[:, :-1] + self.automata.first_state[:, None]]
         return path.inside & (self.automata.distance[state] == 0)
 
@@ -138,8 +138,8 @@ def drawn_tokens(
     """The tokens of a path drawn from all that satisfy the constraint.
 
     The probability of a path is proportional to the exponential of the sum of its tokens' logits,
-    up to the token that ends the text. So it is the one that the path's text would have if canvases
-    were drawn without a constraint, again and again until one has an allowed text.
+    up to the token that ends the text. So it equals the probability of the path's text if canvases
+    were drawn without a constraint repeatedly until one has an allowed text.
 
     Args:
         constraint: of the ``n`` canvases.
@@ -215,11 +215,10 @@ def _drawn(
 def _free_or(
     token: torch.Tensor, free: FreeTokens, constraint: BatchConstraint, paths: ClassPaths
 ) -> torch.Tensor:
-    """The free tokens that are of the path's classes, and elsewhere others of these classes.
+    """The free tokens that are in the path's classes, and elsewhere other tokens of these classes.
 
-    The best token of all is also the best of its class. One drawn from all tokens has, given its
-    class, the probability of one drawn from this class; that holds because the path does not depend
-    on it.
+    The best token of all is also the best of its class. A token drawn from all tokens has, given
+    its class, the probability of one drawn from this class, because the path does not depend on it.
     """
     fits = constraint.classes.of_tokens(free.token) == paths.classes
     return torch.where(fits, free.token, token)

@@ -1,7 +1,7 @@
-"""Classes that the labels of an automaton have in common.
+"""Find the classes that the labels of an automaton share.
 
 Labels are large sets of classes, and most of them differ in few: "any character of a string" stands
-beside "any character but those that end it". Classes that every label has all of or none of form a
+next to "any character but those that end it". Classes that every label has all of or none of form a
 *bundle*. So the weights of classes are first joined to those of bundles, and these to those of
 labels, which takes a fraction of the additions.
 """
@@ -32,7 +32,7 @@ class LabelBundles:
 
     @classmethod
     def of(cls, members: np.ndarray, size: np.ndarray, classes: int) -> LabelBundles:
-        """From the classes of labels.
+        """Make bundles from the classes of labels.
 
         Args:
             members: int64, the classes of all labels, one label after the other, each ascending.
@@ -88,7 +88,7 @@ def _equal_parts(values: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.n
     keys = np.add.reduceat(weights[values], first)  # wraps around
     _, one, group = np.unique(keys, return_index=True, return_inverse=True)
     group = group.reshape(-1)
-    # Compare each part with the first one of its group, should two sums be equal by chance.
+    # Compare each part with the first one of its group, in case two sums are equal by chance.
     model = one[group]
     place = np.arange(len(values)) - first.repeat(size)
     same = bool((size == size[model]).all()) and bool(

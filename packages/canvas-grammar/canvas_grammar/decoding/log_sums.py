@@ -1,9 +1,9 @@
-"""Logarithms of sums of exponentials.
+"""Compute logarithms of sums of exponentials.
 
 They are computed to base 2, because on a CPU `exp2` is several times as fast as `exp`.
 
-Each sum has the largest of its terms as its origin, so nothing underflows but terms that do not
-matter beside another one.
+Each sum has the largest of its terms as its origin, so only terms underflow that do not matter next
+to another one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 LOG2_E = 1.4426950408889634
-# In place of -inf as the origin of a sum, which would give NaN.
+# Replaces -inf as the origin of a sum, which would give NaN.
 LOWEST = -1e38
 
 

@@ -1,13 +1,13 @@
-"""The tokens of each class, laid out for reductions; and those of all canvases of a batch.
+"""Lay out the tokens of each class, for one constraint and for all canvases of a batch.
 
 A class may hold almost the whole vocabulary, but most hold a few tokens. So the tokens of each
 class are laid out in chunks of equal size. A reduction over each chunk does most of the work, and a
 small one then combines the chunks of each class.
 
-A class that holds most of the vocabulary is called *wide*: that of ordinary text inside a string,
-as a rule. Where the token that would be chosen without a constraint is in it, the class' weight
+A class that holds most of the vocabulary is called *wide*; usually it is that of ordinary text
+inside a string. If the token that would be chosen without a constraint is in it, the class' weight
 follows from that of the whole row and those of all other tokens, so its chunks need not be read.
-They are the last ones. Tokens of no class come first. They are laid out only where there is a wide
+They are the last ones. Tokens of no class come first. They are laid out only if there is a wide
 class, and never read otherwise.
 """
 
@@ -36,7 +36,7 @@ class TokenClasses:
         padding: float32 ``[T]``, number of padding entries in each chunk.
         chunk_class: int64 ``[T]``, the class of each chunk; C for tokens of no class.
         first_chunk: int64 ``[C]``, the first chunk of each class.
-        behind_chunk: int64 ``[C]``, the chunk behind the last one of each class.
+        behind_chunk: int64 ``[C]``, the chunk after the last one of each class.
         class_of_token: int32 ``[ids]``; C for tokens of no class.
         most_chunks: how many chunks the largest class has, at least 1.
         numbers: int64 ``[3]``: the lowest id that ends a text; C; the wide class, or -1.
@@ -55,7 +55,7 @@ class TokenClasses:
 
     @classmethod
     def of(cls, class_of_token: np.ndarray, classes: int) -> TokenClasses:
-        """From the class of each token, int ``[ids]``, or `NO_CLASS`; on the host.
+        """Make the layout from the class of each token, int ``[ids]``, or `NO_CLASS`; on the host.
 
         The last class is the one that ends a text.
         """
@@ -128,7 +128,7 @@ class BatchClasses:
 
     @classmethod
     def of(cls, parts: Sequence[TokenClasses]) -> BatchClasses:
-        """Of canvases with these classes, which are on one device."""
+        """Join the classes of the canvases, which are on one device."""
         classes = max(part.classes for part in parts)
         chunks = max(len(part.chunk_class) for part in parts)
         numbers = torch.stack([part.numbers for part in parts], 1)
@@ -155,8 +155,8 @@ class BatchClasses:
     def of_tokens(self, token: torch.Tensor) -> torch.Tensor:
         """The classes of ids, int64 ``[n, L]``; C or the canvas' own C for tokens of none.
 
-        A prompt may hold ids of the tokenizer that the model's head does not have. What they get
-        is meaningless.
+        A prompt may hold ids of the tokenizer that the model's head does not have. Their results
+        are meaningless.
         """
         return self.class_of_token.gather(
             1, token.clamp(0, self.class_of_token.shape[1] - 1)
@@ -164,7 +164,7 @@ class BatchClasses:
 
 
 def _stacked(parts: Sequence[torch.Tensor], size: int | None, fill: int) -> torch.Tensor:
-    """Tensors of different lengths, padded to `size`, as one; no copy where all are the same."""
+    """Join tensors of different lengths, padded to `size`; no copy if all are the same."""
     first, same = parts[0], all(part is parts[0] for part in parts)
     whole = list(parts[:1] if same else parts)
     if size is not None and any(len(part) < size for part in whole):
@@ -178,6 +178,6 @@ def _stacked(parts: Sequence[torch.Tensor], size: int | None, fill: int) -> torc
 
 
 def _wide_class(size: np.ndarray) -> int:
-    """The class that has more than half of all tokens, or -1; from sizes, that of none last."""
+    """The class that has more than half of all tokens, or -1, given sizes with no class last."""
     largest = int(size.argmax())
     return largest if largest < len(size) - 1 and 2 * size[largest] > size.sum() else -1
