@@ -1,1 +1,1 @@
-"""JSON schemas, regular expressions and structural tags, all read as regular languages."""
+"""Read JSON schemas, regular expressions, grammars and structural tags as languages."""

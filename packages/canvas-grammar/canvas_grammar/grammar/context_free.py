@@ -1,4 +1,4 @@
-"""Grammars whose rules call each other: what is known of them, and how they are made ready."""
+"""Analyse grammars whose rules call each other, and make them ready to be compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from canvas_grammar.grammar.language import (
 from canvas_grammar.grammar.rules import Behind, Call, Rule
 from canvas_grammar.limits import ConstraintError
 
-# ---- What is to be known of all rules of a grammar: which are called, recursive, empty or useless.
+# ---- Facts about all rules of a grammar: which are called, recursive, empty or useless.
 
 
 def calls(node: Node) -> Iterator[Rule]:
@@ -36,7 +36,7 @@ def calls(node: Node) -> Iterator[Rule]:
 
 
 def reachable(root: Rule) -> list[Rule]:
-    """All rules that `root` calls, in whatever number of steps, and itself first."""
+    """All rules that `root` calls, in any number of steps, with `root` itself first."""
     found, waiting = {root: None}, [root]
     while waiting:
         for rule in calls(waiting.pop().body):
@@ -83,7 +83,7 @@ def empty_rules(rules: Collection[Rule]) -> set[Rule]:
 
 
 def may_be_empty(node: Node, nullable: Collection[Rule] = ()) -> bool:
-    """Whether the empty text belongs to a language, given the rules of which it does."""
+    """Whether the empty text belongs to a language, given the rules that contain it."""
     if isinstance(node, Call):
         return node.rule in nullable
     if isinstance(node, Chain):
@@ -94,7 +94,7 @@ def may_be_empty(node: Node, nullable: Collection[Rule] = ()) -> bool:
 
 
 def productive_rules(rules: Collection[Rule]) -> set[Rule]:
-    """The rules whose languages contain any text at all. All that is called beside them does."""
+    """The rules whose languages contain any text at all; any other called language does."""
     own = set(rules)
 
     def productive(node: Node, known: set[Rule]) -> bool:
@@ -114,7 +114,7 @@ def productive_rules(rules: Collection[Rule]) -> set[Rule]:
 
 
 def _closure(rules: Collection[Rule], holds: Callable[[Node, set[Rule]], bool]) -> set[Rule]:
-    """The least set of rules of whose bodies `holds` says yes, given that set."""
+    """The least set of rules for whose bodies `holds` is true, given that set."""
     found: set[Rule] = set()
     size = -1
     while len(found) > size:
@@ -165,7 +165,7 @@ def _replaced(node: Node, replace: Callable[[Rule], Node], known: dict[int, Node
 
 @dataclass
 class _Equation:
-    """A language as ``A w_A | B w_B | ... | rest``, from its begin (or, mirrored, its end)."""
+    """A language as ``A w_A | B w_B | ... | rest``, from its start (or, mirrored, its end)."""
 
     factors: dict[Rule, Node] = field(default_factory=dict)
     rest: Node = NOTHING
@@ -207,7 +207,7 @@ def _without_empty_rules(root: Rule) -> Node:
 
 
 def _nonempty(node: Node) -> Node:
-    """The texts of a language but the empty one; none of its rules may be empty."""
+    """The texts of a language except the empty one; none of its rules may be empty."""
     if not may_be_empty(node):
         return node
     if isinstance(node, Either):
@@ -223,7 +223,7 @@ def _nonempty(node: Node) -> Node:
 
 
 class _Side:
-    """The begin of languages, or, mirrored, their end."""
+    """The start of languages or, mirrored, their end."""
 
     def __init__(self, mirrored: bool) -> None:
         self.mirrored = mirrored
@@ -287,7 +287,7 @@ class _Side:
                 self._merge(found, self.split(option, members), EMPTY_TEXT)
         elif isinstance(node, Repeat):
             if self.mirrored and node.most != 1:
-                return _Equation(rest=node)  # unrolled it would be larger, and no better
+                return _Equation(rest=node)  # unrolling would make it larger but no better
             least = 0 if may_be_empty(node.part) else node.least
             most = None if node.most is None else node.most - 1
             part = self.split(node.part, members)
@@ -315,8 +315,8 @@ class _Side:
 
 # ---- From the rules of a grammar, as a user wrote them, to a language that can be compiled.
 
-# Byte positions up to which a rule that does not call itself is written out wherever it is called.
-# An open call takes a place of a bounded stack, so the fewer there are, the deeper texts may nest.
+# The byte positions up to which a rule that does not call itself is written out wherever it is
+# called. An open call takes a place of a bounded stack, so texts may nest deeper with fewer calls.
 MOST_COPIED_POSITIONS = 400
 
 
@@ -336,7 +336,7 @@ def context_free(root: Rule) -> Node:
 
 
 def _drop_useless_options(root: Rule) -> None:
-    """Remove the calls of rules of which no text comes to an end."""
+    """Remove the calls of rules that have no finite text."""
     rules = reachable(root)
     useful = productive_rules(rules)
     if root not in useful:

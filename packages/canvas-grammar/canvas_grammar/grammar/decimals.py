@@ -1,7 +1,7 @@
-"""Conditions on a decimal number, read from its text one character after the other.
+"""Check conditions on a decimal number by reading its text one character after the other.
 
-A condition is a small automaton of its own. Its states say nothing about the shape of the text,
-which is an optional ``-``, digits without a leading zero, and perhaps a point and more digits.
+A condition is a small separate automaton. Its states say nothing about the shape of the text, which
+is an optional ``-``, digits without a leading zero, and perhaps a point and more digits.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Compared:
             order = -1 if place < len(whole) else order or -bool(fraction)
         elif phase == 1:
             order = -1 if place < len(fraction) else 0
-        # -0 is 0, whose order to 0 is 0.
+        # -0 equals 0, so its order to 0 is 0.
         if signed:
             order = -order if self.bound <= 0 else -1
         elif self.bound < 0:
@@ -90,7 +90,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Multiple:
-    """The number is a multiple of a decimal number `divisor` above 0, or, if not `wanted`, is none.
+    """The number is a multiple of a decimal `divisor` above 0 or, if not `wanted`, is not one.
 
     What is known: digits after the point (-1 before it, and no more than the divisor has), and the
     remainder of all digits; or just (-2,) if the number has more digits after the point.
@@ -111,7 +111,7 @@ class Multiple:
     def alike(self) -> list[int]:
         """For each remainder before the point, the smallest one with the same future.
 
-        Of 1000, only the number of zeros at the end matters, which makes 4 in place of 1000.
+        For 1000, only the number of zeros at the end matters, which gives 4 instead of 1000.
         """
         modulus = self.moduli[0]
         if len(self.moduli) > 1:
@@ -150,22 +150,22 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Whole:
-    """The number is written as an integer; or, if not `wanted`, it is none.
+    """The number is written as an integer or, if not `wanted`, it is not an integer.
 
-    So 1.0 is neither: drafts of JSON Schema disagree on whether it is an integer.
+    1.0 is neither, because drafts of JSON Schema disagree on whether it is an integer.
     """
 
     wanted: bool = True
     start: Seen = (0,)
 
     def after(self, seen: Seen, char: str) -> Seen:
-        """0: no point; 1: a point, and zeros behind it; 2: another digit behind it."""
+        """0: no point; 1: a point followed by zeros; 2: a point followed by another digit."""
         if char == ".":
             return (1,)
         return (2,) if seen == (1,) and char not in "-0" else seen
 
     def holds(self, seen: Seen) -> bool:
-        """Whether there is no point, or a digit other than 0 behind it."""
+        """Whether there is no point, or a digit other than 0 after it."""
         return seen == (0,) if self.wanted else seen == (2,)
 
 
@@ -173,7 +173,7 @@ def decimal_digits(number: Fraction) -> tuple[str, str]:
     """The digits of a decimal number >= 0, before and after the point; "" if it is an integer.
 
     Raises:
-        ValueError: it has endlessly many digits.
+        ValueError: it has infinitely many digits.
     """
     places = decimal_places(number)
     whole, part = divmod(int(number * 10**places), 10**places)
@@ -184,7 +184,7 @@ def decimal_places(number: Fraction) -> int:
     """Digits after the point.
 
     Raises:
-        ValueError: they are endlessly many.
+        ValueError: there are infinitely many.
     """
     twos = (number.denominator & -number.denominator).bit_length() - 1
     fives, rest = 0, number.denominator >> twos
@@ -209,12 +209,12 @@ def _order(left: str, right: str) -> int:
 
 # ---- How decimal numbers with bounds or divisors are written: how many digits they may have.
 
-DIGITS = 15  # that a double keeps apart
+DIGITS = 15  # that a double can distinguish
 FRACTION = 6  # digits after the point, if the bounds have fewer
 MOST_FRACTION = 12
 MOST_WHOLE = 40  # digits before the point up to which everything between two bounds is offered
 MOST_REMAINDERS = 1_000
-LARGEST_MODULUS = 100_000  # of which the remainders are looked at
+LARGEST_MODULUS = 100_000  # whose remainders are examined
 MOST_COUNTED_REMAINDERS = 4_000  # remainders times digits
 
 START, _SIGN, _ZERO, _WHOLE, _POINT, _FRACTION = range(6)
@@ -268,7 +268,7 @@ class Shape:
         return cls(whole, fraction, bounded and exact)
 
     def moves(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """The next characters, and the positions behind them."""
+        """The next characters, and the positions after them."""
         where, count = position
         if where == START:
             yield "-", (_SIGN, 0)
@@ -302,14 +302,14 @@ def _countable(steps: Iterable[Fraction]) -> int:
 
 
 def bounds(facts: NumberFacts) -> Iterator[Fraction]:
-    """All bounds, also of what is excluded."""
+    """All bounds, including those of what is excluded."""
     yield from (bound for bound in (facts.least, facts.most) if bound is not None)
     for excluded in facts.excluded:
         yield from bounds(excluded)
 
 
 def divisors(facts: NumberFacts) -> Iterator[Fraction]:
-    """All numbers of which there are to be multiples, also in what is excluded."""
+    """All divisors, including those of what is excluded."""
     yield from facts.multiples
     for excluded in facts.excluded:
         yield from divisors(excluded)
@@ -338,7 +338,7 @@ def few_numbers(facts: NumberFacts) -> list[str] | None:
 
 
 def surely_within(facts: NumberFacts, other: NumberFacts) -> bool:
-    """Whether it is plain that numbers with some properties have others, too."""
+    """Whether numbers with some properties clearly have others, too."""
     if other.excluded or (other.integer and not facts.integer):
         return False
     step = _step(facts)
@@ -358,7 +358,7 @@ def surely_within(facts: NumberFacts, other: NumberFacts) -> bool:
 
 
 def _step(facts: NumberFacts) -> Fraction | None:
-    """A number of which all that have the properties are multiples."""
+    """A number that divides all numbers with the properties."""
     steps = (*facts.multiples, *([Fraction(1)] if facts.integer else []))
     if not steps or any(step <= 0 for step in steps):
         return None
@@ -366,7 +366,7 @@ def _step(facts: NumberFacts) -> Fraction | None:
 
 
 def _text(value: Fraction) -> str | None:
-    """A number as it is written, or None if it has more digits than a double keeps apart."""
+    """A number as it is written, or None if it has more digits than a double can distinguish."""
     if value.denominator != 1 and decimal_places(value) > MOST_FRACTION:
         return None
     whole, fraction = decimal_digits(abs(value))

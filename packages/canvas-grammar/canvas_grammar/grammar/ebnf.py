@@ -1,11 +1,11 @@
 r"""Grammars in GBNF, the notation of llama.cpp and xgrammar: ``root ::= "a" [0-9]+ | item{2,3}``.
 
-A text means what xgrammar's reader of this notation makes of it, which is vLLM's. That reader is
-not used itself, because to import xgrammar imports torch and takes longer than a constraint may.
-A text with U+0000 or a surrogate does not belong to the language, whatever the grammar says.
+A text has the meaning that xgrammar's reader of this notation gives it, which is the one that vLLM
+uses. That reader itself is not used, because importing xgrammar imports torch and takes longer than
+a constraint may. A text with U+0000 or a surrogate never belongs to the language.
 
-What xgrammar has beyond GBNF refers to tokens or steers its matcher, and is refused by name:
-lookahead, the macros and the attributes of rules.
+xgrammar's extensions of GBNF refer to tokens or steer its matcher, and are refused by name:
+lookahead, macros and the attributes of rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from canvas_grammar.limits import CompileLimits, ConstraintError
 
 ROOT = "root"
 MACROS = {"TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"}
-# What xgrammar reads beside GBNF, to be named where a text is not GBNF.
+# xgrammar's extensions of GBNF, which are named if a text is not GBNF.
 NOT_GBNF = {
     r"\(=": "lookahead, (= ...), is not supported with diffusion models",
     rf"\b({'|'.join(MACROS)})[ \t]*\(": "macros such as TagDispatch(...) are not supported with "
@@ -115,7 +115,7 @@ def _refuse_deep(text: str, limits: CompileLimits) -> None:
 
 @v_args(inline=True)
 class _Reader(Transformer[Token, Rule]):
-    """From the tree of a grammar's text to its root; methods are named as the rules above."""
+    """Turns the tree of a grammar's text into its root; methods are named as the rules above."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Regular expressions of ECMA-262 as trees.
+"""Parse regular expressions of ECMA-262 into trees.
 
 Readers disagree on some character sets: a digit of ECMA-262 is ASCII, and one of Python is any
 digit of Unicode. So each set says which characters surely belong to it, and which possibly do.
@@ -67,7 +67,7 @@ class Characters(Tree):
 
 @dataclass(frozen=True, eq=False)
 class Sequence(Tree):
-    """One item behind the other."""
+    """One item after the other."""
 
     items: tuple[Tree, ...]
 
@@ -153,18 +153,18 @@ class Ahead(Tree):
 
     @cached_property
     def assertions(self) -> frozenset[str]:
-        """That it is a lookahead, and the kinds inside."""
+        """The kind of a lookahead, and the kinds inside."""
         return self.content.assertions | {LOOK}
 
 
 # ---- Character classes of ECMA-262: what ``\d``, ``.`` and ``\p{L}`` stand for.
 #
-# `possible` holds also what Python's `re` matches, because many validators search with it.
+# `possible` also holds what Python's `re` matches, because many validators search with it.
 # Unicode's categories are those of the table of this Python (`unicodedata.unidata_version`).
 # Characters that this table does not know yet may get any category in another version: they
 # possibly belong to each.
 
-# Names of general categories beside their two letters, as ECMA-262 lists them.
+# Names of general categories besides their two letters, as ECMA-262 lists them.
 CATEGORY_NAMES = {
     **{"Letter": "L", "Cased_Letter": "LC", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll"},
     **{"Titlecase_Letter": "Lt", "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M"},
@@ -227,7 +227,7 @@ def property_class(name: str) -> Characters:
     r"""The set of ``\p{name}``.
 
     Raises:
-        ConstraintError: it is no general category, or one of a few other properties.
+        ConstraintError: it is not a general category or one of a few other properties.
     """
     key, _, value = name.rpartition("=")
     fixed: dict[str, Ranges] = {
@@ -259,7 +259,7 @@ def _python(text: str) -> Ranges:
 
 @cache
 def _categories() -> dict[str, list[Range]]:
-    """From a general category to its ranges."""
+    """The ranges of each general category."""
     found: dict[str, list[Range]] = {}
     for label, run in groupby(range(LAST + 1), lambda code: unicodedata.category(chr(code))):
         codes = list(run)
@@ -270,7 +270,7 @@ def _categories() -> dict[str, list[Range]]:
 # ---- A parser of ECMA-262's regular expressions, the dialect of JSON Schema's patterns.
 #
 # It reads them with the flag ``u``, as JSON Schema says. Schemas also hold expressions that only
-# readers without the flag accept, such as ``\-`` outside of brackets or a single ``}``. They are
+# readers without the flag accept, such as ``\-`` outside brackets or a single ``}``. They are
 # read where their meaning without the flag (ECMA-262, Annex B) is the one that Python gives them.
 
 SYNTAX = frozenset("^$\\.*+?()[]{}|/")
@@ -281,7 +281,7 @@ HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}")
 TRAIL = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 GROUP_NAME = re.compile(r"\(\?<([A-Za-z_$][A-Za-z0-9_$]*)>")
 PLANE = ((0x0, 0xFFFF),)  # characters that a reader without the flag takes for one character
-# What other dialects have, from how it begins to what it is.
+# Constructs of other dialects: how each begins, and what it is.
 OTHER_GROUPS = {
     "(?<=": "looking behind, (?<=...)",
     "(?<!": "looking behind, (?<!...)",
@@ -295,8 +295,8 @@ def parse(text: str) -> Tree:
     """The tree of a regular expression.
 
     Raises:
-        ConstraintError: it is not one, or holds what no automaton can follow, or what readers
-            disagree on.
+        ConstraintError: it is not a regular expression, or holds something that no automaton can
+            follow or that readers disagree on.
     """
     try:
         return _Parser(text).pattern()

@@ -1,13 +1,13 @@
-r"""From the tree of a pattern to the language of the texts in which it is found.
+r"""Turn the tree of a pattern into the language of the texts in which it is found.
 
-A part without assertions is a language of its own. What an assertion says depends on what stands
-around it, so a part with assertions is read together with the language of everything behind it (its
+A part without assertions is a separate language. The meaning of an assertion depends on what stands
+around it, so a part with assertions is read together with the language of everything after it (its
 *rest*) and with what is known about the character in front of it (`Before`). A lookahead is then an
 intersection of its content with the rest, or a difference from it, wherever it stands.
 
-Languages are strict or generous. A text of a strict one is matched by every reader, and a generous
-one holds every text that at least one reader matches. What is offered is strict, and what is
-subtracted from it is generous.
+Languages are strict or generous. Every reader matches each text of a strict one, and a generous one
+holds every text that at least one reader matches. What is offered is strict, and what is subtracted
+from it is generous.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Reader:
         if least > 0:
             moved = _moved(first)
             return self.part(first, self.part(behind, rest, moved, generous), before, generous)
-        # It may match nothing, and only then what is behind it begins where it begins.
+        # It may match nothing, and only then does what follows begin where it begins.
         if behind.assertions - {"^", "$"} or first.assertions:
             raise ConstraintError(
                 r"^, \b or \B behind a part of a pattern that may be empty is not supported"
@@ -224,7 +224,7 @@ class _Reader:
 
 
 def _moved(tree: Tree) -> Before:
-    """What is known behind a part of at least one character."""
+    """What is known after a part of at least one character."""
     last = tree
     while not isinstance(last, Characters):
         if isinstance(last, Sequence) and last.items and last.items[-1].width[0] > 0:
@@ -239,7 +239,7 @@ def _moved(tree: Tree) -> Before:
 
 
 def _no_word() -> Ranges:
-    """Characters that no reader takes for one of a word."""
+    """Characters that no reader takes for word characters."""
     return complement(escaped_class("w").possible)
 
 

@@ -1,4 +1,4 @@
-"""Free text, in which something may begin at any time: prose, and calls of tools in it."""
+"""Describe free text, in which something may begin at any time: prose with tool calls in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dispatched(bodies: Mapping[str, Node], without: Collection[str], loop: bool)
     """Free text, and at the first occurrence of a trigger what must follow it.
 
     Args:
-        bodies: the language behind each trigger.
+        bodies: the language after each trigger.
         without: texts that do not occur in the free text.
         loop: whether free text, and further triggers, may follow; otherwise nothing does.
 
@@ -58,14 +58,14 @@ def dispatched(bodies: Mapping[str, Node], without: Collection[str], loop: bool)
 
 
 def marked(token: Node, text: str, body: Node, without: Collection[str], loop: bool) -> Node:
-    """As `dispatched` for a single trigger that is a token which no text spells.
+    """The same as `dispatched`, for a single trigger that is a token which no text spells.
 
     Args:
         token: the trigger.
-        text: as which it is put out; the free text does not contain that either.
-        body: the language behind the trigger.
-        without: as of `dispatched`.
-        loop: as of `dispatched`.
+        text: the text as which it is put out; the free text does not contain that either.
+        body: the language after the trigger.
+        without: as for `dispatched`.
+        loop: as for `dispatched`.
     """
     prose = free_text([text, *without])
     begun = sequence(prose, token, body)

@@ -1,4 +1,4 @@
-"""Grammars in Lark's notation, and which of both notations a grammar is written in."""
+"""Read grammars in Lark's notation, and decide which notation a grammar is written in."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _ends_early(tree: Any) -> bool:
 # ---- Grammars in the notation of the parser library Lark, which reads them itself.
 #
 # A grammar is read as a context-free one: a terminal is any text that its regular expression
-# matches in full, and what `%ignore` names may stand behind any terminal. That is what vLLM makes
-# of such a grammar. Lark's own parsers read text by a lexer first, which takes the longest
+# matches in full, and what `%ignore` names may stand after any terminal. That is how vLLM reads
+# such a grammar. Lark's own parsers read text by a lexer first, which takes the longest
 # terminal at each place, so that they may refuse a text in which a shorter one would have been
 # right.
 
@@ -80,7 +80,7 @@ def lark_grammar(text: str, limits: CompileLimits) -> Node:
         ConstraintError: it is not Lark's notation, or not supported, with the reason.
     """
     try:
-        # The parser that Lark builds of it is not used, only the rules that it is built from.
+        # Only the rules from which Lark builds its parser are used, not the parser.
         read = Lark(text, start=START, parser="earley", lexer="dynamic", import_paths=[_import])
     except LarkError as error:
         raise ConstraintError(f"grammar: not a Lark grammar: {error}") from error

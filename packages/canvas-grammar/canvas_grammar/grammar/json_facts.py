@@ -1,4 +1,4 @@
-"""What the keywords of a schema say together about the strings, or the numbers, that it allows."""
+"""Hold what a schema's keywords together say about the strings or numbers that it allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Formats of strings: those that automata follow, as regular expressions of ECMA-262.
+r"""Give the string formats that automata follow as regular expressions of ECMA-262.
 
 Each is a part of what the standard that names it allows, so that strict readers accept it as well:
 host names are ASCII with short labels, for example. Other formats are annotations, as the

@@ -1,4 +1,4 @@
-"""The numbers that have all properties that a schema names.
+"""Write the numbers that have all properties that a schema names.
 
 Without any property a number may have an exponent. Otherwise it is written without one, and an
 automaton compares its digits with the bounds. What is offered is right for readers who compute
@@ -190,7 +190,7 @@ class _Reader:
         return lambda seen: condition.holds(seen[place])
 
     def _beyond(self, bound: Fraction, excluded: bool) -> Fraction:
-        """The smallest number of the shape's fraction that no reader takes for a smaller one."""
+        """The smallest number with the shape's fraction that no reader takes for a smaller one."""
         double = Fraction(float(bound))
         safe = max(bound, double) if abs(bound) > EXACT else bound
         scaled = safe * self.unit
@@ -201,5 +201,5 @@ class _Reader:
         return found
 
     def _within(self, bound: Fraction, excluded: bool) -> Fraction:
-        """The largest number of the shape's fraction that no reader takes for a larger one."""
+        """The largest number with the shape's fraction that no reader takes for a larger one."""
         return -self._beyond(-bound, excluded)

@@ -90,8 +90,8 @@ def string_tree(facts: StringFacts) -> Node:
     """As `string_language`, without a call of a rule, so that it may be part of `Both`.
 
     Raises:
-        ConstraintError: a pattern is none, or no automaton can follow it; or what is excluded
-            cannot be told apart.
+        ConstraintError: a pattern is invalid, or no automaton can follow it, or what is excluded
+            cannot be distinguished.
     """
     return sequence(QUOTE, string_content(facts), QUOTE)
 
@@ -130,7 +130,7 @@ def string_content(
 
 
 def _without_lengths_excluded(facts: StringFacts) -> StringFacts:
-    """Facts in which an excluded range of lengths is no exclusion any more, if it has one end."""
+    """Facts in which an excluded range of lengths with one end is turned into a bound."""
     least, most, others = facts.least, facts.most, []
     for one in facts.excluded:
         if one.patterns or one.formats or one.excluded or (one.least and one.most is not None):
@@ -162,7 +162,7 @@ def _languages(
     spelling: Spelling,
     without_null: bool,
 ) -> Iterable[Node]:
-    """Languages of which the strings are the intersection."""
+    """Languages whose intersection is the strings."""
     writing = Writing(spelling.leaf, spelling.nonzero)
     counts = _at_hand(conditions, counts, generous)
     counted = False
@@ -200,7 +200,7 @@ def _at_hand(
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Refusals that say what they are about."""
+    """Make refusals say what they are about."""
     try:
         yield
     except ConstraintError as error:

@@ -1,4 +1,4 @@
-"""Regular languages as small trees, and as expressions for `outlines_core`.
+"""Represent regular languages as small trees, and as expressions for `outlines_core`.
 
 Users write regular expressions and schemas. Both become these trees, and only trees are turned into
 expressions, with every character given by its code point. So no detail of a user's dialect reaches
@@ -227,7 +227,7 @@ def check_size(node: Node, limits: CompileLimits) -> None:
     """Refuse a language whose expression would be too large.
 
     Raises:
-        ConstraintError: says how large it would be.
+        ConstraintError: it would be too large; the message says how large.
     """
     for name, have, most in (
         ("byte positions", node.positions, limits.positions),

@@ -1,8 +1,8 @@
-"""Regular expressions of users, in Python's syntax and read by Python's own parser.
+"""Read users' regular expressions, which are in Python's syntax, with Python's own parser.
 
-An expression means what `re.fullmatch` makes of it, so Python's parser reads it. What cannot become
-an automaton, such as lookaround and references to groups, is refused by name. The ``pattern`` of a
-JSON schema is in another dialect, which `ecma_parser` reads.
+An expression has the meaning that `re.fullmatch` gives it, so Python's parser reads it. Constructs
+that cannot become an automaton, such as lookaround and references to groups, are refused by name.
+The ``pattern`` of a JSON schema is in another dialect, which `ecma` reads.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def inner_regex(text: str) -> Node:
     """The language of an expression that is matched within a longer text, so without anchors.
 
     Raises:
-        ConstraintError: as `regex`.
+        ConstraintError: as for `regex`.
     """
     return _PatternReader().read(text, at_the_ends=False)
 
@@ -213,6 +213,6 @@ def _matching(text: str, flags: int) -> Ranges:
 
 @cache
 def _python() -> dict[str, Ranges]:
-    """What the character classes of Python match."""
+    """The characters that Python's character classes match."""
     names = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}
     return {name: _matching(text, 0) for name, text in names.items()}

@@ -1,4 +1,4 @@
-"""Rules: named languages that other languages call, and that may call themselves.
+"""Define rules: named languages that other languages call, and that may call themselves.
 
 A tree of `language` without a `Call` is a regular language. A rule is compiled once, however often
 it is called, and a call returns to where it was made. So the language of a tree with calls is
@@ -24,8 +24,8 @@ class Automaton(Node):
     """The texts that a deterministic automaton accepts; it starts in state 0.
 
     Attributes:
-        moves: for each state, from a byte, as the character of that number, to the state behind
-            it. Every state can be reached, and can reach an accepting one.
+        moves: for each state, a mapping from a byte, as the character of that number, to the state
+            after it. Every state can be reached, and can reach an accepting one.
         accepting: for each state, whether a text may end there.
     """
 
@@ -46,10 +46,10 @@ def finite_automaton(
 
     Args:
         start: the first state.
-        moves: from a state to the characters that may come next, and the states behind them. No
+        moves: maps a state to the characters that may come next, and the states after them. No
             state may be reached from itself.
         accepts: whether a text may end in a state.
-        most_states: a cap on the states that are looked at.
+        most_states: a cap on the states that are examined.
 
     Raises:
         ConstraintError: there are more than `most_states`.

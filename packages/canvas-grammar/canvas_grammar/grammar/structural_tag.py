@@ -1,7 +1,7 @@
-"""Structural tags: fixed texts around schemas and expressions, and free text around those.
+"""Read structural tags: fixed texts around schemas and expressions, and free text around those.
 
-The notation is xgrammar's, which vLLM's tool parsers use, and its meaning is xgrammar's as well.
-Formats that speak of tokens rather than of text are refused.
+Both the notation and its meaning are xgrammar's, which vLLM's tool parsers use. Formats that refer
+to tokens rather than text are refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT,
 from canvas_grammar.grammar.regex import regex
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
-# Fields with which every format allows no more than without them, so they are passed over:
-# properties stand in the order of the schema, with at most one space between tokens of JSON.
+# Fields that never allow more than a format allows without them, so they are skipped: properties
+# stand in the order of the schema, with at most one space between tokens of JSON.
 NARROWER: dict[str, tuple[Any, ...]] = {
     "any_order": (False, True),
     "style": ("json",),
@@ -32,7 +32,7 @@ Format = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a format stands.
+    """The place where a format stands.
 
     Attributes:
         depth: number of formats around it.
@@ -47,16 +47,16 @@ def structural_tag(value: Any, limits: CompileLimits) -> Node:
     """The language of a structural tag, in its present form or the one with ``structures``.
 
     Raises:
-        ConstraintError: names the format that is not supported.
+        ConstraintError: a format is not supported; the message names it.
     """
     return read_structural_tag(value, limits)[0]
 
 
 def read_structural_tag(value: Any, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
-    """As `structural_tag`, and the keywords of its schemas that are ignored.
+    """Do what `structural_tag` does, and also return the ignored keywords of its schemas.
 
     Raises:
-        ConstraintError: as `structural_tag`.
+        ConstraintError: as for `structural_tag`.
     """
     reader = _TagReader(limits)
     if isinstance(value, Mapping) and GEMMA_TOKENS in value:
@@ -79,7 +79,7 @@ class GemmaTokens:
 
     @classmethod
     def read(cls, value: Any) -> GemmaTokens:
-        """From the field of a structural tag.
+        """Make one from the field of a structural tag.
 
         Raises:
             ConstraintError: it is malformed.
@@ -97,7 +97,7 @@ class GemmaTokens:
 
 
 def _format_of(value: Any) -> Any:
-    """The format of a structural tag, also where it is in the older form."""
+    """The format of a structural tag, even if the tag is in the older form."""
     fields = set(value) - {"type"} if isinstance(value, Mapping) else set()
     if fields == {"format"}:
         return value["format"]
@@ -214,7 +214,7 @@ class _TagReader:
         return sequence(self._content(value, inside), either(map(self._written, ends)))
 
     def _tags(self, value: Format, place: Place) -> list[tuple[str, Node]]:
-        """The begins of tags, and what follows each of them."""
+        """The beginnings of tags, and what follows each of them."""
         tags = _list(value["tags"])
         if not tags or any(not isinstance(t, Mapping) or t.get("type") != "tag" for t in tags):
             raise ConstraintError("structural_tag: tags is a list of formats of type tag")

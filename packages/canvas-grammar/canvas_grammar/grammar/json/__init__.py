@@ -1,1 +1,1 @@
-"""JSON schemas: an algebra of conditions on values, and the languages of what meets them."""
+"""Read JSON schemas, with an algebra of conditions on values and the languages that meet them."""

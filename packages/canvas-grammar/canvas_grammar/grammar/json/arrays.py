@@ -49,7 +49,7 @@ class ArrayWriter:
         self.expansion, self.layout, self.value = expansion, layout, value
 
     def language(self, facts: Facts) -> Node:
-        """The arrays that meet conditions, where these do not enumerate them.
+        """The arrays that meet conditions which do not enumerate them.
 
         Raises:
             ConstraintError: a condition cannot be expressed.
@@ -98,7 +98,7 @@ class ArrayWriter:
         return self.value(literals)
 
     def _containing(self, facts: Facts) -> Node:
-        """Arrays with certain items: these come first, or behind the first ones."""
+        """Arrays with certain items, which come first or after the first ones."""
         all_counted = _merged(facts.counted)
         if any(c.most is not None and c.most < c.least for c in all_counted):
             return NOTHING

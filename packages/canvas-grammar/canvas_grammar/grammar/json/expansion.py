@@ -1,4 +1,4 @@
-"""From conditions on a value to alternatives, each of them facts that hold together.
+"""Expand conditions on a value into alternatives, each of which is facts that hold together.
 
 Choices (``anyOf``, ``oneOf``, ``if``, dependencies, whatever a negation leaves open) are made one
 after another. Alternatives that contradict themselves are dropped as soon as that shows.
@@ -79,7 +79,7 @@ class Choice:
         return replace(self, options=[self.options[n]], condition=None)
 
     def split(self, facts: Facts) -> Choice | None:
-        """Of an ``if``, whether a property that it speaks of is there, where that is open."""
+        """Whether a property that an ``if`` mentions is there, if that is open."""
         if self.condition is None or facts.kind != "object":
             return None
         for name in self.condition.part.keywords.get("properties", ()):
@@ -114,7 +114,7 @@ class State:
         return cls(facts, [(literal, None) for literal in literals])
 
     def copy(self) -> State:
-        """A state of its own."""
+        """A copy of the state."""
         return State(
             self.facts.copy(), list(self.todo), list(self.choices), set(self.seen), self.last
         )
@@ -170,7 +170,7 @@ def _dependencies(words: Words, trace: Trace) -> Iterator[Choice]:
             yield Choice([there, missing], trace, trace.part)
 
 
-# ---- Names for properties that there must be, where no schema names them.
+# ---- Names for required properties that no schema names.
 
 COMMON = ("a", "b", "c", "x", "0", "1", "", "aa", "aaaa", "aaaaaaaaaaaa")
 MOST_PATTERNS = 8
@@ -197,7 +197,7 @@ def suggested_names(conditions: Iterable[StringFacts], patterns: Iterable[str]) 
 
 
 def _example(tree: Tree) -> str:
-    """A short text that the tree matches, if it were for its assertions."""
+    """A short text that the tree matches, apart from its assertions."""
     if isinstance(tree, Characters):
         readable = (chr(first) for first, last in tree.sure if first > 0x20)
         liked = (char for char in "a0A_" if any(f <= ord(char) <= t for f, t in tree.sure))
@@ -308,7 +308,7 @@ class Expansion:
         self._admits: dict[tuple[frozenset[Literal], str, bool], list[Facts]] = {}
 
     def kinds(self, literals: Iterable[Literal]) -> list[str]:
-        """The types that values may have, as far as that is plain."""
+        """The types that values may have, as far as they are clear."""
         kinds = list(KINDS)
         for part, negated in literals:
             if not negated:

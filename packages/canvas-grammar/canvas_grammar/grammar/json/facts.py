@@ -143,7 +143,7 @@ class Facts:
     leftover: tuple[tuple[Literal, Trace], ...] = ()
 
     def copy(self) -> Facts:
-        """Facts of their own, which may be changed."""
+        """A copy of the facts, which may be changed."""
         return replace(self, required=dict(self.required), barred=dict(self.barred))
 
     def key(self) -> tuple[Any, ...]:
@@ -237,7 +237,7 @@ class Facts:
 
     @property
     def leading(self) -> int:
-        """How many first items have conditions of their own."""
+        """How many first items have separate conditions."""
         return max((len(row.first) for row, _ in self.rows), default=0)
 
 
@@ -398,7 +398,7 @@ def row_of(part: Part, words: Words) -> Row:
 
 
 def counted(part: Part, words: Words) -> Counted:
-    """What ``contains`` says."""
+    """The conditions of ``contains``."""
     most = words.get("maxContains")
     return Counted(
         Literal(part.child("contains")),

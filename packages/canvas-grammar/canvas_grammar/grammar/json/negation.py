@@ -1,4 +1,4 @@
-"""What it means that a part does not hold, as a choice between conditions that may fail.
+"""Express that a part does not hold, as a choice between conditions that may fail.
 
 Nothing is offered by mistake, but some values may be left out. Not offered are values that violate
 only

@@ -69,7 +69,7 @@ class ObjectWriter:
         self.expansion, self.layout, self.value = expansion, layout, value
 
     def language(self, facts: Facts) -> Node:
-        """The objects that meet conditions, where these do not enumerate them.
+        """The objects that meet conditions which do not enumerate them.
 
         Raises:
             ConstraintError: a condition cannot be expressed.

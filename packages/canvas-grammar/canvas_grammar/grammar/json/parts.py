@@ -75,7 +75,7 @@ def draft_named(name: Any) -> Draft | None:
 
 
 def has_keyword(draft: Draft, keyword: str) -> bool:
-    """Whether a keyword that restricts values is one of a draft."""
+    """Whether a keyword that restricts values belongs to a draft."""
     first, last = OF_SOME_DRAFTS.get(keyword, (Draft.DRAFT_04, LATEST))
     return first <= draft <= last
 
@@ -400,7 +400,7 @@ class Literal(NamedTuple):
 
     @property
     def hopeless(self) -> bool:
-        """Whether it is plain that no value meets it."""
+        """Whether it is clear that no value meets it."""
         return self.part.trivial if self.negated else self.part.value is False
 
 

@@ -1,8 +1,8 @@
 """JSON schemas, and the languages of the JSON texts that satisfy them.
 
 A keyword either does what JSON Schema says, or does not affect validity, or is refused by name. The
-texts that are offered may be fewer than those that a schema allows, but never more. What is left
-out is said in `objects`, `arrays`, `negation` and `leftovers`.
+offered texts may be fewer than those that a schema allows, but never more. `objects`, `arrays`,
+`negation` and `expansion` say what is left out.
 """
 
 from __future__ import annotations
@@ -288,13 +288,13 @@ class JsonReader(SchemaReader[None]):
         return self.value(literals, None)
 
     def scalar(self, facts: Facts, context: None) -> Node:
-        """As `scalar_language`."""
+        """See `scalar_language`."""
         return scalar_language(facts)
 
     def compound(self, facts: Facts, context: None) -> Node:
-        """As the writers say."""
+        """See the writers of arrays and objects."""
         return (self.objects if facts.kind == "object" else self.arrays).language(facts)
 
     def constant(self, value: Any, context: None) -> Node:
-        """As `json_text`."""
+        """See `json_text`."""
         return literal(json_text(value))

@@ -1,4 +1,4 @@
-"""What references lead to: places in the document, and the metaschemas of JSON Schema."""
+"""Resolve references to places in the document and to the metaschemas of JSON Schema."""
 
 from __future__ import annotations
 

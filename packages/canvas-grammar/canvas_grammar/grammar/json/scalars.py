@@ -1,4 +1,4 @@
-"""The languages of strings, numbers, true, false and null."""
+"""Write the languages of strings, numbers, true, false and null."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _string(facts: Facts) -> Node:
 
 
 def strings_without(facts: StringFacts, texts: list[str]) -> Node:
-    """The strings that meet conditions, but for some texts, however these are spelled."""
-    # A text that certainly fails the conditions is none of them anyway.
+    """The strings that meet conditions, except some texts, however these are spelled."""
+    # A text that certainly fails the conditions is not one of them anyway.
     texts = [text for text in texts if fits_string(facts, text) is not False]
     if not texts:
         return strings(facts)

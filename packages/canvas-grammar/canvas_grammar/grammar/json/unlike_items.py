@@ -1,4 +1,4 @@
-"""Items that are certainly unlike each other, although nothing remembers which items there were.
+"""Offer items that certainly differ, although nothing remembers which items came before.
 
 What an item may be is divided into kinds that have no value in common, by its type and by how its
 text begins. An array holds at most one item of each kind, in any order. So not offered are two
@@ -89,7 +89,7 @@ def unlike_strings(group: int) -> StringFacts:
 
 
 def _group(group: int, groups: int) -> list[tuple[int, int]]:
-    """Ranges of characters. Letters that follow each other are of different groups."""
+    """Ranges of characters, such that adjacent letters belong to different groups."""
     members = [(code, code) for code in range(0x20, 0x7F) if code % 32 % groups == group]
     controls = [(0x1, 0x1F)] if group == 0 else []
     return [*controls, *members, *([(0x7F, LAST)] if group == groups - 1 else [])]
@@ -98,7 +98,7 @@ def _group(group: int, groups: int) -> list[tuple[int, int]]:
 def _strings(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
     """The strings that are written with a first character of a group, the empty one of 0."""
     strings = either(_without_rule(scalar_language(facts)) for facts in alternatives)
-    # A quote behind the first one ends the string: as a character it is written behind a backslash.
+    # A quote after the first one ends the string, because as a character it follows a backslash.
     first = [pair for pair in _group(group, groups) if pair != (ord('"'), ord('"'))]
     begin = sequence(literal('"'), chars(first), ANYTHING)
     # No string is written in two ways, so the first one of an escape is as good as any.
@@ -106,7 +106,7 @@ def _strings(alternatives: Iterable[Facts], group: int, groups: int) -> Node:
 
 
 def _without_rule(language: Node) -> Node:
-    """The language itself where it is called as a rule of its own."""
+    """The language itself if it is called as a separate rule."""
     return language.rule.body if isinstance(language, Call) else language
 
 

@@ -1,4 +1,4 @@
-"""JSON values: which are equal, and how they and what stands between them are written."""
+"""Compare JSON values, and write them and what stands between them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a JSON value, of which integers are none: they are numbers."""
+    """The type of a JSON value; integers have the type of numbers."""
     if value is None:
         return "null"
     if isinstance(value, bool):
