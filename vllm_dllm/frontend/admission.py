@@ -137,7 +137,7 @@ def _defaults_of_fields(request_classes: tuple[type[Any], ...]) -> dict[str, lis
 def continue_last_message(request: Any, path: str) -> None:
     """Make an answer at ``/v1/messages`` continue a trailing message of the assistant.
 
-    Anthropic's own API does the same. VLLM would begin a new message after it.
+    Anthropic's own API does the same. vLLM would begin a new message after it.
 
     Args:
         request: a request of vLLM's HTTP server, which may be changed.
@@ -322,7 +322,7 @@ def validate_sampling_params(params: Any, served: Served) -> None:
 class AdmittedParams(SamplingParams):
     """A request's parameters, validated by this package's rules instead of vLLM's.
 
-    VLLM's own rules for diffusion models refuse every temperature but 1.0.
+    vLLM's own rules for diffusion models refuse every temperature but 1.0.
     """
 
     @classmethod

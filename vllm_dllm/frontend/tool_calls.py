@@ -60,7 +60,7 @@ def optional_calls(request: Any) -> OptionalCalls | None:
     """The constraint that a request may have if it has optional tools and no format of its own.
 
     Args:
-        request: a request of vLLM's HTTP server, as it arrived. VLLM turns its tools into a
+        request: a request of vLLM's HTTP server, as it arrived. vLLM turns its tools into a
             constraint later.
 
     Returns:

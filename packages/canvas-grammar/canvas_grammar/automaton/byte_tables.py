@@ -121,7 +121,7 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Of lists or strings with various largest lengths, the short ones are endings of the long ones.
 
     Returns:
-        As `merged_states`.
+        The same as `merged_states`.
     """
     ordered = np.sort(table, axis=1)
     new = ordered != DEAD

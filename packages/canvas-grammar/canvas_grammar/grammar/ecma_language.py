@@ -137,7 +137,7 @@ class _Reader:
         return NOTHING
 
     def part(self, tree: Tree, rest: Node, before: Before, generous: bool) -> Node:
-        """The texts that `tree` matches the beginning of, and that go on as `rest` says."""
+        """The texts whose beginning `tree` matches and that continue as `rest` says."""
         if not tree.assertions:
             return sequence(self.plain(tree, generous), rest)
         if isinstance(tree, Sequence):

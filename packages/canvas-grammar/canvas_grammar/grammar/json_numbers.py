@@ -67,7 +67,7 @@ def number_language(facts: NumberFacts) -> Node:
 
 @lru_cache(REMEMBERED)
 def number_tree(facts: NumberFacts) -> Node:
-    """As `number_language`, without a call of a rule, so that it may be part of `Both`.
+    """The same as `number_language` without a call of a rule, so that it may be part of `Both`.
 
     Raises:
         ConstraintError: a bound or a divisor is too large or has too many digits.

@@ -1,10 +1,10 @@
-r"""The strings that have all properties that a schema names, as they are written in JSON.
+r"""Write the strings that have all properties that a schema names, as they are spelled in JSON.
 
-Not offered are
+The following is not offered:
 
-* where more than `LONGEST_COUNTED` characters are allowed, but not any number, longer strings than
-  these, unless longer ones are demanded or a pattern bounds the length as well,
-* where more than `FEW` characters are counted, the escapes of controls without short ones
+* if more than `LONGEST_COUNTED` characters are allowed, but not any number, strings longer than
+  that, unless longer ones are demanded or a pattern bounds the length as well;
+* if more than `FEW` characters are counted, the escapes of controls that have no short escape
   (``\u0001``).
 """
 
@@ -87,7 +87,7 @@ def string_language(facts: StringFacts) -> Node:
 
 @lru_cache(REMEMBERED)
 def string_tree(facts: StringFacts) -> Node:
-    """As `string_language`, without a call of a rule, so that it may be part of `Both`.
+    """The same as `string_language` without a call of a rule, so that it may be part of `Both`.
 
     Raises:
         ConstraintError: a pattern is invalid, or no automaton can follow it, or what is excluded

@@ -1,16 +1,16 @@
-"""The language of arrays.
+"""Write the language of arrays.
 
-Not offered are
+The following is not offered:
 
-* of several items that ``contains`` demands (or of one, where `minItems`, `maxItems` or conditions
-  on first items count as well), other places than next to each other, at the beginning or behind
-  the items with conditions of their own; and with ``maxContains``, more of them than
-  ``minContains`` says,
+* for several items that ``contains`` demands (or one, if `minItems`, `maxItems` or conditions on
+  first items count as well), places other than next to each other, at the beginning or after the
+  items that have separate conditions; and with ``maxContains``, more of them than ``minContains``
+  says;
 * with a ``maxItems`` above `MOST_COUNTED`, more items than these, unless `minItems` or items with
-  places of their own demand them,
-* with ``uniqueItems``, other orders of enumerated items than that of the schema; of other items,
-  two or more that are no strings, numbers, booleans or null, or that have conditions by their place
-  or ``contains`` beside them; and what `unlike_items` leaves out.
+  fixed places demand them;
+* with ``uniqueItems``, enumerated items in another order than the schema's; two or more other items
+  that are not strings, numbers, booleans or null, or that are subject to conditions by place or
+  ``contains``; and what `unlike_items` leaves out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Value = Callable[[tuple[Literal, ...]], Node]
 
 
 class ArrayWriter:
-    """Writes arrays; `value` is the language of the values that meet some conditions."""
+    """Writes arrays; `value` gives the language of the values that meet some conditions."""
 
     def __init__(self, expansion: Expansion, layout: JsonLayout, value: Value) -> None:
         self.expansion, self.layout, self.value = expansion, layout, value
@@ -83,7 +83,7 @@ class ArrayWriter:
             others = self.layout.item(self._item(rest))
         room = None if most is None else most - leading
         inside = repeat(others, max(least - leading, 0), room)
-        # From the last item to the first: each that may be missing ends the array.
+        # This goes from the last item to the first, and each that may be missing ends the array.
         for n in range(leading - 1, -1, -1):
             inside = sequence(first[n], inside)
             if n >= least:
@@ -116,7 +116,7 @@ class ArrayWriter:
                 inside = start <= n < start + len(demanded)
                 own = demanded[n - start] if inside else None
                 more = [own.item] if own else []
-                # An item that is counted elsewhere is counted there alone.
+                # An item that is counted elsewhere is counted only there.
                 more += [c.item.opposite for c in all_counted if c.most is not None and c != own]
                 if inside:
                     placed[n] = unique((*facts.of_item(n), *more))
@@ -142,7 +142,7 @@ class ArrayWriter:
         others: tuple[Literal, ...],
         rest: list[Literal],
     ) -> Node:
-        """With at most as many certain items as there may be: no other item is one."""
+        """Arrays with at most the allowed number of certain items; no other item is one of them."""
         if not rest:
             return self._filled(facts, placed, others, facts.most)
         copy = facts.copy()
@@ -172,7 +172,7 @@ class ArrayWriter:
         return either(self._selections(items, facts.least, most))
 
     def _single(self, facts: Facts) -> Node:
-        """Arrays of at most one item, which have no equal ones."""
+        """Arrays of at most one item, which cannot have equal items."""
         if facts.least > 1:
             raise ConstraintError(
                 f"uniqueItems is supported for {facts.least} items or more only if these are "

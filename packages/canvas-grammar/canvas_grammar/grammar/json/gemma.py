@@ -1,17 +1,17 @@
-"""The notation in which Gemma writes the arguments of calls, and what vLLM reads from it.
+"""Write Gemma's notation for the arguments of calls, such that vLLM reads it back correctly.
 
     {city:<|"|>Rome<|"|>,days:3,notes:[<|"|>a<|"|>]}
 
-Names are bare, strings stand raw between two marks, and there are no escapes. vLLM's parser reads
-every value as a text first, and then gives it the type that the schema names at its place: through
-``properties`` and ``items`` alone, so not behind a ``$ref`` or in ``additionalProperties``. What
-is offered here is what it reads back as a value that satisfies the schema. So not offered are
+Names are bare, strings stand raw between two marks, and there are no escapes. vLLM's parser first
+reads every value as text, and then gives it the type that the schema names at its place. It follows
+only ``properties`` and ``items``, not a ``$ref`` or ``additionalProperties``. What is offered here
+is what it reads back as a value that satisfies the schema. So the following is not offered:
 
-* numbers, ``true``, ``false`` and ``null`` where `Reading` finds no such type,
-* where it finds other types beside strings: strings that it might take for another type; those
-  offered begin with a letter or one of ``_/#@$``, and not with a word such as ``null`` or ``nan``,
-* strings that hold ``<|``, ``|>`` or a special token of the tokenizer,
-* names with white space or one of ``:,{}[]()<>"|``,
+* numbers, ``true``, ``false`` and ``null`` where `Reading` finds no such type;
+* where it finds other types besides strings, strings that it might take for another type; those
+  offered begin with a letter or one of ``_/#@$``, and not with a word such as ``null`` or ``nan``;
+* strings that hold ``<|``, ``|>`` or a special token of the tokenizer;
+* names with white space or one of ``:,{}[]()<>"|``;
 * with ``uniqueItems``, more than one item.
 """
 
@@ -90,7 +90,7 @@ class Reading:
     """How vLLM's parser reads the texts at one place of the arguments.
 
     Attributes:
-        types: what a text may become there; with strings alone it stays as it is.
+        types: the types that a text may get there; with only strings it stays unchanged.
         named: the names whose values it reads by a schema.
     """
 
@@ -140,7 +140,8 @@ def gemma_arguments(
         special: texts that no string may hold, because they are tokens that vLLM drops.
 
     Raises:
-        ConstraintError: as `json_schema`; or no value that satisfies the schema would be read back.
+        ConstraintError: as for `json_schema`, or if no value that satisfies the schema would be
+            read back.
     """
     return _GemmaReader(schema, marks, special).read()
 
@@ -167,7 +168,7 @@ class _GemmaReader(SchemaReader[Reading]):
         self.strings: dict[tuple[StringFacts, bool], Node] = {}
 
     def scalar(self, facts: Facts, context: Reading) -> Node:
-        """As the module says; arguments are an object."""
+        """See the module's docstring; arguments are an object."""
         if context is self.context:
             return NOTHING
         if facts.kind == "string":

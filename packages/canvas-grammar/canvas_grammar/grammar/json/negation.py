@@ -1,7 +1,6 @@
 """Express that a part does not hold, as a choice between conditions that may fail.
 
-Nothing is offered by mistake, but some values may be left out. Not offered are values that violate
-only
+Nothing is offered by mistake, but some values may be left out: those that violate only
 
 * a ``format``, ``uniqueItems``, ``unevaluatedItems`` or ``unevaluatedProperties``,
 * an object in ``const`` or ``enum``, by having more properties,
@@ -41,8 +40,8 @@ class Option:
     """One way to meet a condition.
 
     Attributes:
-        literals: what holds.
-        change: what is done to the facts, or None.
+        literals: the conditions that hold.
+        change: the change to the facts, or None.
     """
 
     literals: tuple[Literal, ...] = ()
@@ -97,7 +96,7 @@ def _other_than(part: Part, values: list[Any], kind: str) -> Iterator[Option]:
     if kind not in ("array", "object"):
         yield changed(Facts.bar, values)
     elif len(values) != 1:
-        # Each of them by itself, one after the other.
+        # Each of them is handled by itself, one after the other.
         yield Option(tuple(Literal(part.constant(value), True) for value in values))
     elif kind == "array":
         (items,) = values
@@ -159,7 +158,7 @@ def _array(part: Part, words: Words) -> Iterator[Option]:
     if row.rest is not None and not row.rest.certain:
         wrong = row.rest.opposite
         if row.first:
-            # Only the first one of them is a wrong one.
+            # Only the first of them is wrong.
             yield Option((), _wrong_item(len(row.first), wrong))
         else:
             yield changed(_add_counted, Counted(wrong, 1, None))

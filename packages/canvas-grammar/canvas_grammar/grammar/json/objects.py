@@ -1,15 +1,15 @@
-"""The language of objects: named properties in the order of the schema, then all others.
+"""Write the language of objects: named properties in the order of the schema, then all others.
 
-Not offered are objects whose properties come in another order, and
+The following objects are not offered: those whose properties come in another order, and
 
 * with ``minProperties``, those that have enough properties only if two or more of them are unnamed
   (their names could be equal), unless there must be two or more such: then up to `MOST_KINDS`
-  unnamed ones whose names begin with characters of different groups (see `unlike_items`), beside
-  all named ones,
+  unnamed ones whose names begin with characters of different groups (see `unlike_items`) are
+  offered, together with all named ones;
 * with a ``maxProperties`` that leaves room for more than `MOST_COUNTED` properties without names,
-  more of these,
-* with a ``maxProperties`` below the number of named properties, those with optional named ones and
-  unnamed ones together,
+  those with more of these;
+* with a ``maxProperties`` below the number of named properties, those that have both optional named
+  and unnamed ones;
 * with more than `MOST_PATTERNS` patterns, those with an unnamed property that two patterns match.
 """
 
@@ -43,7 +43,7 @@ from canvas_grammar.grammar.language import (
 )
 from canvas_grammar.limits import ConstraintError
 
-MOST_PATTERNS = 4  # of which every combination is told apart
+MOST_PATTERNS = 4  # every combination of which is distinguished
 MOST_SELECTIONS = 64
 MOST_COUNTED = 256
 Value = Callable[[tuple[Literal, ...]], Node]
@@ -63,7 +63,7 @@ class Member:
 
 
 class ObjectWriter:
-    """Writes objects; `value` is the language of the values that meet some conditions."""
+    """Writes objects; `value` gives the language of the values that meet some conditions."""
 
     def __init__(self, expansion: Expansion, layout: JsonLayout, value: Value) -> None:
         self.expansion, self.layout, self.value = expansion, layout, value
@@ -159,7 +159,7 @@ class ObjectWriter:
     def _at_least(
         self, members: list[Member], optional_ones: list[int], least: int, extra: Node
     ) -> Iterator[Node]:
-        """With at least `least` >= 1 of the optional ones, and whatever `extra` demands."""
+        """Objects with at least `least` >= 1 of the optional ones, and whatever `extra` demands."""
         self._check(comb(len(optional_ones), least), "minProperties")
         for some in combinations(optional_ones, least):
             chosen = [Member(m.pair, m.required or n in some) for n, m in enumerate(members)]
@@ -172,7 +172,7 @@ class ObjectWriter:
         counts: tuple[int, int],
         free: Node,
     ) -> Iterator[Node]:
-        """With fewer properties than there are names."""
+        """Objects with fewer properties than there are names."""
         least, room = counts
         self._check(comb(len(optional_ones), room), "maxProperties")
         for some in combinations(optional_ones, room):
@@ -183,7 +183,7 @@ class ObjectWriter:
                 yield self._chain(chosen, empty, empty=not any(m.required for m in chosen))
             else:
                 yield from self._at_least(chosen, inside, least, empty)
-        # Other properties in the place of all that may be left out.
+        # Other properties take the place of all that may be left out.
         if room > 0 and not free.empty and least <= 1:
             chosen = [m for m in members if m.required]
             yield self._chain(chosen, repeat(free, 1, room), empty=False)

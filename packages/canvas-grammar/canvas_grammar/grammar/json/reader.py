@@ -133,10 +133,10 @@ def json_schema(schema: Any, limits: CompileLimits, layout: JsonLayout | None = 
 def read_schema(
     schema: Any, limits: CompileLimits, layout: JsonLayout | None = None
 ) -> SchemaLanguage:
-    """As `json_schema`, and what was ignored and left out.
+    """Do what `json_schema` does, and also return what was ignored and left out.
 
     Raises:
-        ConstraintError: as `json_schema`.
+        ConstraintError: as for `json_schema`.
     """
     return JsonReader(schema, layout or JsonLayout()).read()
 
@@ -198,7 +198,7 @@ class SchemaReader(Generic[Context]):
         That two patterns have no text in common is known only when their automata are built.
         """
         without = [literals for literals, node in self.read_as if is_empty(node, empty)]
-        for literals in reversed(without):  # inner places are read behind outer ones
+        for literals in reversed(without):  # inner places are read after outer ones
             self.without.add(literals)
         return self.without.error(self.no_value) if without else None
 

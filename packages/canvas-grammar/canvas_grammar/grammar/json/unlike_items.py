@@ -1,9 +1,9 @@
 """Offer items that certainly differ, although nothing remembers which items came before.
 
-What an item may be is divided into kinds that have no value in common, by its type and by how its
-text begins. An array holds at most one item of each kind, in any order. So not offered are two
-items of the same kind, such as two strings whose first characters are of the same group, and
-numbers beyond 15 digits.
+The possible items are divided into kinds that share no value, by type and by how the text begins.
+An array holds at most one item of each kind, in any order. So two items of the same kind, such as
+two strings whose first characters are in the same group, and numbers beyond 15 digits are not
+offered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from canvas_grammar.grammar.language import (
 )
 from canvas_grammar.grammar.rules import Both, Call, Rule
 
-# Any selection of kinds in any order takes a rule for each set of kinds: 2 to the power of these.
+# Any selection of kinds in any order takes a rule for each set of kinds, so 2 to this power rules.
 MOST_KINDS = 6
 # Numbers of up to 15 digits: two of them that differ are two doubles.
 FAR = NumberFacts(least=Fraction(1 - 10**15), most=Fraction(10**15 - 1))
@@ -76,7 +76,7 @@ def in_any_order(items: Sequence[Node], least: int, most: int | None) -> Node:
             if left >> n & 1 and used < most:
                 options.append(sequence(item, rules[left & ~(1 << n)]))
         body = either(options)
-        # The first one stands as it is, because the first comma is taken away from it.
+        # The first one is unchanged, because its first comma is taken away.
         plain = left == every or body.empty or body is EMPTY_TEXT
         rules[left] = body if plain else Call(Rule("unlike items", body))
     return rules[every]
