@@ -154,7 +154,7 @@ VALUES = [
     Mistake(EVERY, {"logit_bias": {"a": 1}}, "logit_bias", "integer token IDs", vllm=True),
     Mistake(EVERY, {"stop_token_ids": [10**7]}, "[10000000]", "Vocabulary size: 272", vllm=True),
     Mistake(EVERY, {"stop": [""]}, "stop", "cannot contain an empty string", vllm=True),
-    Mistake(EVERY, {"allowed_token_ids": []}, "allowed_token_ids", "allow more tokens"),
+    Mistake(EVERY, {"allowed_token_ids": []}, "allowed_token_ids", "empty", vllm=True),
     Mistake(EVERY, {"structured_outputs": {"regex": "(a"}}, "structured_outputs", "missing )"),
 ]
 # What diffusion models do not do.
@@ -237,11 +237,15 @@ def test_a_long_picture_is_read(served: tuple[str, Server]) -> None:
 
 
 def test_the_server_lives_on(served: tuple[str, Server]) -> None:
-    """Runs after the mistakes above, on the same server, which has not logged an error of ours."""
+    """Runs after the mistakes above, on the same server.
+
+    Its log has no traceback but those that vLLM's handlers write for a stream that is refused.
+    """
     _, server = served
     assert server.complete("sort 61 35", 8)["text"]
     server.wait_until_idle()
-    assert "Traceback" not in server.log.read_text()
+    lines = server.log.read_text().splitlines()
+    assert not any("Traceback" in line for line in lines if "[serving.py:" not in line)
 
 
 def test_there_are_enough() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from vllm_dllm.settings.resolution import Choice
 if TYPE_CHECKING:
     from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
 
-MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 # How many of a request's end-of-sequence ids can finish a block early. A request with more ids
 # still stops at each of them, because vLLM's scheduler checks them all, but its blocks do not
@@ -184,12 +183,6 @@ class AlgorithmBatch:
     canvas: Canvas
     parameters: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
-
-    def rows(self, tensor: MaybeTensor) -> MaybeTensor:
-        """The rows ``[m, ...]`` of these canvases in a tensor ``[n, ...]`` of the whole batch."""
-        if tensor is None or self.index is None:
-            return tensor
-        return tensor.index_select(0, self.index)
 
     def mark(self, flags: torch.Tensor) -> None:
         """Set the flags of these canvases in `flags` (bool ``[n]``, for the whole batch)."""

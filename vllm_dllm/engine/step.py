@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsTensors
 
     from vllm_dllm.engine.optional_parts import OptionalParts
+
+MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 # Status, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]
@@ -199,7 +201,8 @@ class CanvasUpdate:
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
         )
-        plan = StepPlan(before, now, batches, request, self.parts.observers(on_host))
+        observers = self.parts.observers(on_host) if self.parts.asked else ()
+        plan = StepPlan(before, now, batches, request, observers)
         if state.constrained[on_host].any():
             revises = _edited(plan) & ~self._finished(now)
             constraint = self.parts.constraints.begin_step(plan, revises)
@@ -302,7 +305,7 @@ class CanvasUpdate:
         slots, width = plan.request.slots, plan.request.width
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.all_slots.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, batch.rows(begins))
+                batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
@@ -420,21 +423,28 @@ def _denoised(
     return Canvas(tokens, masked, plan.before.fixed), done, state
 
 
+def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
+    """The rows ``[m, ...]`` of an algorithm's canvases in a tensor ``[n, ...]`` of all of them."""
+    if tensor is None or batch.index is None:
+        return tensor
+    return tensor.index_select(0, batch.index)
+
+
 def _step(
     batch: AlgorithmBatch, plan: StepPlan, readings: Readings, present: torch.Tensor | None
 ) -> Update:
     """Run one step of an algorithm on its canvases."""
     now, index, statistics = plan.status, batch.index, readings.statistics
-    step = batch.rows(now.step)
+    step = _rows(batch, now.step)
     context = StepContext(
         statistics=statistics if index is None else statistics.take(index),
-        last=step + 1 >= batch.rows(now.max_steps),
+        last=step + 1 >= _rows(batch, now.max_steps),
         parameters=batch.parameters,
         state=batch.state,
         step=step,
-        noise=batch.rows(readings.noise),
-        present=batch.rows(present),
-        asked=batch.rows(readings.log_probabilities),
+        noise=_rows(batch, readings.noise),
+        present=_rows(batch, present),
+        asked=_rows(batch, readings.log_probabilities),
     )
     return batch.all_slots.algorithm.step(batch.canvas, context)
 
@@ -455,7 +465,8 @@ def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.T
         return now.temperature
     parts = []
     for batch in batches:
-        own, step, last = map(batch.rows, (now.temperature, now.step, now.schedule_steps))
+        of_all = now.temperature, now.step, now.schedule_steps
+        own, step, last = (_rows(batch, tensor) for tensor in of_all)
         parts.append(batch.all_slots.algorithm.temperature(own, (step, last), batch.parameters))
     return parts[0] if len(parts) == 1 else _in_batch_order(parts, batches)
 
