@@ -16,16 +16,11 @@ TESTS_OF_BENCHMARKS = {
     "tests/checkpoints/test_published_names.py",
     "tests/engine/test_memory.py",
     "tests/reliability/test_soak.py",
-    "tests/test_benchmarks_engine_check.py",
     "tests/test_benchmarks_memory.py",
     "tests/test_benchmarks_models.py",
-    "tests/test_benchmarks_prefill.py",
     "tests/test_benchmarks_recovery.py",
     "tests/test_benchmarks_report.py",
-    "tests/test_benchmarks_router.py",
-    "tests/test_benchmarks_scaling.py",
     "tests/test_benchmarks_sdar.py",
-    "tests/test_benchmarks_wrapped.py",
     "tests/test_docs.py",
 }
 

@@ -27,9 +27,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import quiet_engines  # noqa: E402
-
-quiet_engines()  # before vLLM is imported
+# Before vLLM is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "RAY_AUTH_MODE" not in os.environ:  # Ray runs what anybody sends to its ports
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
 
