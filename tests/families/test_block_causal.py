@@ -19,8 +19,10 @@ from vllm_dllm.startup.default_limits import set_defaults
 class Backbone:
     """Stands for vLLM's class."""
 
-    def __init__(self, scale: float = 1.0, bias: torch.Tensor | None = None) -> None:
-        self.lm_head: Any = SimpleNamespace(quant_method=UnquantizedEmbeddingMethod(), bias=bias)
+    def __init__(self, *, vllm_config: Any, prefix: str) -> None:
+        method, bias = UnquantizedEmbeddingMethod(), vllm_config.bias
+        self.lm_head: Any = SimpleNamespace(quant_method=method, bias=bias)
+        scale = vllm_config.scale
         self.logits_processor = SimpleNamespace(scale=scale, soft_cap=None, org_vocab_size=4)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -31,6 +33,10 @@ class Model(MaskedCanvasModel, Backbone):
     pass
 
 
+def model(scale: float = 1.0, bias: torch.Tensor | None = None) -> Model:
+    return Model(vllm_config=SimpleNamespace(scale=scale, bias=bias))
+
+
 def config(diffusion: Any = None, **fields: Any) -> Any:
     model = SimpleNamespace(model="somewhere", hf_config=SimpleNamespace(**fields), hf_overrides={})
     return SimpleNamespace(model_config=model, diffusion_config=diffusion)
@@ -39,23 +45,23 @@ def config(diffusion: Any = None, **fields: Any) -> Any:
 def test_the_head_is_the_backbones() -> None:
     """What a backbone does to its logits is done; vLLM itself gets hidden states."""
     hidden = torch.zeros(2, 3)
-    assert Model().compute_logits(hidden) is hidden
-    assert Model().head(hidden).equal(hidden + 1)
+    assert model().compute_logits(hidden) is hidden
+    assert model().head(hidden).equal(hidden + 1)
 
 
 @pytest.mark.parametrize("more", [{"scale": 2.0}, {"bias": torch.zeros(4)}], ids=["scale", "bias"])
 def test_a_head_that_is_more_than_a_matrix_is_not_cut_into_tiles(more: dict[str, Any]) -> None:
-    assert Model().has_plain_head
-    assert not Model(**more).has_plain_head
+    assert model().has_plain_head
+    assert not model(**more).has_plain_head
     with pytest.raises(ValueError, match=r"head of Model does more .* dllm\.kernels=torch"):
-        Model(**more).tiled_head()
+        model(**more).tiled_head()
 
 
 def test_the_head_of_a_later_stage() -> None:
-    model = Model()
-    model.lm_head = PPMissingLayer()
-    assert not model.has_head
-    assert not model.has_plain_head
+    later = model()
+    later.lm_head = PPMissingLayer()
+    assert not later.has_head
+    assert not later.has_plain_head
 
 
 @pytest.mark.parametrize("fields", [{"canvas_length": 8}, {"block_length": 8}])

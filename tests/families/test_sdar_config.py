@@ -14,6 +14,7 @@ from tests.support.reference_sdar import MASK, VOCABULARY, random_checkpoint
 from vllm_dllm.families.registry import families
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig, length_of_name
 from vllm_dllm.ranges import SettingsError
+from vllm_dllm.startup.refusal import RefusedError
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_what_settles_the_block_length(model: Path) -> None:
 @pytest.mark.engine
 def test_the_mask_is_the_tokenizers_where_the_checkpoint_states_none(model: Path) -> None:
     changed(model, mask_token_id=None)
-    with pytest.raises(ValueError, match=r"no mask token.*'<\|MASK\|>', '<MASK>'"):
+    with pytest.raises(RefusedError, match=r"no mask token.*'<\|MASK\|>', '<MASK>'"):
         started(model)
     vocabulary = model / "tokenizer.json"
     text = vocabulary.read_text().replace(f'"t{MASK}"', '"<MASK>"')

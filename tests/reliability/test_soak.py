@@ -212,9 +212,8 @@ def test_an_error_in_the_log_is_found(line: str) -> None:
     assert len(log_errors(log, refused=10)) == 1
 
 
-def test_a_request_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_hangs_is_named() -> None:
     """A server that takes a request and never answers."""
-    monkeypatch.setattr(soak_client, "ANSWER_SECONDS", 0.2)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(5)
@@ -223,7 +222,8 @@ def test_a_request_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server, soak_client.session() as opened:
-            return await Client(f"http://127.0.0.1:{port}", opened).send(Sending(3, ASK, False))
+            client = Client(f"http://127.0.0.1:{port}", opened, answer_seconds=0.2)
+            return await client.send(Sending(3, ASK, False))
 
     (complaint,) = unexpected([asyncio.run(ask())])
     assert "request 3 (ask-7, whole)" in complaint and "hangs" in complaint
