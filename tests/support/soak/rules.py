@@ -171,20 +171,22 @@ def log_errors(text: str, refused: int) -> list[str]:
     """Records of a server's log that speak of an error.
 
     vLLM logs an error for a request that is refused as it should be, too: a line of its HTTP
-    handler, or, where the answer is streamed, a traceback that ends with ``VLLMValidationError``;
-    a body that is no request at all has a traceback of its own.
-    Those are left out, `refused` of them at most; everything else is reported.
+    handler and, if the answer would be streamed, a traceback that ends with
+    ``VLLMValidationError``; a body that is no request at all has a traceback of its own.
+    Those are left out, `refused` of either kind at most; everything else is reported.
     """
-    wrong, refusals = [], 0
+    wrong, refusals, streams = [], 0, 0
     for record in _error_records(text.splitlines()):
         first, last = record[0], record[-1]
-        told = (first.startswith(TOLD) and first is last) or first.startswith(INVALID)
-        if told or (STREAMED.match(first) and last.startswith(VALIDATION)):
+        if (first.startswith(TOLD) and first is last) or first.startswith(INVALID):
             refusals += 1
+        elif STREAMED.match(first) and last.startswith(VALIDATION):
+            streams += 1
         else:
             wrong.append(f"log: {first[:200]}" + (f" ... {last[:200]}" if record[1:] else ""))
-    if refusals > refused:
-        wrong.append(f"log: {refusals} requests were refused, of which {refused} should have been")
+    most = max(refusals, streams)
+    if most > refused:
+        wrong.append(f"log: {most} requests were refused, of which {refused} should have been")
     return wrong
 
 
