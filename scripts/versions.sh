@@ -61,8 +61,8 @@ lay_over() { # VERSION VENV
 # What states the supported range, and what finds the line that
 # `lay_over` adds to the start of each process.
 of_the_range=(
-    --deselect tests/test_cli.py::test_pip_takes_the_versions_that_are_supported
-    --deselect tests/test_cli.py::test_version_bounds
+    --deselect tests/commands/test_check.py::test_pip_takes_the_versions_that_are_supported
+    --deselect tests/commands/test_check.py::test_version_bounds
     --deselect tests/vllm_seams/test_imports.py::test_the_worker_s_module_brings_nothing_else_of_ours
 )
 

@@ -74,10 +74,10 @@ from vllm_dllm.vllm_seams import versions, wrapping
 versions.vllm_version = lambda: "0.99.0"
 plugin.register()
 plugin.register()
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm import ModelRegistry
-assert not wrapping.is_wrapped(VllmConfig, "try_verify_and_update_config")
+limits = "_set_default_max_num_seqs_and_batched_tokens_args"
+assert not wrapping.is_wrapped(EngineArgs, limits)
 assert "LLaDA2MoeModelLM" not in ModelRegistry.get_supported_archs()
 EngineArgs(model=sys.argv[1], max_model_len=256).create_engine_config()
 print("alive")
