@@ -59,8 +59,6 @@ class OptionalParts:
 
     Attributes:
         made: the parts that requests have asked for so far.
-        asked: whether a request has asked for logprobs, records or options on rows; until one has,
-            no step is observed.
     """
 
     def __init__(self, slots: SlotState, logprobs_mode: str) -> None:
@@ -68,7 +66,6 @@ class OptionalParts:
         self.slots = slots
         self.logprobs_mode = logprobs_mode
         self.made: list[RequestPart] = []
-        self.asked = False
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -136,7 +133,6 @@ class OptionalParts:
             options = RowOptions.from_params(params, prompt_length, resolved.constrained)
         else:
             return
-        self.asked = True
         if options is not None:
             self.rows.enter(slot, options)
 

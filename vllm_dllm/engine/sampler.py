@@ -116,7 +116,7 @@ class DiffusionSampler:
             self.prepare()
             self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
-        observers = self.parts.observers(on_host) if self.parts.asked else ()
+        observers = self.parts.observers(on_host)
         # The position in the canvas where the tokens that leave begin; the update resets it.
         first = self.slots.tail[slot] if observers else None
         if self.slots.window is not None and input_batch.num_draft_tokens:

@@ -201,7 +201,7 @@ class CanvasUpdate:
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
         )
-        observers = self.parts.observers(on_host) if self.parts.asked else ()
+        observers = self.parts.observers(on_host)
         plan = StepPlan(before, now, batches, request, observers)
         if state.constrained[on_host].any():
             revises = _edited(plan) & ~self._finished(now)
