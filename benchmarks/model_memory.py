@@ -7,8 +7,8 @@
 What is split over tensor-parallel ranks and what every rank holds is as in vLLM 0.32's layers:
 embedding, head, attention, MLPs and experts are split; norms, routers, self-conditioning and the
 vision tower are not. Heads of keys and values are copied where there are more ranks than heads.
-`tests/test_benchmarks_memory.py` and `tests/engine/test_memory.py` compare the results with
-published indexes and with what an engine reports.
+`tests/benchmarks/test_memory.py` compares the results with published indexes, and
+`tests/serving/engines/test_memory.py` with what an engine reports.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ for entry in "${versions[@]}"; do
     if [ "$build" = "$version" ]; then
         [ -e "$venv/.installed" ] || install "$build" "$venv" pytest pytest-timeout hypothesis >/dev/null
         if "$venv/bin/vllm-dllm" check; then
-            tests=(tests/e2e tests/engine/test_golden.py)
+            tests=(tests/serving/servers tests/serving/engines/test_golden.py)
         else
-            tests=(tests/versions "tests/e2e/test_other_models.py::test_same_answers_with_and_without")
+            tests=(tests/versions "tests/serving/servers/test_other_models.py::test_same_answers_with_and_without")
         fi
     else
         printf 'the Python files of %s over the compiled operators of %s\n' "$version" "$build"

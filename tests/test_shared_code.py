@@ -12,15 +12,15 @@ from tests.support.checkpoints import ROOT
 
 # Tests of a benchmark's own logic, which is what they import.
 TESTS_OF_BENCHMARKS = {
-    "tests/checkpoints/geometries.py",
+    "tests/benchmarks/geometries.py",
     "tests/checkpoints/test_published_names.py",
-    "tests/engine/test_memory.py",
-    "tests/reliability/test_soak.py",
-    "tests/test_benchmarks_memory.py",
-    "tests/test_benchmarks_models.py",
-    "tests/test_benchmarks_recovery.py",
-    "tests/test_benchmarks_report.py",
-    "tests/test_benchmarks_sdar.py",
+    "tests/serving/engines/test_memory.py",
+    "tests/serving/reliability/test_soak.py",
+    "tests/benchmarks/test_memory.py",
+    "tests/benchmarks/test_models.py",
+    "tests/benchmarks/test_recovery.py",
+    "tests/benchmarks/test_report.py",
+    "tests/benchmarks/test_sdar.py",
     "tests/test_docs.py",
 }
 

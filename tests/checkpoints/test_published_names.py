@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.model_memory import Weights, float8, int4, parameter_bytes, unquantized
 from benchmarks.published import DIFFUSION_GEMMA, SHAPES, Geometry
-from tests.checkpoints.published import (
+from tests.support.engine import answers_of_child
+from tests.support.published import (
     GEMMA,
     GEMMA_VISION,
     LLADA2,
@@ -22,7 +23,6 @@ from tests.checkpoints.published import (
     sdar_config,
     sdar_tensors,
 )
-from tests.support.engine import answers_of_child
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import tensor_shapes
 from vllm_dllm.families.sdar import model as sdar
@@ -57,9 +57,7 @@ WEIGHTS: dict[str | None, Weights] = {
 @pytest.mark.long
 @pytest.mark.parametrize("which", list(CASES))
 def test_every_name_has_one_place(which: str) -> None:
-    reports: list[dict[str, Any]] = answers_of_child(
-        "names_child", which, *CASES[which], package="tests.checkpoints"
-    )
+    reports: list[dict[str, Any]] = answers_of_child("names_child", which, *CASES[which])
     assert [report["scheme"] for report in reports] == list(CASES[which])
     for report in reports:
         assert report["tensors"] > 300

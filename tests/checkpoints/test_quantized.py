@@ -41,7 +41,7 @@ def config_of(ignore: list[str], targets: list[str] | None = None) -> Compressed
 def gemma() -> Any:
     from transformers import AutoConfig
 
-    from tests.engine.quantized import TINY
+    from tests.support.quantized import TINY
 
     return AutoConfig.from_pretrained(TINY / "tiny-diffusiongemma")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints.published import SDAR, sdar_config
 from tests.checkpoints.test_config_fields import INERT, READ
+from tests.support.published import SDAR, sdar_config
 from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, unknown_fields
 from vllm_dllm.families.sdar.family import known_fields
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig, check_fields

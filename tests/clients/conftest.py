@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.servers import serve
+from tests.support.clients.servers import serve
 from tests.support.server import Server
 
 

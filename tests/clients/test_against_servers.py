@@ -1,6 +1,7 @@
 """The blocks of docs/clients.md that do not run beside vLLM, or are commands, on real servers.
 
-Those of the other clients run within `make test`: tests/e2e/test_frameworks.py and test_gemma.py.
+Those of the other clients run within `make test`: see test_frameworks.py and test_gemma.py in
+tests/serving/servers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.page import ROOT, Block, blocks
-from tests.clients.servers import COMPLAINT, check, misspell
+from tests.support.clients.page import ROOT, Block, blocks
+from tests.support.clients.servers import COMPLAINT, check, misspell
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.clients]

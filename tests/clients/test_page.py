@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from tests.clients.page import ADDRESS, COLUMNS, MODEL, ROOT, blocks, sections, table
+from tests.support.clients.page import ADDRESS, COLUMNS, MODEL, ROOT, blocks, sections, table
 
 BLOCKS, TABLE = blocks(), table()
 PYTHON = [client for client, block in BLOCKS.items() if block.language == "python"]

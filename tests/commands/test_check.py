@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from tests.commands.running import command
+from tests.support.commands import command
 from tests.support.plugins import FAILS, FAILS_ON_IMPORT, OTHER_DLLM, distribution
 from vllm_dllm.vllm_seams import versions
 

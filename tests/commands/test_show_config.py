@@ -13,8 +13,8 @@ import pytest
 from vllm.plugins import load_general_plugins
 
 from examples.tiny.make_twin import make_twin
-from tests.commands.running import command
 from tests.support.checkpoints import TINY
+from tests.support.commands import command
 from vllm_dllm.commands import show_config
 from vllm_dllm.startup.refusal import RefusedError
 

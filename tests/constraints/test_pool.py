@@ -17,7 +17,7 @@ from canvas_grammar import CompileLimits, ConstraintError
 from canvas_grammar.automaton.compilation import Constraint, compile_constraint
 from canvas_grammar_support.helpers import pieces, record
 
-from tests.constraints.pools import (
+from tests.support.pools import (
     NAME,
     compile_in,
     cpu_seconds,

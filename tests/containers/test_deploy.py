@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 import vllm_dllm
-from tests.documents.running import environment
 from tests.support.checkpoints import ROOT
 from tests.support.dashboard import MONITORING, SCRAPED, alerts, labels_by_metric
+from tests.support.documents.running import environment
 
 FOLDER = ROOT / "examples" / "deploy"
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -253,7 +253,7 @@ def commands() -> Iterator[list[str]]:
 
 def test_vllm_accepts_the_flags() -> None:
     given = json.dumps(list(commands()))
-    command = [sys.executable, "-m", "tests.documents.parse_child", given]
+    command = [sys.executable, "-m", "tests.support.children.parse_child", given]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True, check=False
     )
@@ -268,7 +268,7 @@ def test_the_operators_rules_are_prometheus_own() -> None:
 
 @pytest.mark.parametrize(("name", "expression"), alerts())
 def test_an_alert_is_promql_of_one_job(name: str, expression: str) -> None:
-    """That a real server has its metrics and labels is tested in `tests/e2e`."""
+    """That a real server has its metrics and labels is tested in `tests/serving/servers`."""
     found = labels_by_metric(expression)
     assert found
     assert all("job" in labels for labels in found.values()), f"{name}: {SCRAPED}"

@@ -1,6 +1,6 @@
 """Compose file, Prometheus's configuration and the dashboard agree with each other.
 
-That a real server has the metrics of the dashboard is tested in `tests/e2e`.
+That a real server has the metrics of the dashboard is tested in `tests/serving/servers`.
 """
 
 from __future__ import annotations

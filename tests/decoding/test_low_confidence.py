@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests import oracle
+from tests.support import oracle
 from vllm_dllm.decoding import Canvas, LowConfidence, StepContext
 from vllm_dllm.ops.statistics.rows import RowStatistics
 

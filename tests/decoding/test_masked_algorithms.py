@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.decoding.masked_references import MASK, REFERENCES, L, Row
+from tests.support.masked_references import MASK, REFERENCES, L, Row
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, algorithms
 from vllm_dllm.ops.statistics.rows import EntropyStatistics
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.commands import pages
-from tests.documents.running import copied, shell
-from tests.documents.table import BENCHMARK, BENCHMARKS
 from tests.support.checkpoints import ROOT
+from tests.support.documents.commands import pages
+from tests.support.documents.running import copied, shell
+from tests.support.documents.table import BENCHMARK, BENCHMARKS
 
 NAMED = sorted({name for page in pages() for name in BENCHMARK.findall((ROOT / page).read_text())})
 
 
 def test_every_benchmark_that_is_named_has_a_short_form() -> None:
-    assert sorted(BENCHMARKS) == NAMED, "say in tests/documents/table.py how it is run"
+    assert sorted(BENCHMARKS) == NAMED, "say in tests/support/documents/table.py how it is run"
 
 
 @pytest.mark.slow

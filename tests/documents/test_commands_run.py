@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.commands import Block, Command, commands
-from tests.documents.running import (
+from tests.support.documents.commands import Block, Command, commands
+from tests.support.documents.outcomes import OUTCOMES
+from tests.support.documents.running import (
     all_blocks,
     asks_a_server,
     copied,
@@ -22,8 +23,7 @@ from tests.documents.running import (
     shortened,
     to_run,
 )
-from tests.documents.table import BENCHMARK, NOT_RUN, QUICK, RUN_BY
-from tests.examples.outcomes import OUTCOMES
+from tests.support.documents.table import BENCHMARK, NOT_RUN, QUICK, RUN_BY
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 

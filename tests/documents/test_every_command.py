@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.documents import table
-from tests.documents.commands import Block, Command, blocks, inline_commands, pages
-from tests.documents.running import (
+from tests.support.checkpoints import ROOT
+from tests.support.documents import table
+from tests.support.documents.commands import Block, Command, blocks, inline_commands, pages
+from tests.support.documents.running import (
     all_blocks,
     all_commands,
     body,
@@ -26,7 +27,6 @@ from tests.documents.running import (
     rows_for,
     unknown,
 )
-from tests.support.checkpoints import ROOT
 
 PARSED = ("python", "vllm", "vllm-dllm")
 READERS = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "python": ast.parse}
@@ -42,7 +42,7 @@ def test_there_are_commands() -> None:
 
 
 def test_every_command_is_accounted_for() -> None:
-    assert unknown(all_commands()) == [], "say in tests/documents/table.py how they are run"
+    assert unknown(all_commands()) == [], "say in tests/support/documents/table.py how they are run"
 
 
 def test_every_language_is_known() -> None:
@@ -132,7 +132,12 @@ def requests() -> list[tuple[Command, dict[str, Any]]]:
 def test_programs_accept_their_options() -> None:
     given = parsed()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.documents.parse_child", json.dumps([w for _, w in given])],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.children.parse_child",
+            json.dumps([w for _, w in given]),
+        ],
         cwd=ROOT,
         env=environment(ROOT),
         capture_output=True,

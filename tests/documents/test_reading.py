@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.commands import Block, Command, blocks, commands, pages
-from tests.documents.running import asks_a_server, filled_in, shortened, unknown
-from tests.documents.table import TINY, Row
 from tests.support.checkpoints import ROOT
+from tests.support.documents.commands import Block, Command, blocks, commands, pages
+from tests.support.documents.running import asks_a_server, filled_in, shortened, unknown
+from tests.support.documents.table import TINY, Row
 
 PAGE = """# Title
 

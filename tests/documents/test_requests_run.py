@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.commands import Block, Command
-from tests.documents.running import (
+from tests.documents.test_commands_run import check_outcome
+from tests.support.checkpoints import ROOT, TINY_LLADA2
+from tests.support.documents.commands import Block, Command
+from tests.support.documents.running import (
     ADDRESS,
     all_blocks,
     asks_a_server,
@@ -23,9 +25,7 @@ from tests.documents.running import (
     shell,
     to_run,
 )
-from tests.documents.table import NOT_RUN, RUN_BY, twin
-from tests.documents.test_commands_run import check_outcome
-from tests.support.checkpoints import ROOT, TINY_LLADA2
+from tests.support.documents.table import NOT_RUN, RUN_BY, twin
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -22,9 +22,9 @@ from examples import (
     structured_output,
 )
 from examples.tiny.tasks import held_out_set
-from tests.documents.commands import blocks, commands
-from tests.examples.outcomes import OUTCOMES
 from tests.support.checkpoints import ROOT, TINY_GEMMA, TINY_LLADA2
+from tests.support.documents.commands import blocks, commands
+from tests.support.documents.outcomes import OUTCOMES
 from tests.support.engine import Engine, engine
 from vllm_dllm.decoding import registry
 

@@ -16,7 +16,7 @@ def garbage_before_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         value = float("nan") if dtype.is_floating_point else 987_654_321
         return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
-    from tests.ops.triton_statistics import launch, soft_embedding
+    from tests.support.ops.triton_statistics import launch, soft_embedding
 
     for module in (launch, soft_embedding):
         monkeypatch.setattr(module, "empty", poisoned)
@@ -25,7 +25,7 @@ def garbage_before_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels that ran; running the reference fails the test."""
-    from tests.ops.triton_statistics import head_triton, rows_triton, soft_embedding, unread
+    from tests.support.ops.triton_statistics import head_triton, rows_triton, soft_embedding, unread
     from vllm_dllm.ops.statistics import tiled
 
     found: list[str] = []

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.attention_cases import (
+from tests.support.ops.attention_cases import (
     ALL_MASKS,
     AWKWARD,
     DEVICE,

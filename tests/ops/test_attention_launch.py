@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.ops.attention_cases import SMALL, SPLIT, kernel, make_case
-from tests.ops.compile_child import Case as Compiled
-from tests.ops.compile_child import compiled
+from tests.support.children.compile_child import Case as Compiled
+from tests.support.children.compile_child import compiled
+from tests.support.ops.attention_cases import SMALL, SPLIT, kernel, make_case
 from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.inputs import AttentionLayer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.ops.chi_square import Z, chi_square, limit
+from tests.support.ops.chi_square import Z, chi_square, limit
 from vllm_dllm.ops.noise.keyed import (
     Stream,
     gumbel,

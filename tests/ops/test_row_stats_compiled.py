@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.ops.compile_child import Case, compiled
+from tests.support.children.compile_child import Case, compiled
 from vllm_dllm.ops.statistics import head_triton, rows_triton, soft_embedding_triton
 
 # 227 KiB, what a program of compute capability 9.0 may have (CUDA C++ Programming Guide, table of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.interpreter import interpreted
-from tests.ops.triton_statistics import (
+from tests.support.ops.interpreter import interpreted
+from tests.support.ops.triton_statistics import (
     DEVICE,
     DTYPES,
     ROW_TILE,
@@ -26,7 +26,7 @@ from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import row_statistics
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX, draw, sampled_statistics
 
-noise_kernels = interpreted("tests.ops.draw_noise_triton")
+noise_kernels = interpreted("tests.support.ops.draw_noise_triton")
 pytestmark = pytest.mark.usefixtures("garbage_before_kernels")
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.ops.chi_square import chi_square, limit
-from tests.ops.ranks import ThreadCollectives
+from tests.support.ops.chi_square import chi_square, limit
+from tests.support.ops.ranks import ThreadCollectives
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.partials import average

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.chi_square import chi_square, limit
-from tests.ops.compile_child import ROOT
-from tests.ops.triton_statistics import (
+from tests.support.children.compile_child import ROOT
+from tests.support.ops.chi_square import chi_square, limit
+from tests.support.ops.triton_statistics import (
     DEVICE,
     NATIVE,
     ROW_TILE,
@@ -119,7 +119,7 @@ def test_interpreting_leaves_nothing_behind() -> None:
     code = """
 import sys, torch, triton.language as tl
 from triton.runtime.jit import JITFunction
-from tests.ops.interpreter import interpreted
+from tests.support.ops.interpreter import interpreted
 places = tl, tl.core, tl.standard, tl.math, tl.tensor, tl.dtype, JITFunction
 before = [dict(vars(place)) for place in places]
 copy = interpreted("vllm_dllm.ops.statistics.rows_triton")

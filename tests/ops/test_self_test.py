@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.interpreter import interpreted
-from tests.ops.triton_statistics import DEVICE, decided, unread
+from tests.support.ops.interpreter import interpreted
+from tests.support.ops.triton_statistics import DEVICE, decided, unread
 from vllm_dllm.ops.statistics.head import Head
 
 self_test = interpreted("vllm_dllm.ops.statistics.self_test_triton")

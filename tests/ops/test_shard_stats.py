@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.ranks import ThreadCollectives
+from tests.support.ops.ranks import ThreadCollectives
 from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, row_statistics
 from vllm_dllm.ops.statistics.sharded import sharded_statistics

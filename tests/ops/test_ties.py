@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.ranks import ThreadCollectives
-from tests.ops.triton_statistics import (
+from tests.support.ops.ranks import ThreadCollectives
+from tests.support.ops.triton_statistics import (
     DEVICE,
     NATIVE,
     decided,

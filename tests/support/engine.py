@@ -131,16 +131,15 @@ def answers_of_child(
     module: str,
     *arguments: Any,
     env: dict[str, str] | None = None,
-    package: str = "tests.engine",
 ) -> list[Any]:
-    """What ``<package>.<module>`` prints, in a process of its own.
+    """What ``tests.support.children.<module>`` prints, in a process of its own.
 
     It gets paths as they are, everything else as JSON. Its answers are the lines of its output
     that are JSON objects or lists.
     """
     done = subprocess.run(
         [
-            *(sys.executable, "-m", f"{package}.{module}"),
+            *(sys.executable, "-m", f"tests.support.children.{module}"),
             *(str(a) if isinstance(a, Path) else json.dumps(a) for a in arguments),
         ],
         env=env,

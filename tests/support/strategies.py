@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Cases of the fuzz tests in all. The long run: `VLLM_DLLM_FUZZ=50000 pytest tests/reliability`.
+# Cases of the fuzz tests in all. The long run: `VLLM_DLLM_FUZZ=50000 pytest tests/settings`.
 CASES = int(os.environ.get("VLLM_DLLM_FUZZ", "3000"))
 FLOAT32 = float.fromhex("0x1.fffffep+127")
 STEPS = 65536

@@ -1,7 +1,7 @@
 """A vLLM that this package does not support: it says so, and serves all other models as before.
 
-`scripts/versions.sh` runs this, and in the same place `tests/e2e/test_other_models.py`: an ordinary
-model answers alike with and without the plugin.
+`scripts/versions.sh` runs this, and `tests/serving/servers/test_other_models.py`: an ordinary model
+answers alike with and without the plugin.
 """
 
 from __future__ import annotations

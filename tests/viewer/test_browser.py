@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.viewer.traces import HOSTILE, trace
+from tests.support.viewer_traces import HOSTILE, trace
 from vllm_dllm.viewer.lines import as_line, read_lines
 from vllm_dllm.viewer.page import page
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.viewer.traces import HOSTILE, trace
+from tests.support.viewer_traces import HOSTILE, trace
 from vllm_dllm import cli
 from vllm_dllm.viewer.lines import LineError, as_line, read_lines
 from vllm_dllm.viewer.page import live_page, page, policy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.viewer.traces import HOSTILE, trace
+from tests.support.viewer_traces import HOSTILE, trace
 from vllm_dllm.viewer import terminal
 from vllm_dllm.viewer.frames import Kind, frames, visible
 from vllm_dllm.viewer.terminal import Screen

@@ -1,0 +1,77 @@
+"""What vLLM compiles by default, compiled: the same answers, and nothing is compiled later on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch._dynamo.utils import counters as dynamo
+
+from tests.support.drive import Family, gemma, llada2
+from tests.support.engine import Engine, our_graphs
+from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_tiled import TiledReadout
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
+from vllm_dllm.ops.statistics.rows import pure_row_statistics
+from vllm_dllm.ops.statistics.sampled import draw
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+LENGTHS = (3, 20, 33, 47, 64)
+
+
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    if request.param == "llada2":
+        return llada2()
+    return gemma(tmp_path_factory.mktemp("gemma") / "model")
+
+
+def sampling(family: Family, **options: Any) -> Any:
+    """A request whose first canvas takes some steps, drawn at temperature 1."""
+    params = family.params(2 * family.length, ignore_eos=True, **options)
+    params.temperature = 1.0
+    return params
+
+
+def answers(running: Engine, family: Family) -> list[list[list[int]]]:
+    """Greedy and drawn: alone, and five at a time; a narrow canvas among them."""
+    prompts = family.prompts(LENGTHS, seed=3)
+    greedy = [family.params(2 * family.length, "quick", ignore_eos=True)] * len(prompts)
+    drawn = [sampling(family, seed=n) for n in range(len(prompts))]
+    if not family.aligned:
+        drawn[2] = sampling(family, seed=2, diffusion_canvas_length=family.length // 2)
+    return [
+        [tokens for tokens, _ in running.generate(some, params[: len(some)])]
+        for params in (greedy, drawn)
+        for some in (prompts[:1], prompts)
+    ]
+
+
+def is_compiled(running: Engine) -> bool:
+    readout = running.runner.model_state.readout
+    if isinstance(readout, TiledReadout):
+        assert (readout.noise == compiled(step_noise)) == readout.statistics.keywords["compile"]
+        return readout.noise == compiled(step_noise)
+    assert type(readout) is DenseReadout
+    functions = {
+        readout.statistics: compiled(pure_row_statistics),
+        readout.keys: compiled(candidate_keys),
+        readout.draw: compiled(draw),
+    }
+    (same,) = {has == wanted for has, wanted in functions.items()}
+    return same
+
+
+def test_compiled_engine(family: Family) -> None:
+    with family.start() as running:
+        assert not is_compiled(running)
+        want = answers(running, family)
+    with family.start(enforce_eager=False) as running:
+        assert is_compiled(running)
+        assert our_graphs(), "something was compiled"
+        made = dynamo["stats"]["unique_graphs"]
+        assert answers(running, family) == want
+        assert dynamo["stats"]["unique_graphs"] == made, "compiled while serving"
+    assert want[2][0] == want[3][0], "a seed's answer does not depend on its neighbours"

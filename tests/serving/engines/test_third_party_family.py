@@ -1,0 +1,105 @@
+"""Somebody else's model family: a package that pip installs, found by its entry point."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine import answers_of_child
+from tests.support.packages import pip_install
+from tests.support.reference_block_qwen2 import BLOCK, Answer, Reference, random_checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "tests" / "packages" / "block_qwen2"
+FILES = ("block_qwen2.py", "block_qwen2_model.py", "pyproject.toml")
+# (tokens of the prompt, tokens to generate, threshold): shorter and longer than a block of 8,
+# beginning and ending on its edges and inside of it.
+SHAPES = (
+    *((1, 5, 0.2), (3, 13, 0.5), (7, 8, 0.9), (8, 8, 0.2), (9, 1, 0.5), (16, 33, 0.2)),
+    *((21, 24, 0.5), (40, 17, 0.9), (61, 40, 0.2), (96, 30, 0.5), (115, 21, 0.2), (150, 12, 0.5)),
+)
+# Decisions closer than this may legitimately fall differently in another order of summation.
+MARGIN = 3e-5
+PAGES_OF_32 = {"block_size": 32}
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    # Chunks of a prompt of two blocks at most; what is cached is read again the second time.
+    "chunks": {"max_num_batched_tokens": 20, "max_num_seqs": 2} | PAGES_OF_32,
+    # So few pages that running requests take them from each other, one step ahead.
+    "preempted": {"num_gpu_blocks_override": 10, "max_model_len": 256, "async_scheduling": True}
+    | PAGES_OF_32,
+}
+
+
+def requests() -> list[dict[str, Any]]:
+    names = ("max_tokens", "threshold")
+    return [
+        {"prompt": [(37 * i * i + 11 * i + n) % 290 for i in range(1, length + 1)], "stop": []}
+        | dict(zip(names, rest, strict=True))
+        for n, (length, *rest) in enumerate(SHAPES)
+    ]
+
+
+def reference_answers(model: Path, asked: list[dict[str, Any]]) -> list[Answer]:
+    reference = Reference(model)
+    return [
+        reference.generate(one["prompt"], one["max_tokens"], one["threshold"], tuple(one["stop"]))
+        for one in asked
+    ]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pip_install(PACKAGE, FILES, tmp_path_factory)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied-head"])
+def test_installed_family_equals_transformers(installed: Path, tmp_path: Path, tied: bool) -> None:
+    """Token for token, however the requests are scheduled."""
+    model = random_checkpoint(tmp_path, tied)
+    asked = requests()
+    # One of the long answers ends early, at its fifth token.
+    asked[5]["stop"] = [reference_answers(model, asked[5:6])[0].tokens[4]]
+    wanted = reference_answers(model, asked)
+    robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
+    assert len(robust) >= len(asked) - 2, "too many near ties to compare"
+    steps = [count for answer in wanted for count in answer.decided]
+    assert max(steps) == BLOCK and min(steps) == 1 and len(set(steps)) >= 6, steps
+
+    path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
+    found = answers_of_child(
+        "third_party_child",
+        model,
+        asked,
+        list(ENGINES.values()),
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    for name, engine in zip(ENGINES, found, strict=True):
+        assert (engine["model"], engine["family"]) == ("block_qwen2_model", "block_qwen2")
+        assert (engine["preemptions"] > 0) == (name == "preempted"), name
+        for answers in engine["answers"]:
+            different = [n for n in robust if answers[n] != wanted[n].tokens]
+            assert not different, (name, different)
+
+
+def test_the_reference_sees_a_whole_block(tmp_path: Path) -> None:
+    """A later token of its block changes a position's logits; one behind its block does not."""
+    reference = Reference(random_checkpoint(tmp_path, tied=False))
+    tokens = list(range(20))
+    changed = [*tokens[:15], 200, *tokens[16:]]
+    differs = (reference.logits(tokens) - reference.logits(changed)).abs().amax(1) > 1e-3
+    assert differs.tolist() == [n >= BLOCK for n in range(20)]
+
+
+def test_the_docs_show_this_package() -> None:
+    """And the document is short."""
+    shown = (ROOT / "docs" / "adding_a_family.md").read_text()
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", shown, re.DOTALL)
+    assert blocks == [(PACKAGE / name).read_text() for name in FILES]
+    assert len(shown.splitlines()) <= 80

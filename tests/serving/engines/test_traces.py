@@ -1,0 +1,197 @@
+"""Traces of mixed requests: complete, true to what the engine counted, and without effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
+from tests.support.engine import Engine, count_calls, engine
+from tests.support.mixed_requests import FAMILIES, TRACED, completions, mixed
+from vllm_dllm.decoding import get_algorithm
+from vllm_dllm.metrics.counts import COUNTERS, metric_name
+
+pytestmark = pytest.mark.engine
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {"async_scheduling": False},
+    "asynchronous": {"async_scheduling": True},
+    "fused": {"additional_config": {"dllm": {"fused_commit": "on"}}},
+    "own commits": {"additional_config": {"dllm": {"fused_commit": "off"}}},
+    "lockstep": {"additional_config": {"dllm": {"execution": "sync"}}},
+    "preempted": {"num_gpu_blocks_override": 24, "block_size": 32, "max_model_len": 160},
+    "chunked": {"max_num_batched_tokens": 160, "enable_chunked_prefill": True},
+}
+CASES = [
+    pytest.param(
+        family,
+        mode,
+        60,
+        id=f"{family}, {mode}",
+        marks=() if (family, mode) == ("llada2", "plain") else pytest.mark.long,
+    )
+    for family in FAMILIES
+    for mode in MODES
+    if not (family == "gemma" and mode == "fused")
+] + [
+    pytest.param(family, "asynchronous", 1000, id=f"{family}, 1,000", marks=pytest.mark.long)
+    for family in FAMILIES
+]
+
+
+def steps(running: Engine) -> float:
+    name = "vllm:diffusion_num_denoising_steps"
+    return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
+
+
+def by_algorithm(running: Engine) -> Counter[tuple[str, str]]:
+    """(algorithm, counter) -> its value, see `vllm_dllm.metrics.counts`."""
+    names = {metric_name(counter): counter for counter in COUNTERS}
+    return Counter(
+        {
+            (metric.labels["algorithm"], names[metric.name]): int(metric.value)
+            for metric in running.llm.get_metrics()
+            if metric.name in names
+        }
+    )
+
+
+def counted_in(
+    asked: list[Any], answers: list[list[Any]], corruption: Any
+) -> Counter[tuple[str, str]]:
+    """What the counters must have counted, by the requests' own traces and answers."""
+    kinds = {"denoise": "denoising_steps", "commit": "commit_passes", "wait": "waiting_passes"}
+    found: Counter[tuple[str, str]] = Counter()
+    for (_, options), outputs in zip(asked, answers, strict=True):
+        asked_for = options["extra_args"]["diffusion_algorithm"]
+        algorithm = get_algorithm(asked_for, corruption)[0].name
+        for completion in outputs:
+            found[algorithm, "finished_requests"] += 1
+            found[algorithm, "generation_tokens"] += len(completion.token_ids)
+            for block in completion.diffusion_trace.blocks:
+                found.update((algorithm, kinds[each.kind]) for each in block.passes)
+                found[algorithm, "blocks"] += 1
+            if completion.finish_reason == "error":  # counted as a denoise step, whatever it was
+                failed = completion.diffusion_trace.blocks[-1].passes[-1].kind
+                found[algorithm, kinds[failed]] -= 1
+                found[algorithm, "denoising_steps"] += 1
+    return found
+
+
+def check(prompt: list[int], completion: Any, masked: bool) -> None:
+    """A trace is complete, and its parts agree with each other and with the answer."""
+    tokens, trace = list(completion.token_ids), completion.diffusion_trace
+    assert completion.step_maps == trace.step_maps
+    for column in (trace.step_maps, trace.block_indices, trace.probabilities, trace.logprobs):
+        assert len(column) == len(tokens)
+    for index, token in enumerate(tokens):
+        block = trace.blocks[trace.block_indices[index]]
+        position = len(prompt) + index - block.start
+        events = [event for event in block.events if event.position == position]
+        deciding = [event for event in events if event.token is not None][-1:]
+        assert deciding == events[-1:], "nothing comes behind the decision"
+        (event,) = deciding
+        assert (event.token, event.step) == (token, trace.step_maps[index])
+        assert 1 <= event.step <= block.denoise_steps
+        assert 0 <= event.probability <= 1.0001
+        # Noise may turn into its last token before the canvas is finished, whose logprobs are told.
+        if completion.logprobs is not None and (masked or event.step == block.denoise_steps):
+            assert trace.logprobs[index] == completion.logprobs[index][token].logprob
+    for block in trace.blocks:
+        denoised = [each.step for each in block.passes if each.kind == "denoise"]
+        assert denoised == list(range(1, len(denoised) + 1))
+        clocks = [each.engine_step for each in block.passes]
+        assert clocks == sorted(set(clocks)), "one pass in a step"
+    if not hasattr(completion, "diffusion_replay"):
+        return
+    replay = completion.diffusion_replay
+    assert replay.dllm_stop_length == len(tokens)
+    assert replay.dllm_replay_token_ids[: len(tokens)] == tokens
+    assert replay.dllm_replay_step_maps[: len(tokens)] == completion.step_maps
+    end = len(prompt) + len(replay.dllm_replay_token_ids)
+    assert end == trace.blocks[-1].end
+    assert len(replay.dllm_replay_token_ids) == len(replay.dllm_replay_step_maps)
+    assert all(step > 0 for step in replay.dllm_replay_step_maps)
+
+
+@pytest.mark.parametrize(("family", "mode", "count"), CASES)
+def test_mixed_requests(family: str, mode: str, count: int) -> None:
+    path, length, _, _ = FAMILIES[family]
+    options: dict[str, Any] = {"max_num_seqs": 24, "disable_log_stats": False} | MODES[mode]
+    if family == "gemma":
+        options |= TEXT_ONLY_OPTIONS
+    if family == "gemma" and mode == "preempted":  # its windows have pages of their own
+        options["num_gpu_blocks_override"] = 44
+    asked = list(mixed(family, count))
+    with engine(path, length, **options) as running:
+        preempted = count_calls(running.scheduler, "_preempt_request")
+        plain = completions(running, asked, {})
+        before, counts = steps(running), by_algorithm(running)
+        traced = completions(running, asked, TRACED)
+        counted = steps(running) - before
+        counts = Counter({key: n - counts[key] for key, n in by_algorithm(running).items()})
+        running.assert_idle()
+        assert not running.scheduler.recorder._kept
+    kinds: Counter[str] = Counter()
+    for (prompt, _), without, outputs in zip(asked, plain, traced, strict=True):
+        assert [o.token_ids for o in without] == [o.token_ids for o in outputs]
+        assert not hasattr(without[0], "diffusion_trace")
+        for completion in outputs:
+            check(prompt, completion, masked=family != "gemma")
+            kinds.update(p.kind for b in completion.diffusion_trace.blocks for p in b.passes)
+    assert bool(preempted) == (mode == "preempted")
+    if mode == "lockstep":
+        assert kinds["wait"]
+    if not preempted:  # a canvas that begins again has its last attempt in the trace
+        # vLLM counts every pass over a canvas, those that wait or commit, too.
+        assert sum(kinds.values()) == counted, kinds
+        check_counts(counts, counted_in(asked, traced, FAMILIES[family][3]))
+
+
+def check_counts(counted: Counter[tuple[str, str]], expected: Counter[tuple[str, str]]) -> None:
+    """Every counter of every algorithm is the sum over its requests, exactly."""
+    algorithms = {algorithm for algorithm, _ in expected}
+    assert len(algorithms) > 2 or algorithms == {"EntropyBound"}, "the only one for noise"
+    for algorithm in {algorithm for algorithm, _ in counted}:
+        for counter in COUNTERS:
+            own, sums = counted[algorithm, counter], expected[algorithm, counter]
+            if counter == "committed_tokens":
+                # What leaves behind an answer's end is committed, too.
+                assert own >= expected[algorithm, "generation_tokens"]
+            elif counter == "blocks":
+                # An answer whose prefix is streamed may end before its last block leaves.
+                assert own <= sums
+            else:
+                assert own == sums, (algorithm, counter)
+
+
+def test_what_is_not_asked_for_is_not_there() -> None:
+    with engine(TINY_LLADA2, 32) as running:
+        (prompt, _), *_ = mixed("llada2", 1)
+        for name, attribute in (
+            ("diffusion_return_step_maps", "step_maps"),
+            ("diffusion_trace", "diffusion_trace"),
+            ("diffusion_replay", "diffusion_replay"),
+        ):
+            options: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "extra_args": {}}
+            ((completion,),) = completions(running, [(prompt, options)], {name: True})
+            has = [a for a in ("step_maps", "diffusion_trace", "diffusion_replay")
+                   if hasattr(completion, a)]  # fmt: skip
+            assert has == [attribute]
+            assert completion.logprobs is None
+
+
+def test_a_constrained_canvas_that_waits_needs_no_path() -> None:
+    """In lockstep, one request ended with an error while it waited for the others."""
+    asked = list(mixed("gemma", 27))
+    found = []
+    for execution in ("fdfo", "sync"):
+        options = {"additional_config": {"dllm": {"execution": execution}}, **TEXT_ONLY_OPTIONS}
+        with engine(TINY_GEMMA, 32, max_num_seqs=24, **options) as running:
+            found.append(completions(running, asked, {}))
+    free, lockstep = ([[list(o.token_ids) for o in each] for each in outputs] for outputs in found)
+    assert "regex" in asked[26][1]
+    assert lockstep[26] == free[26] != [[]]
+    assert {o.finish_reason for each in found[1] for o in each} <= {"stop", "length"}

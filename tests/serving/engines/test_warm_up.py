@@ -1,0 +1,107 @@
+"""Before the first request: the readout meets its largest batch, and is compiled for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.drive import Family, gemma, llada2
+from tests.support.engine import answers_of_child, our_graphs
+from vllm_dllm.engine.slots import SlotState
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SEATS = 5
+
+
+@pytest.fixture(scope="module", params=["llada2", "gemma"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    if request.param == "llada2":
+        return llada2()
+    return gemma(tmp_path_factory.mktemp("gemma") / "model")
+
+
+def state_of(slots: SlotState) -> dict[str, Any]:
+    """Copies of everything that a slot consists of, on the device and on the host."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value.copy()
+        for name, value in vars(slots).items()
+        if isinstance(value, torch.Tensor) or hasattr(value, "dtype")
+    }
+
+
+def test_the_profile_run_reads_the_largest_batch(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All seats at once, whole rows among them; what comes after is what it was before."""
+    prompts = family.prompts((3, 20, 33), seed=1)
+    params = [family.params(2 * family.length, ignore_eos=True) for _ in prompts]
+    with family.start(max_num_seqs=SEATS) as running:
+        want = running.generate(prompts, params)
+        state = running.runner.model_state
+        before, read, seen = state_of(state.slots), state.readout.read, []
+        rows_of_logits, pipeline = [], state.readout.pipeline.read
+
+        def watched(hidden: torch.Tensor, request: Any) -> Any:
+            seen.append((len(hidden), request.draws, request.needs_rows))
+            return read(hidden, request)
+
+        def whole(logits: torch.Tensor, *rest: Any) -> Any:
+            rows_of_logits.append(len(logits))
+            return pipeline(logits, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(state.readout, "read", watched)
+            patch.setattr(state.readout.pipeline, "read", whole)
+            running.runner.profile_run()
+        all_rows = SEATS * family.length
+        assert set(seen) == {(all_rows, True, False), (all_rows, True, True)}
+        assert max(rows_of_logits) == min(SEATS, state.readout.canvases) * family.length
+        after = state_of(state.slots)
+        for name, value in before.items():
+            same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: (a == b).all()
+            assert same(value, after[name])
+        assert not state.parts.rows.by_slot
+        assert not state.parts.logprobs.pending
+        assert not state.parts.logprobs.on_host
+        assert running.generate(prompts, params) == want
+
+
+@pytest.mark.long
+def test_a_changed_number_of_threads_compiles_nothing_again(family: Family) -> None:
+    (found,) = answers_of_child("thread_child", family.path, family.length)
+    assert found["tokens"] == family.length
+    assert found["ahead"], "something was compiled"
+    assert found["after"] == found["ahead"], "compiled while serving"
+
+
+@pytest.mark.long
+def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
+    """What is compiled on a GPU: alone, several canvases together, a narrow one, and logprobs."""
+    family = gemma(tmp_path / "model")
+    prompts = family.prompts((3, 20, 33), seed=2)
+
+    def params(**options: Any) -> Any:
+        made = family.params(2 * family.length, ignore_eos=True, **options)
+        made.temperature = 1.0
+        return made
+
+    batches = [
+        [params(seed=n) for n in range(3)],
+        [params(seed=1)],
+        [params(seed=1), params(seed=2, diffusion_canvas_length=family.length // 2)],
+        [params(seed=1), params(seed=2, logprobs=2)],
+        [params(seed=1, top_k=3), params(seed=2)],
+        [family.params(2 * family.length, "quick", ignore_eos=True)],
+    ]
+    with family.start() as running:
+        want = [running.generate(prompts[: len(some)], some) for some in batches]
+        sampler = running.runner.sampler
+        sampler.compile_updates(running.runner.model_state.served.choose())
+        made = our_graphs()
+        assert made >= 4, "one canvas, and several, before and behind the readout"
+        assert [running.generate(prompts[: len(some)], some) for some in batches] == want
+        assert our_graphs() == made, "compiled while serving"

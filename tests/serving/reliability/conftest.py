@@ -1,0 +1,19 @@
+"""The families' checkpoints, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.drive import Family, gemma, llada2
+
+
+@pytest.fixture(scope="session")
+def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reliability") / "gemma"
+
+
+@pytest.fixture(scope="module", params=["llada2", "gemma"])
+def family(request: pytest.FixtureRequest, gemma_path: Path) -> Family:
+    return llada2() if request.param == "llada2" else gemma(gemma_path)

@@ -1,0 +1,185 @@
+"""Lengths around the bounds of canvases, pages, budgets and contexts.
+
+Beside `tests/serving/engines/test_limits.py` (LLaDA2: filled contexts, `max_tokens`, rounding) and
+`tests/serving/engines/test_shapes.py` (odd checkpoints), with which this shares the references.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import oracle
+from tests.support.drive import PAGE, Family, assert_nothing_held, gemma, llada2
+from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.reference_gemma import COLD
+from tests.support.reference_gemma import Reference as GemmaReference
+from tests.support.reference_llada2 import Reference
+
+pytestmark = pytest.mark.engine
+
+END = 508
+MARGIN = 3e-5
+# L - 1, L, L + 1 and one more block; around a page.
+LENGTHS = {
+    "llada2": (1, 7, 8, 9, 15, 16, 17, PAGE - 1, PAGE, PAGE + 1, 41, 2 * PAGE + 1),
+    "gemma": (1, PAGE - 1, PAGE, PAGE + 1, 41, 2 * PAGE, 2 * PAGE + 1, 81),
+}
+
+
+def chunks_of(running: Engine) -> list[int]:
+    """Lengths of the prefill chunks that are scheduled from now on."""
+    seen: list[int] = []
+    schedule = running.scheduler.schedule
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        canvases = output.scheduled_spec_decode_tokens
+        scheduled = output.num_scheduled_tokens.items()
+        # What has put something out commits a block that the budget holds no canvas beside.
+        seen.extend(
+            tokens
+            for name, tokens in scheduled
+            if name not in canvases and not running.scheduler.requests[name].num_output_tokens
+        )
+        return output
+
+    running.scheduler.schedule = watched
+    return seen
+
+
+# Budget (of one canvas, of no multiple of it, of four): (a prompt, its chunks when it is alone).
+ALONE = {8: (9, [8, 1]), 20: (PAGE + 1, [16, 17]), 32: (PAGE + 1, [32, 1])}
+
+
+@pytest.mark.parametrize("budget", ALONE)
+def test_llada2_prompts_and_budgets(budget: int) -> None:
+    family = llada2()
+    asked = family.prompts(LENGTHS["llada2"], seed=31)
+    reference = Reference.load(family.path, 8, oracle.checkpoint("ckpt_b_b8").mask_token_id)
+    wanted = [reference.generate(prompt, 0.5, 11, {END}) for prompt in asked]
+    robust = [n for n, (_, margin) in enumerate(wanted) if margin > MARGIN]
+    assert len(robust) >= len(asked) - 2
+    params = greedy(11, diffusion_threshold=0.5)
+    seats = {"max_num_batched_tokens": budget, "max_num_seqs": min(budget, 16)}
+    with family.start(**seats) as running:
+        chunks = chunks_of(running)
+        tokens, wanted_chunks = ALONE[budget]
+        n = LENGTHS["llada2"].index(tokens)
+        assert n in robust
+        assert running.generate([asked[n]], [params])[0][0] == wanted[n][0]
+        assert chunks == wanted_chunks
+        got = running.generate(asked, [params] * len(asked))
+        assert max(chunks) <= budget
+        for n in robust:
+            assert got[n][0] == wanted[n][0], f"prompt of {len(asked[n])} tokens"
+        assert_nothing_held(running)
+
+
+@pytest.fixture(scope="module")
+def little(gemma_path: Path) -> Iterator[tuple[Family, Engine]]:
+    """A budget between one canvas and two; a context that is no multiple of the canvas."""
+    family = gemma(gemma_path)
+    limits = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "max_model_len": 430}
+    with family.start(**limits) as running:
+        yield family, running
+
+
+def test_gemma_prompts_and_budget(little: tuple[Family, Engine]) -> None:
+    family, running = little
+    asked = family.prompts(LENGTHS["gemma"], seed=32)
+    reference = GemmaReference(family.path, "symmetric")
+    wanted = [
+        reference.generate(prompt, seed=n, canvases=2, max_denoising_steps=3, **COLD)
+        for n, prompt in enumerate(asked)
+    ]
+    options = {"ignore_eos": True, "diffusion_max_steps": 3}
+    params = [greedy(2 * family.length, seed=n, **options) for n in range(len(asked))]
+    chunks = chunks_of(running)
+    try:
+        n = LENGTHS["gemma"].index(41)
+        assert running.generate([asked[n]], [params[n]])[0][0] == wanted[n]
+        assert chunks == [40, 1], "a remainder of one token, which is no canvas"
+        assert [tokens for tokens, _ in running.generate(asked, params)] == wanted
+    finally:
+        del running.scheduler.schedule
+    assert max(chunks) <= 40
+    assert_nothing_held(running)
+
+
+def test_gemma_max_tokens_is_exact_and_a_prefix(little: tuple[Family, Engine]) -> None:
+    family, running = little
+    (prompt,) = family.prompts((50,), seed=33)
+    most = 10 * family.length + 3
+
+    def answer(tokens: int) -> tuple[list[int], str]:
+        params = family.params(tokens, "quick", ignore_eos=True)
+        return running.generate([prompt], [params])[0]
+
+    whole, _ = answer(most)
+    assert len(whole) == most
+    assert len(set(whole)) > 50
+    for tokens in (1, family.length - 1, family.length, family.length + 1):
+        assert answer(tokens) == (whole[:tokens], "length")
+    assert_nothing_held(running)
+
+
+@pytest.mark.parametrize("left", [1, 10, 31, 32, 33])
+def test_gemma_prompt_leaves_less_than_a_canvas(left: int, little: tuple[Family, Engine]) -> None:
+    """The canvas is as narrow as the context is then, and gives what a narrow canvas gives."""
+    family, running = little
+    (prompt,) = family.prompts((430 - left,), seed=34)
+    updates = count_calls(running.runner.sampler, "_update")
+    params = family.params(1000, ignore_eos=True, diffusion_max_steps=2)
+    tokens, reason = running.generate([prompt], [params])[0]
+    del running.runner.sampler._update
+    assert (len(tokens), reason) == (left, "length")
+    assert len(updates) <= 2 + 3, "a commit and another canvas at most"
+    if left < family.length:
+        narrow = family.params(
+            left, ignore_eos=True, diffusion_max_steps=2, diffusion_canvas_length=left
+        )
+        assert running.generate([prompt], [narrow])[0] == (tokens, "length")
+    assert_nothing_held(running)
+
+
+def test_an_empty_prompt_is_refused(little: tuple[Family, Engine]) -> None:
+    """Offline; over HTTP see `tests/serving/servers/test_refusals.py`. The engine lives on."""
+    from vllm.exceptions import VLLMValidationError
+
+    family, running = little
+    for empty in ({"prompt_token_ids": []}, ""):
+        with pytest.raises(VLLMValidationError, match="prompt"):
+            running.llm.generate([empty], [family.params(4)], use_tqdm=False)
+    (prompt,) = family.prompts((1,), seed=35)
+    assert len(running.generate([prompt], [family.params(4, ignore_eos=True)])[0][0]) == 4
+    assert_nothing_held(running)
+
+
+def test_llada2_has_no_window_whatever_its_config_says(
+    little: tuple[Family, Engine], tmp_path: Path
+) -> None:
+    """Published checkpoints state a window of 4,096 that their model never looks at.
+
+    Last in this file: only one engine can live in a process, so the module's is closed.
+    """
+    little[1].close()
+    family = llada2()
+    narrow = tmp_path / "narrow"
+    shutil.copytree(family.path, narrow, ignore=shutil.ignore_patterns("golden.json"))
+    narrow.chmod(0o755)
+    (narrow / "config.json").chmod(0o644)
+    stated = json.loads((narrow / "config.json").read_text())
+    (narrow / "config.json").write_text(json.dumps(stated | {"sliding_window": 12}))
+    prompt = family.prompts((45,), seed=36)[0]
+    params = [family.params(20, ignore_eos=True)]
+    answers = []
+    for path, options in ((family.path, family.engine), (narrow, {})):
+        with engine(path, family.length, **options) as running:
+            answers.append(running.generate([prompt], params))
+    assert answers[0] == answers[1]

@@ -1,0 +1,180 @@
+"""Special tokens that users write are text; the mask token is never an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import oracle
+from tests.support.drive import Family, assert_nothing_held, gemma, llada2, replaced
+from tests.support.engine import Engine, greedy
+from tests.support.reference_llada2 import Reference
+
+pytestmark = pytest.mark.engine
+
+MASK, END = 511, 508  # of the golden checkpoint
+L = 8
+# Decisions closer than this may legitimately fall differently in another summation order.
+MARGIN = 3e-5
+# Where the mask token stands in a prompt, and how long that is.
+PLACES: dict[str, tuple[int, tuple[int, ...]]] = {
+    "first-of-two": (2, (0,)),
+    "whole-tail": (L + 3, (8, 9, 10)),
+    "last-of-the-tail": (2 * L + 5, (20,)),
+    "first-of-the-tail": (2 * L + 5, (16,)),
+    "a-whole-block": (2 * L, tuple(range(L, 2 * L))),
+    "everywhere": (3 * L - 1, tuple(range(3 * L - 1))),
+    "around-a-page": (36, (30, 31, 32, 33)),
+    "inside": (L + 1, (3,)),
+}
+
+
+class Biased(Reference):
+    """The reference with something added to the mask token's logit, wherever it is read."""
+
+    bias = 0.0
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        values = super().logits(ids)
+        values[:, self.mask] += self.bias
+        return values
+
+
+@pytest.fixture(scope="module")
+def masked() -> Iterator[Engine]:
+    with llada2().start() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reference() -> Biased:
+    return Biased.load(oracle.checkpoint("ckpt_b_b8").path, L, MASK)
+
+
+def prompt_with(place: str, token: int) -> list[int]:
+    length, positions = PLACES[place]
+    (prompt,) = llada2().prompts((length,), seed=length)
+    return [token if n in positions else t for n, t in enumerate(prompt)]
+
+
+def wanted(reference: Reference, prompt: list[int], tokens: int) -> list[int]:
+    output, margin = reference.generate(prompt, 0.5, tokens, {END})
+    assert margin > MARGIN, "a near tie: choose another prompt"
+    return output
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_mask_in_the_prompt_is_the_users(place: str, masked: Engine, reference: Biased) -> None:
+    """The reference tracks positions, not ids. As ids, and as text through the tokenizer."""
+    prompt = prompt_with(place, MASK)
+    output = wanted(reference, prompt, 12)
+    params = greedy(12, diffusion_threshold=0.5)
+    assert masked.generate([prompt], [params])[0][0] == output
+    text = " ".join("<|mask|>" if t == MASK else f"t{t}" for t in prompt)
+    (answer,) = masked.llm.generate([text], [params], use_tqdm=False)
+    assert answer.prompt_token_ids == prompt
+    assert list(answer.outputs[0].token_ids) == output
+
+
+@pytest.mark.parametrize("place", ["whole-tail", "a-whole-block", "everywhere"])
+def test_an_end_in_the_prompt_ends_nothing(place: str, masked: Engine, reference: Biased) -> None:
+    """Nor does a stop token that the user wrote."""
+    prompt = prompt_with(place, END)
+    params = greedy(12, diffusion_threshold=0.5, stop_token_ids=[prompt[0]])
+    output, margin = reference.generate(prompt, 0.5, 12, {END, prompt[0]})
+    assert margin > MARGIN
+    assert masked.generate([prompt], [params])[0][0] == output
+
+
+@pytest.mark.parametrize("way", ["logit_bias", "head"])
+def test_a_mask_that_the_model_prefers(way: str, masked: Engine, reference: Biased) -> None:
+    """It costs probability, as the reference has it, and the next best token is taken."""
+    (prompt,) = llada2().prompts((21,), seed=77)
+    with replaced(reference, "bias", 14.0):
+        logits = reference.logits(prompt + [MASK] * 3)[-3:]
+        assert (logits.argmax(-1) == MASK).all(), "it would be chosen"
+        output = wanted(reference, prompt, 19)
+    params = greedy(19, diffusion_threshold=0.5)
+    if way == "logit_bias":
+        params.logit_bias = {MASK: 14.0}
+        got = masked.generate([prompt], [params])
+    else:
+        got = with_head(masked, 14.0, [prompt], [params])
+    assert got[0][0] == output
+    assert MASK not in output
+
+
+def with_head(running: Engine, bias: float, prompts: list[list[int]], params: list[Any]) -> Any:
+    """Answers of a model whose head adds this to the mask token's logit."""
+    statistics = running.runner.sampler.readout
+    head = statistics.head
+
+    def biased(hidden: torch.Tensor) -> torch.Tensor:
+        logits = head(hidden).clone()
+        logits[:, MASK] += bias
+        return logits
+
+    with replaced(statistics, "head", biased):
+        return running.generate(prompts, params)
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "LowConfidence": {"diffusion_threshold": 0.0},
+    "JointThreshold": {"diffusion_threshold": 0.3, "diffusion_edit_threshold": 0.0},
+    "FixedSteps": {"diffusion_steps": 3},
+    "LowConfidenceDynamic": {"diffusion_threshold": 0.1, "diffusion_steps": 5},
+    "LowConfidenceStatic": {"diffusion_steps": 3},
+    "Sequential": {"diffusion_steps": 4},
+    "EntropyBounded": {"diffusion_entropy_bound": 3.0},
+    "Hierarchical": {"diffusion_low": 0.0},
+    "Credit": {"diffusion_threshold": 0.1},
+    "EntropyBound": {"diffusion_entropy_bound": 3.0},
+}
+
+
+@pytest.mark.parametrize("bias", [20.0, 1e5])
+def test_no_algorithm_puts_out_a_mask(bias: float, masked: Engine) -> None:
+    """However sure the model is of it, greedy and sampled, and every canvas comes to an end."""
+    prompts = llada2().prompts((5, 19), seed=5)
+    prompts.append(prompt_with("whole-tail", MASK))
+    asked = [(p, name) for p in prompts for name in ALGORITHMS]
+    params = []
+    for n, (_, name) in enumerate(asked):
+        one = greedy(20, ignore_eos=True, diffusion_algorithm=name, **ALGORITHMS[name], seed=n)
+        if n % 2 and name != "Credit":
+            one.temperature = 1.0
+        params.append(one)
+    for tokens, reason in with_head(masked, bias, [p for p, _ in asked], params):
+        assert (len(tokens), reason) == (20, "length")
+        assert MASK not in tokens
+    assert_nothing_held(masked)
+
+
+@pytest.fixture(scope="module")
+def noisy(gemma_path: Path, masked: Engine) -> Iterator[tuple[Family, Engine]]:
+    """Last in this file: only one engine can live in a process, so the other one is closed."""
+    masked.close()
+    family = gemma(gemma_path)
+    with family.start() as running:
+        yield family, running
+
+
+def test_special_tokens_of_a_model_without_a_mask(noisy: tuple[Family, Engine]) -> None:
+    """Whatever id stands in a prompt, an image's placeholder too: it ends and breaks nothing."""
+    family, running = noisy
+    special = running.llm.get_tokenizer().all_special_ids
+    plain = family.prompts((9, 40, 70), seed=6)
+    odd = [[*plain[0][:n], token, *plain[0][n:], token] for n, token in enumerate(special)]
+    params = [family.params(40, ignore_eos=True, seed=n) for n in range(len(plain + odd))]
+    alone = [running.generate([p], [q])[0] for p, q in zip(plain, params, strict=False)]
+    together = running.generate(plain + odd, params)
+    assert together[: len(plain)] == alone
+    assert all(len(tokens) == 40 for tokens, _ in together)
+    ends = [[token, *plain[0]] for token in special] + odd
+    for tokens, _ in running.generate(ends, [family.params(1, seed=4)] * len(ends)):
+        assert len(tokens) == 1
+    assert_nothing_held(running)

@@ -1,0 +1,254 @@
+"""Mistakes in requests, for each family: the answer names what was typed, and the remedy.
+
+Of each family there is one server, with its default settings. `test_start_mistakes.py` has the
+mistakes at start-up.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.support.mistakes import EVERY, MOST_CHARACTERS, Mistake, model_of, xargs
+from tests.support.server import Server
+
+pytestmark = pytest.mark.e2e
+
+MASKED = ("LLaDA2", "SDAR")
+GEMMA = ("DiffusionGemma",)
+COMPLETION: dict[str, Any] = {"prompt": "sort 61 35", "max_tokens": 8}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "sort 61 35"}], "max_tokens": 8}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def picture(width: int, height: int) -> str:
+    """A data URL."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def image(url: str) -> dict[str, Any]:
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+# Names and places of options.
+NAMES = [
+    Mistake(EVERY, xargs(max_step=4), "'diffusion_max_step'", "did you mean 'diffusion_max_steps'"),
+    Mistake(MASKED, xargs(treshold=0.9), "'diffusion_treshold'", "'diffusion_threshold'"),
+    Mistake(
+        GEMMA,
+        xargs(stability_treshold=1),
+        "'diffusion_stability_treshold'",
+        "did you mean 'diffusion_stability_threshold'",
+    ),
+    Mistake(EVERY, {"diffusion_max_steps": 4}, "diffusion_max_steps", "belongs into vllm_xargs"),
+    Mistake(EVERY, {"threshold": 0.9}, "threshold is not read", '"diffusion_threshold": ...'),
+    Mistake(EVERY, {"vllm_xargs": {"threshold": 0.9}}, "'threshold'", "'diffusion_threshold'"),
+    Mistake(EVERY, {"extra_body": xargs(max_steps=4)}, "extra_body", "into the request itself"),
+    Mistake(EVERY, {"extra_args": {"a": 1}}, "extra_args", '{"vllm_xargs": {...}}'),
+    Mistake(EVERY, {"dllm": {"threshold": 0.9}}, "dllm", '{"vllm_xargs":'),
+    Mistake(EVERY, xargs(execution="sync"), "diffusion_execution", "dllm.execution"),
+    Mistake(EVERY, {"guided_regex": "a"}, "guided_regex", "use structured_outputs"),
+    Mistake(EVERY, {"top_logprobs": 2}, "top_logprobs", "not supported on this endpoint"),
+    Mistake(EVERY, {"vllm_xargs": [1]}, "vllm_xargs", "a valid dictionary", vllm=True),
+    Mistake(EVERY, {"model": "gpt"}, "`gpt`", "Valid aliases: m", vllm=True),
+]
+# Algorithms, and settings that belong to others.
+ALGORITHMS = [
+    Mistake(MASKED, xargs(algorithm="lowconfidens"), "'lowconfidens'", "'LowConfidence'"),
+    Mistake(GEMMA, xargs(algorithm="FixedStep"), "'FixedStep'; FixedSteps does not fit", "choose"),
+    Mistake(
+        EVERY, xargs(algorithm="os:system"), "'os:system'", "diffusion_algorithm must be a registe"
+    ),
+    Mistake(EVERY, xargs(algorithm=3), "got 3", "diffusion_algorithm must be a registered name"),
+    Mistake(
+        GEMMA,
+        xargs(algorithm="FixedSteps", steps=8),  # the option's is the lesser reason
+        "diffusion_algorithm: FixedSteps does not fit this model",
+        "masked models (LLaDA2, SDAR); choose EntropyBound",
+    ),
+    Mistake(
+        GEMMA,
+        xargs(threshold=0.9),
+        "diffusion_threshold is not a setting of EntropyBound, which has diffusion_confidence_thr",
+        "remove it, because it belongs to Credit, Hierarchical, JointThreshold, LowConfidence and "
+        "LowConfidenceDynamic, for masked models (LLaDA2, SDAR)",
+    ),
+    Mistake(GEMMA, xargs(treshold=0.9), "'diffusion_treshold': diffusion_threshold", "remove it"),
+    Mistake(
+        ("LLaDA2",),
+        xargs(low=0.5),
+        "diffusion_low is not a setting of LowConfidence, which has diffusion_threshold",
+        "remove it, or set diffusion_algorithm to Hierarchical",
+    ),
+    Mistake(
+        ("SDAR",),
+        xargs(low=0.5),
+        "diffusion_low is not a setting of LowConfidenceDynamic, which has diffusion_steps",
+        "remove it, or set diffusion_algorithm to Hierarchical",
+    ),
+    Mistake(
+        MASKED,
+        xargs(t_max=0.5),
+        "diffusion_t_max is not a setting of LowConfidence",
+        "it belongs to EntropyBound, for models that denoise random tokens (DiffusionGemma)",
+    ),
+    Mistake(
+        MASKED, xargs(seed_canvas=[5]), "diffusion_seed_canvas is for models that", "remove it"
+    ),
+    Mistake(
+        MASKED,
+        xargs(algorithm="Credit") | {"temperature": 0.7},
+        "temperature=0.7 is not supported by Credit",
+        "set it to 0",
+    ),
+    Mistake(
+        MASKED,
+        xargs(algorithm="JointThreshold", stream_prefix=1),
+        "diffusion_stream_prefix: JointThreshold",
+        "remove it, or choose another diffusion_algorithm",
+    ),
+    Mistake(GEMMA, xargs(stream_prefix=1), "diffusion_stream_prefix", "decided; remove it"),
+    Mistake(
+        MASKED,
+        xargs(algorithm="JointThreshold", max_post_edit_steps=60000),
+        "diffusion_max_post_edit_steps must be at most",
+        "dllm.request_step_limit sets another limit",
+    ),
+]
+# Values and their kinds.
+VALUES = [
+    Mistake(EVERY, xargs(max_steps="8"), "diffusion_max_steps", "must be a whole number, got '8'"),
+    Mistake(EVERY, xargs(max_steps=0), "diffusion_max_steps", "must be at least 1"),
+    Mistake(MASKED, xargs(threshold=-1), "diffusion_threshold", "at least 0"),
+    Mistake(MASKED, xargs(threshold=[0.9]), "diffusion_threshold", "must be a number"),
+    Mistake(GEMMA, xargs(entropy_bound=0), "diffusion_entropy_bound", "above 0"),
+    Mistake(GEMMA, xargs(t_min=0.9, t_max=0.1), "diffusion_t_max", "above diffusion_t_min=0.9"),
+    Mistake(GEMMA, xargs(canvas_length=99), "diffusion_canvas_length", "no larger than the served"),
+    Mistake(GEMMA, xargs(seed_canvas=[5]), "diffusion_seed_canvas", "must hold exactly 32 ids"),
+    Mistake(EVERY, xargs(pinned=[0]), "diffusion_pinned", "needs a diffusion_seed_canvas"),
+    Mistake(
+        EVERY, xargs(constraint_depth=99), "diffusion_constraint_depth is for requests", "remove it"
+    ),
+    Mistake(EVERY, {"max_tokens": 0}, "max_tokens", "must be at least 1", vllm=True),
+    Mistake(EVERY, {"max_tokens": "ten"}, "max_tokens", "should be a valid integer", vllm=True),
+    Mistake(EVERY, {"max_tokens": 10**6}, "max_tokens=1000000", "max_model_len=512", vllm=True),
+    Mistake(EVERY, {"min_tokens": 9}, "min_tokens", "less than or equal to max_tokens", vllm=True),
+    Mistake(EVERY, {"prompt": "sort 61 " * 400}, "input prompt", "reduce the length", vllm=True),
+    Mistake(EVERY, {"prompt": [5, 10**6]}, "1000000", "out of vocabulary", vllm=True),
+    Mistake(EVERY, {"n": 0}, "n must be", "at least 1", vllm=True),
+    Mistake(EVERY, {"seed": 2**63}, "seed", "less than or equal to 9223372036854775807", vllm=True),
+    Mistake(EVERY, {"seed": 2**63 - 1, "n": 2}, "seed plus n - 1", "must be at most 2**63 - 1"),
+    Mistake(EVERY, {"temperature": -1}, "temperature", "must be non-negative", vllm=True),
+    Mistake(EVERY, {"top_p": 2}, "top_p", "must be in (0, 1]", vllm=True),
+    Mistake(EVERY, {"logprobs": 100}, "logprobs", "max allowed: 20", vllm=True),
+    Mistake(EVERY, {"logit_bias": {"999999": 1}}, "[999999]", "Vocabulary size: 272", vllm=True),
+    Mistake(EVERY, {"logit_bias": {"a": 1}}, "logit_bias", "integer token IDs", vllm=True),
+    Mistake(EVERY, {"stop_token_ids": [10**7]}, "[10000000]", "Vocabulary size: 272", vllm=True),
+    Mistake(EVERY, {"stop": [""]}, "stop", "cannot contain an empty string", vllm=True),
+    Mistake(EVERY, {"allowed_token_ids": []}, "allowed_token_ids", "empty", vllm=True),
+    Mistake(EVERY, {"structured_outputs": {"regex": "(a"}}, "structured_outputs", "missing )"),
+]
+# What diffusion models do not do.
+UNSUPPORTED = [
+    Mistake(EVERY, {"use_beam_search": True}, "use_beam_search", "remove it, and ask for several"),
+    Mistake(EVERY, {"prompt_logprobs": 1}, "prompt_logprobs is not supported", "remove it"),
+    Mistake(EVERY, {"echo": True, "logprobs": 1}, "echo asks for it", "remove it"),
+    Mistake(EVERY, {"bad_words": ["sort 61"]}, "bad_words", "only words of one token can"),
+    Mistake(EVERY, {"thinking_token_budget": 5}, "thinking_token_budget", "remove it"),
+    Mistake(EVERY, {"suffix": "b"}, "suffix", "only supported for models with FIM", vllm=True),
+    Mistake(EVERY, {"prompt_embeds": "AAAA"}, "prompt_embeds", "enable-prompt-embeds", vllm=True),
+]
+# In a chat.
+CHATS = [
+    *(
+        Mistake(EVERY, TOOLS | {"tool_choice": choice}, "tool", "--tool-call-parser", vllm=True)
+        for choice in ("auto", "required", NAMED)
+    ),
+    Mistake(EVERY, {"echo": True}, "echo asks for it", "remove it"),
+    Mistake(EVERY, {"messages": []}, "empty conversation", "at least one message", vllm=True),
+    Mistake(MASKED, image("data:image/png;base64,AAAA"), "m is", "not a multimodal", vllm=True),
+    Mistake(GEMMA, image("x.png"), "The URL must be", "either a HTTP, data or file", vllm=True),
+    Mistake(GEMMA, image("data:image/png;base64,AAAA"), "image", "cannot identify", vllm=True),
+]
+COMPLETIONS = [*NAMES, *ALGORITHMS, *VALUES, *UNSUPPORTED]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=pytest.mark.long if family == "SDAR" else ()) for family in EVERY
+    ],
+)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Server]]:
+    family: str = request.param
+    log = tmp_path_factory.mktemp("mistakes") / "log"
+    with Server(model_of(family), log=log) as running:
+        yield family, running
+
+
+def assert_readable(server: Server, path: str, rest: dict[str, Any], mistake: Mistake) -> None:
+    """Post it: a readable refusal. A stream is refused in the same words, before it begins.
+
+    Not so for what vLLM refuses in every stream.
+    """
+    body, heard = rest | mistake.typed, set()
+    never_streamed = {"use_beam_search", "prompt_logprobs"} & body.keys()
+    for streamed in [False] if never_streamed else [False, True]:
+        response = server.post(path, **body, stream=streamed)
+        assert response.status_code in (400, 404, 422), (body, response.text)
+        heard.add(response.json()["error"]["message"])
+    assert len(heard) == 1, (body, heard)
+    (message,) = heard
+    assert mistake.named in message and mistake.remedy in message, (mistake.typed, message)
+    if not mistake.vllm:
+        assert "\n" not in message and len(message) <= MOST_CHARACTERS, message
+
+
+def test_completions(served: tuple[str, Server]) -> None:
+    family, server = served
+    for mistake in COMPLETIONS:
+        if family in mistake.families:
+            assert_readable(server, "/v1/completions", COMPLETION, mistake)
+
+
+def test_chats(served: tuple[str, Server]) -> None:
+    family, server = served
+    for mistake in CHATS:
+        if family in mistake.families:
+            assert_readable(server, "/v1/chat/completions", CHAT, mistake)
+
+
+def test_a_long_picture_is_read(served: tuple[str, Server]) -> None:
+    family, server = served
+    if family in GEMMA:
+        response = server.post("/v1/chat/completions", **(CHAT | image(picture(8000, 20))))
+        assert response.status_code == 200, response.text
+
+
+def test_the_server_lives_on(served: tuple[str, Server]) -> None:
+    """Runs after the mistakes above, on the same server.
+
+    Its log has no traceback but those that vLLM's handlers write for a stream that is refused.
+    """
+    _, server = served
+    assert server.complete("sort 61 35", 8)["text"]
+    server.wait_until_idle()
+    lines = server.log.read_text().splitlines()
+    assert not any("Traceback" in line for line in lines if "[serving.py:" not in line)
+
+
+def test_there_are_enough() -> None:
+    """Forty for each family."""
+    for family in EVERY:
+        assert sum(family in mistake.families for mistake in [*COMPLETIONS, *CHATS]) >= 40

@@ -1,0 +1,293 @@
+"""Mistakes at start-up, for each family: the message names what was typed, and the remedy.
+
+All configurations are made in one process, as ``vllm serve`` and ``LLM(...)`` make them; two
+commands are typed in full. `tests/serving/servers/test_mistakes.py` has the mistakes in requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.mistaken_replicas import REPLICAS
+from tests.support.mistaken_transfers import TRANSFERS
+from tests.support.mistakes import EVERY, GEMMA, MASKED, MOST_CHARACTERS, Mistake, dllm, model_of
+from tests.support.server import AS_SERVED, ENVIRONMENT, Server
+
+pytestmark = pytest.mark.e2e
+
+CHILD = """
+import json, sys
+from pydantic import ValidationError
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
+
+if __name__ == "__main__":
+    load_general_plugins()
+    for options in json.load(sys.stdin):
+        try:
+            EngineArgs(**options).create_engine_config()
+            print(json.dumps("no error"))
+        except ValidationError as error:  # what pydantic makes of the exception of a check
+            print(json.dumps(str(error.errors()[0].get("ctx", {}).get("error", error))))
+        except Exception as error:
+            print(json.dumps(str(error)))
+"""
+
+
+def beside(**keys: Any) -> dict[str, Any]:
+    return {"additional_config": keys}
+
+
+CANVAS = {"diffusion_config": {"canvas_length": -4}}
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+FEW_POSITIONS = {"hf_overrides": {"vision_config": {"position_embedding_size": 500}}}
+# Our settings: their names, places and values.
+SETTINGS = [
+    Mistake(MASKED, dllm(treshold=0.5), "'treshold'", "did you mean 'threshold'?"),
+    Mistake(GEMMA, dllm(stability_treshold=3), "'stability_treshold'", "'stability_threshold'?"),
+    Mistake(MASKED, dllm(threshold="0.9"), "dllm.threshold", "must be a number, got '0.9'"),
+    Mistake(MASKED, dllm(threshold=-1), "dllm.threshold", "at least 0"),
+    Mistake(MASKED, dllm(threshold=True), "dllm.threshold", "must be a number, got True"),
+    Mistake(EVERY, dllm(max_steps=0), "dllm.max_steps", "must be at least 1"),
+    Mistake(EVERY, dllm(execution="fast"), "dllm.execution", "must be one of fdfo, sync"),
+    Mistake(EVERY, dllm(kernels="cuda"), "dllm.kernels", "must be one of auto, torch, triton"),
+    Mistake(EVERY, dllm(kernels="triton"), "dllm.kernels=triton", "no Triton here; remove it"),
+    Mistake(EVERY, dllm(fused_commit="yes"), "dllm.fused_commit", "one of auto, on, off"),
+    Mistake(MASKED, dllm(eos_early_stop="yes"), "dllm.eos_early_stop", "must be true or false"),
+    Mistake(EVERY, dllm(request_step_limit=0), "dllm.request_step_limit", "at least 1"),
+    Mistake(EVERY, dllm(constraint_depth=2000), "dllm.constraint_depth", "at most 1024"),
+    Mistake(EVERY, dllm(config="/no.yaml"), "dllm.config", "'/no.yaml'"),
+    Mistake(EVERY, dllm(stream_prefix=True), "dllm.stream_prefix", "diffusion_stream_prefix in vl"),
+    Mistake(MASKED, dllm(diffusion_threshold=0.9), "dllm.diffusion_threshold", "write 'threshold'"),
+    Mistake(
+        EVERY,
+        beside(threshold=0.9),
+        "'threshold' stands outside of 'dllm'",
+        'write {"dllm": {"threshold": 0.9}}',
+    ),
+    Mistake(EVERY, beside(t_max=0.9, dllm={}), "'t_max' stands", 'write {"dllm": {"t_max": 0.9}}'),
+    Mistake(EVERY, beside(DLLM={"max_steps": 3}), "'DLLM'", "did you mean 'dllm'?"),
+    Mistake(EVERY, beside(dlm={"max_steps": 3}), "'dlm'", "did you mean 'dllm'?"),
+    Mistake(EVERY, beside(dllm="Credit"), "'dllm'", "must be an object of settings, got 'Credit'"),
+    Mistake(MASKED, dllm(window="reference"), "dllm.window", "remove it"),
+    Mistake(GEMMA, dllm(window="round"), "dllm.window", "must be one of symmetric, reference"),
+    Mistake(GEMMA, dllm(eos_early_stop=True), "dllm.eos_early_stop", "remove it"),
+    Mistake(GEMMA, dllm(entropy_bound=0), "dllm.entropy_bound", "above 0"),
+    Mistake(GEMMA, dllm(t_min=0.9, t_max=0.5), "dllm.t_max", "must be above dllm.t_min=0.9"),
+    Mistake(("SDAR",), dllm(steps=1.5), "dllm.steps", "must be a whole number, got 1.5"),
+]
+ALGORITHMS = [
+    Mistake(MASKED, dllm(algorithm="LowConfidense"), "dllm.algorithm", "mean 'LowConfidence'?"),
+    Mistake(MASKED, dllm(algorithm="FIXEDSTEPS"), "'FIXEDSTEPS'", "did you mean 'FixedSteps'?"),
+    Mistake(EVERY, dllm(algorithm=3), "dllm.algorithm", "must be a string that names one, got 3"),
+    Mistake(EVERY, dllm(algorithm="os:abort"), "'os:abort'", "cannot be loaded"),
+    Mistake(
+        GEMMA,
+        dllm(algorithm="FixedSteps", steps=8),  # the setting's is the lesser reason
+        "dllm.algorithm: FixedSteps does not fit this model",
+        "masked models (LLaDA2, SDAR); choose EntropyBound",
+    ),
+    Mistake(
+        GEMMA,
+        dllm(threshold=0.9),
+        "dllm.threshold is not a setting of EntropyBound, which has dllm.confidence_threshold",
+        "remove it, because it belongs to Credit, Hierarchical",
+    ),
+    Mistake(GEMMA, dllm(treshold=0.9), "'treshold': dllm.threshold is not", "remove it"),
+    Mistake(
+        ("LLaDA2",),
+        dllm(low=0.5),
+        "dllm.low is not a setting of LowConfidence, which has dllm.threshold",
+        "remove it, or set dllm.algorithm to Hierarchical",
+    ),
+    Mistake(
+        ("SDAR",),
+        dllm(algorithm="Sequential", threshold=0.9),
+        "dllm.threshold is not a setting of Sequential, which has dllm.steps",
+        "remove it, or set dllm.algorithm to Credit",
+    ),
+    Mistake(
+        MASKED,
+        dllm(t_max=0.9),
+        "dllm.t_max is not a setting of LowConfidence",
+        "it belongs to EntropyBound, for models that denoise random tokens (DiffusionGemma)",
+    ),
+]
+# VLLM's options.
+OPTIONS = [
+    Mistake(EVERY, NGRAM, "--speculative-config", "remove it"),
+    Mistake(EVERY, {"scheduler_cls": "a.B"}, "--scheduler-cls a.B", "remove it"),
+    Mistake(EVERY, {"runner": "pooling"}, "--runner pooling", "serve it with --runner generate"),
+    Mistake(
+        ("LLaDA2", "DiffusionGemma"),
+        {"max_num_batched_tokens": 16, "max_num_seqs": 4},
+        "max_num_batched_tokens=16",
+        "set --max-num-batched-tokens to at least 32",
+    ),
+    Mistake(
+        EVERY,
+        {"structured_outputs_config": {"backend": "xgrammar"}},
+        "--structured-outputs-config.backend xgrammar",
+        "remove it",
+    ),
+    Mistake(EVERY, {"logits_processors": ["a:B"]}, "--logits-processors", "remove it"),
+    *(
+        Mistake(EVERY, {"load_format": name}, f"--load-format {name}", f"`pip install {package}`")
+        for name, package in (
+            ("runai_streamer", "runai-model-streamer"),
+            ("fastsafetensors", "fastsafetensors"),
+            ("tensorizer", "tensorizer"),
+        )
+    ),
+    Mistake(EVERY, {"enable_prompt_embeds": True}, "--enable-prompt-embeds", "remove it"),
+    Mistake(GEMMA, {"enable_mm_embeds": True}, "--enable-mm-embeds", "remove it"),
+    Mistake(
+        GEMMA,
+        FEW_POSITIONS,
+        "max_soft_tokens=280: of such images one may be 840 patches wide",
+        "pass --mm-processor-kwargs '{\"max_soft_tokens\": 140}' or --limit-mm-per-prompt",
+    ),
+    Mistake(
+        GEMMA,
+        FEW_POSITIONS | {"mm_processor_kwargs": {"max_soft_tokens": 1120}},
+        "max_soft_tokens=1120",
+        "'{\"max_soft_tokens\": 140}'",
+    ),
+    Mistake(
+        EVERY,
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "context parallelism",
+        "use --tensor-parallel-size",
+    ),
+    Mistake(
+        GEMMA, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size", "--tensor-parallel-size"
+    ),
+    Mistake(
+        MASKED,
+        {"pipeline_parallel_size": 2} | dllm(fused_commit=True),
+        "dllm.fused_commit=on",
+        "pipeline",
+    ),
+    Mistake(("LLaDA2",), {"enable_lora": True}, "--enable-lora", "remove it, or merge the adapter"),
+    Mistake(
+        EVERY, {"attention_config": {"backend": "TRITON_ATTN"}}, "TRITON_ATTN", "choose CPU_ATTN"
+    ),
+    Mistake(
+        ("LLaDA2",), {"max_model_len": 16}, "max_model_len=16", "set --max-model-len to at lea"
+    ),
+    Mistake(("LLaDA2",), {"block_size": 16}, "block_size=16", "multiple of 32"),
+    Mistake(
+        MASKED,
+        {"hf_overrides": {"mask_token_id": 10**5}},
+        "mask_token_id 100000",
+        "pass --hf-overrides",
+    ),
+    Mistake(EVERY, CANVAS, "canvas_length", "greater than 0", vllm=True),
+    Mistake(
+        EVERY, {"diffusion_config": {"max_denoising_steps": 0}}, "max_denoising_steps", "at least 1"
+    ),
+    Mistake(
+        ("SDAR",),
+        {"hf_overrides": {"use_regular_causal": True}},
+        "use_regular_causal=True",
+        "not supported",
+    ),
+]
+# What vLLM refuses by itself, mostly before it knows the model.
+OTHERS = [
+    Mistake(EVERY, {"model": "/nowhere"}, "'/nowhere'", "Repo id must", vllm=True),
+    Mistake(EVERY, {"tokenizer": "/nowhere"}, "'/nowhere'", "Repo id must", vllm=True),
+    Mistake(
+        EVERY,
+        {"hf_overrides": {"architectures": ["LLaDA3"]}},
+        "['LLaDA3']",
+        "Supported architectures",
+        vllm=True,
+    ),
+    Mistake(EVERY, {"quantization": "int3"}, "int3", "Must be one of", vllm=True),
+    Mistake(EVERY, {"dtype": "float64"}, "float64", "should be 'auto', 'half'", vllm=True),
+    Mistake(EVERY, {"max_model_len": 10**9}, "max_model_len", "allow overriding", vllm=True),
+    Mistake(
+        EVERY, {"attention_config": {"backend": "FLASH"}}, "'FLASH'", "Valid options are", vllm=True
+    ),
+    Mistake(
+        EVERY,
+        {"diffusion_config": {"canvas_lenght": 16}},
+        "canvas_lenght",
+        "Unexpected keyword",
+        vllm=True,
+    ),
+]
+MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *REPLICAS, *TRANSFERS, *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[tuple[str, int], str]:
+    """What is said about each mistake, by family and place in the table."""
+    places = [(family, n) for n, one in enumerate(MISTAKES) for family in one.families]
+    base = {"max_model_len": 512, "enforce_eager": True}
+    cases = [{"model": str(model_of(f))} | base | MISTAKES[n].typed for f, n in places]
+    return dict(zip(places, said_by(CHILD, cases), strict=True))
+
+
+def said_by(code: str, cases: list[dict[str, Any]]) -> list[str]:
+    """What a process that runs `code` prints about each case."""
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(cases),
+        env=os.environ | ENVIRONMENT | AS_SERVED,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = [json.loads(line) for line in child.stdout.splitlines() if line.startswith('"')]
+    assert len(said) == len(cases), child.stderr[-3000:]
+    return said
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=lambda n: MISTAKES[n].name)
+def test_a_configuration(answers: dict[tuple[str, int], str], number: int) -> None:
+    mistake = MISTAKES[number]
+    for family in mistake.families:
+        message = answers[family, number]
+        assert mistake.named in message and mistake.remedy in message, (family, message)
+        if not mistake.vllm:
+            assert "\n" not in message and len(message) <= MOST_CHARACTERS, message
+
+
+def test_there_are_enough() -> None:
+    """Thirty for each family, and forty together."""
+    for family in EVERY:
+        assert sum(family in mistake.families for mistake in MISTAKES) >= 30
+    assert len(MISTAKES) >= 40
+
+
+def output(*flags: str) -> str:
+    """What a ``vllm serve`` that does not start says."""
+    server = Server(model_of("LLaDA2"), *flags, log=Path(os.devnull))
+    captured: Any = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run(server.command, env=server.environment, timeout=300, **captured)
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+def test_a_command() -> None:
+    """It ends with the sentence, as the last line of vLLM's traceback."""
+    last = output("--additional-config", '{"dllm": {"treshold": 0.9}}').rstrip().splitlines()[-1]
+    assert last.endswith("RefusedError: unknown dllm setting 'treshold'; did you mean 'threshold'?")
+
+
+def test_a_file_of_flags(tmp_path: Path) -> None:
+    """It is named, because the command line does not show what is in it."""
+    file = tmp_path / "server.yaml"
+    file.write_text('additional-config: \'{"dllm": {"max_steps": 0}}\'\n')
+    last = output("--config", str(file)).rstrip().splitlines()[-1]
+    assert "dllm.max_steps must be at least 1" in last
+    assert last.endswith(f"(options were also read from --config {file})")

@@ -1,0 +1,69 @@
+"""Answers of engines with our kernels, in Triton's interpreter, printed as JSON.
+
+    python -m tests.support.children.kernel_child '[{"model": ..., "block": ..., "options": {...},
+                                           "prompts": [...], "requests": [{...}, ...]}, ...]'
+
+One line for each job: the tokens of each prompt, the attention rule, and each kernel's launches.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+KERNELS = {
+    "attention": ("attention.launch_triton", "paged_attention"),
+    "head": ("statistics.head_triton", "head_kernel"),
+    "rows": ("statistics.rows_triton", "rows_kernel"),
+    "weights": ("statistics.soft_embedding_triton", "weights_kernel"),
+}
+
+
+class Counted:
+    """A kernel or its launcher; counts its launches."""
+
+    def __init__(self, name: str, original: Any) -> None:
+        self.name, self.original = name, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        LAUNCHED[self.name] += 1
+        return self.original(*args, **kwargs)
+
+    def __getitem__(self, grid: Any) -> Any:
+        LAUNCHED[self.name] += 1
+        return self.original[grid]
+
+
+LAUNCHED: Counter[str] = Counter()
+
+
+def count_launches() -> None:
+    for name, (module, attribute) in KERNELS.items():
+        owner = importlib.import_module(f"vllm_dllm.ops.{module}")
+        setattr(owner, attribute, Counted(name, getattr(owner, attribute)))
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    from tests.support.engine import engine
+
+    params = [SamplingParams(**request) for request in job["requests"]]
+    with engine(Path(job["model"]), job["block"], **job["options"]) as running:
+        answers = running.generate(job["prompts"], params)
+        rule = type(running.runner.model_state.attention).__name__
+    return {"tokens": [tokens for tokens, _ in answers], "rule": rule}
+
+
+if __name__ == "__main__":
+    # vLLM's settings are read before its first import.
+    import tests.support.engine  # noqa: F401
+
+    count_launches()
+    for job in json.loads(sys.argv[1]):
+        LAUNCHED.clear()
+        print(json.dumps(answer(job) | {"launched": LAUNCHED}), flush=True)

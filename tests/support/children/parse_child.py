@@ -1,0 +1,122 @@
+"""Whether programs accept the options that the documentation gives them, in one process for all.
+
+    python -m tests.support.children.parse_child '[["python", "benchmarks/serve.py"], ...]'
+
+Prints a list with, for each command, what is wrong with it, or null. A script is asked for its
+help after the given options, so that it checks these and then does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import re
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from vllm_dllm.decoding import Corruption
+from vllm_dllm.settings.parsing import parse_request_options, parse_settings
+from vllm_dllm.settings.resolution import parameter_names
+
+# vLLM's subcommand -> the module that has it.
+MODULES = {
+    "serve": "vllm.entrypoints.cli.serve",
+    "chat": "vllm.entrypoints.cli.openai",
+    "complete": "vllm.entrypoints.cli.openai",
+    "bench": "vllm.entrypoints.cli.benchmark.main",
+}
+
+
+def corruption(model: str) -> Corruption:
+    """What fills fresh canvases of a tiny checkpoint."""
+    return "uniform" if "diffusiongemma" in model else "mask"
+
+
+def fault(words: list[str]) -> str | None:
+    """What is wrong with a command, if anything."""
+    program, *rest = words
+    if program == "python":
+        return script_fault(rest)
+    if rest[:1] == ["show-config"]:
+        return vllm_fault(["serve", *rest[1:]])
+    if program == "vllm-dllm":
+        return help_fault(rest, lambda: importlib.import_module("vllm_dllm.cli").main())
+    if program == "vllm":
+        return vllm_fault(rest)
+    if program == "request":
+        model, options = rest
+        return refused(
+            lambda: parse_request_options(json.loads(options), parameter_names(corruption(model)))
+        )
+    raise ValueError(f"not known how to check {program}")
+
+
+def script_fault(words: list[str]) -> str | None:
+    """Of `python SCRIPT ...` and `python -m MODULE ...`."""
+    if words[0] == "-m":
+        if importlib.util.find_spec(words[1]) is None:
+            return f"no module {words[1]}"
+        return help_fault(words[2:], lambda: runpy.run_module(words[1], run_name="__main__"))
+    if not Path(words[0]).is_file():
+        return f"no file {words[0]}"
+    return help_fault(words[1:], lambda: runpy.run_path(words[0], run_name="__main__"))
+
+
+def help_fault(options: list[str], run: Any) -> str | None:
+    """What a program says to its options, and which of them its help does not name."""
+    output = io.StringIO()
+    sys.argv = ["program", *options, "--help"]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            run()
+        return "did not stop at --help"
+    except SystemExit as ended:
+        if ended.code:
+            return output.getvalue()[-500:]
+    except Exception:
+        return traceback.format_exc()[-1000:]
+    known = set(re.findall(r"--[\w-]+", output.getvalue()))
+    given = {word.partition("=")[0] for word in options if word.startswith("--")}
+    return f"no option {', '.join(sorted(given - known))}" if given - known else None
+
+
+def vllm_fault(words: list[str]) -> str | None:
+    """Of `vllm SUBCOMMAND ...`; the settings of a server are read, too."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    # The parser of `vllm bench` looks there for its name.
+    sys.argv = ["vllm", *words]
+    parser = FlexibleArgumentParser()
+    subparsers = parser.add_subparsers(required=True)
+    for command in importlib.import_module(MODULES[words[0]]).cmd_init():
+        command.subparser_init(subparsers)
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output):
+            args = parser.parse_args(words)
+    except (SystemExit, ValueError) as error:
+        return output.getvalue()[-500:] or str(error)
+    names = parameter_names(corruption(words[1]))
+    return refused(
+        lambda: parse_settings(getattr(args, "additional_config", None), lambda _: names)
+    )
+
+
+def refused(run: Any) -> str | None:
+    """The error that a function raises, as text."""
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, "")
+    faults = [fault(words) for words in json.loads(sys.argv[1])]
+    print(json.dumps(faults))

@@ -1,0 +1,60 @@
+"""What docs/clients.md says: its table, and the block of code of each client."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "clients.md"
+# As the page writes them: where the server is, and what it serves.
+ADDRESS, MODEL = "http://localhost:8000", "MODEL"
+# The columns of the table that say what works, by the word that a block prints in front of it.
+COLUMNS = {
+    "chat": "chat",
+    "stream": "stream",
+    "structured": "structured output",
+    "tools": "tools",
+    "options": "our options",
+}
+
+SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+FENCE = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINE = re.compile(r"^([a-z]+(?:, [a-z]+)?): (.*)$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A client's code on the page: its language, and its text."""
+
+    language: str
+    text: str
+
+    def at(self, address: str, model: str) -> str:
+        """The text for another server. `address` is without a path."""
+        return self.text.replace(ADDRESS, address).replace(MODEL, model)
+
+
+def sections() -> dict[str, str]:
+    """The text below each heading."""
+    _, *parts = SECTION.split(PAGE.read_text("utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def blocks() -> dict[str, Block]:
+    """The block of each client, by the client's heading."""
+    found = {title: FENCE.search(text) for title, text in sections().items()}
+    return {title: Block(*fence.groups()) for title, fence in found.items() if fence}
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The rows of what works by the client's name, each by the heads of its columns."""
+    lines = [line for line in sections()["What works"].splitlines() if line.startswith("| ")]
+    heads, *clients = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = [dict(zip(heads, client, strict=True)) for client in clients]
+    return {row["client"].split("](")[0].lstrip("["): row for row in rows}
+
+
+def printed(output: str) -> dict[str, str]:
+    """What a block prints, by the word in front of it."""
+    return dict(LINE.findall(output))

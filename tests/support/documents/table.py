@@ -1,0 +1,165 @@
+"""What the documentation's commands need to be run here, and why some are not run.
+
+To extend it:
+
+- a command that cannot be run here: a row in `NOT_RUN` with the reason;
+- one that a test of its own runs: a row in `RUN_BY` with the test;
+- one that takes too long: its script in `SHORTER`, with options that make it short;
+- a benchmark: its script in `BENCHMARKS`, with all options of a short run;
+- a block of output: a row in `OUTPUT` with the beginning of its first line;
+- a published model: an expression in `TWINS`; another word to be filled in: `PLACEHOLDERS`;
+- a program that asks a server: `CLIENTS`, unless the address is in the command.
+
+Every row must be needed: `test_every_command.py` fails for one that matches nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+TINY = "examples/tiny/checkpoints"
+QUANTIZED = "examples/quantize/checkpoints"
+
+
+class Row(NamedTuple):
+    """What is said of the commands or blocks of a page that begin so; None means of any page."""
+
+    page: str | None
+    begins: str
+    says: str
+
+    def matches(self, page: str, text: str) -> bool:
+        return self.page in (page, None) and text.lstrip().startswith(self.begins)
+
+
+NETWORK = "needs the network"
+GPU = "needs a GPU"
+SYSTEM = "changes the user's system"
+CLUSTER = "needs a cluster"
+
+# Blocks without a language that are not commands.
+OUTPUT = (
+    Row("README.md", "user: ", "what the demo prints, see tests/serving/servers/test_demo.py"),
+    Row("docs/attention.md", "block_causal(4), queries", "a picture of a mask"),
+    Row("docs/attention.md", "window_symmetric(5), queries", "a picture of a mask"),
+    Row("docs/structure.md", "prefill chunk(s) ->", "the life of a request"),
+    Row("docs/upstream/compiled_models_on_the_cpu.md", "Compiling model again", "lines of a log"),
+    Row("docs/upstream/numbers_beyond_their_types.md", "POST ", "a request that kills vLLM"),
+)
+
+NO_BUILDER = "needs a container engine"
+
+NOT_RUN = (
+    Row("docs/upstream/compiled_models_on_the_cpu.md", "import os", NETWORK),
+    Row("docs/upstream/prompts_that_end_in_u_fffd.md", "import os", NETWORK),
+    Row("README.md", "pip install vllm-dllm", NETWORK),
+    Row("docs/deployment.md", "docker ", NO_BUILDER),
+    Row("docs/deployment.md", "kubectl ", CLUSTER),
+    Row("docs/deployment.md", "helm ", CLUSTER),
+    Row("docs/deployment.md", "make schemas", NETWORK),
+    Row("docs/deployment.md", "make ray", NETWORK),
+    Row(None, "make setup", SYSTEM),
+    Row("docs/performance.md", "make bench-gpu", GPU),
+    Row("docs/quantization.md", "python3.11 -m venv quantize-env", NETWORK),
+    Row("docs/quantization.md", "quantize-env/bin/python", "needs that environment"),
+    Row("docs/quantization.md", "QUANTIZED=...", "is to be filled in"),
+    Row("docs/quantization.md", "python benchmarks/accuracy.py $QUANTIZED", GPU),
+    Row("docs/attention.md", "python benchmarks/ops/", GPU),
+    Row("docs/attention.md", "vllm serve MODEL --attention-backend CUSTOM", GPU),
+)
+
+THIRD_PARTY = "tests/serving/servers/test_third_party.py::test_installed_algorithm_over_http"
+FAMILY = (
+    "tests/serving/engines/test_third_party_family.py::test_installed_family_equals_transformers"
+)
+RELEASE = "tests/test_release.py::test_a_release_installs_by_the_readme_and_answers"
+CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
+SELFTEST = "tests/serving/engines/test_selftest.py::test_every_case_of_this_machine_passes"
+RAY_DATA = "tests/cluster/test_ray.py::test_rows_survive_a_killed_engine"
+RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
+TRACES = "tests/serving/servers/test_traces.py::test_watch_and_its_page"
+LIVE_PAGE = (
+    "tests/serving/servers/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
+)
+RECEIVER = "tests/serving/engines/test_weight_updates.py::test_new_weights_from_a_worker_extension"
+RUN_BY = (
+    Row("docs/weights.md", "class Receiver:", RECEIVER),
+    Row("docs/traces.md", "vllm-dllm watch", TRACES),
+    Row("docs/traces.md", "vllm-dllm trace", TRACES),
+    Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
+    Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),
+    Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
+    Row("README.md", "pip install -r https://", RELEASE),
+    Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
+    Row(None, "vllm-dllm selftest --bench", SELFTEST),
+    Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
+    Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),
+    Row("docs/adding_an_algorithm.md", "curl", THIRD_PARTY),
+    Row("docs/adding_a_family.md", "pip install ./block_qwen2", FAMILY),
+    Row("docs/adding_a_family.md", "vllm serve MODEL", FAMILY),
+)
+
+BENCHMARK = re.compile(r"benchmarks/[\w/]+\.py")
+# Script that the documentation names -> options with which it takes a minute or two.
+BENCHMARKS = {
+    "benchmarks/accuracy.py": f"{TINY}/tiny-llada2 --per-task 2 --json OUT",
+    "benchmarks/constrained_steps.py": (
+        '--eager --rounds 1 --steps 2 --vocabularies "272 tokens" --json OUT'
+    ),
+    "benchmarks/fidelity.py": "--model tiny-llada2 --per-task 1 --json OUT",
+    "benchmarks/fuzz.py": "--model sdar --bodies 250 --json OUT",
+    "benchmarks/gemma.py": "--rounds 1 --json OUT",
+    "benchmarks/model_memory.py": "--check",
+    "benchmarks/ops/attention.py": "--quick",
+    "benchmarks/ops/row_stats.py": "--quick",
+    "benchmarks/report.py": "--check",
+    "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1 --json OUT",
+    "benchmarks/serve.py": "--eager --concurrency 1 --least 2 --rounds 1 --turns 1 --json OUT",
+    "benchmarks/soak.py": "--model sdar --requests 250 --patience 600 --json OUT",
+    "benchmarks/start_up.py": "--models tiny-sdar --eager --later 1 --json OUT",
+    "benchmarks/step_time.py": "--requests 1 --steps 4 --json OUT",
+}
+
+# Commands that take seconds, and so are run by `make test`; the others by `make test-long`.
+QUICK = (
+    Row(None, ".venv/bin/vllm-dllm check", ""),
+    Row(None, "vllm-dllm check", ""),
+    Row(None, "vllm-dllm show-config", ""),
+    Row("docs/attention.md", ".venv/bin/python -m vllm_dllm.ops.attention.masks", ""),
+)
+
+# Script, module or target -> what makes it short. It follows what the documentation says,
+# and the last of two options counts. What this does not name is run as it stands.
+SHORTER = {
+    "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
+    "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",
+    "examples.tiny.train_llada2": "--steps 2 --held-out 1",
+    "examples.tiny.train_sdar": "--steps 2 --held-out 1",
+    "pytest": "--collect-only",  # the tests themselves run in this suite
+}
+
+# Expression for the name of a model -> the tiny checkpoint that stands for it.
+TWINS = {
+    r"MODEL": f"{TINY}/tiny-llada2",
+    r"inclusionAI/LLaDA2[\w.-]*": f"{TINY}/tiny-llada2",
+    r"JetLM/SDAR[\w.-]*|Gen-Verse/TraDo[\w.-]*|OpenMOSS-Team/DiRL[\w.-]*": f"{TINY}/tiny-sdar",
+    r"google/diffusiongemma[\w.-]*": f"{TINY}/tiny-diffusiongemma",
+    r"/path/to/a-quantized-llada2": f"{QUANTIZED}/tiny-llada2-nvfp4",
+    r"/path/to/an-unquantized-one": f"{TINY}/tiny-llada2",
+}
+
+# Other words that a reader fills in. The files are made in the folder where commands run.
+PLACEHOLDERS = {
+    "OUT": "out",
+    "NAME": "block_causal",
+    "photo.jpg": "docs/photo.jpg",
+}
+
+# Programs that ask a server at localhost:8000 without naming it.
+CLIENTS = ("vllm chat", "vllm complete", "vllm bench serve")
+
+
+def twin(name: str) -> str | None:
+    """The tiny checkpoint for the name of a model, or None if it is not such a name."""
+    return next((path for pattern, path in TWINS.items() if re.fullmatch(pattern, name)), None)
