@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup ray demo test test-long test-fast test-clients test-browser test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
+.PHONY: help setup ray demo test-quick test test-long test-clients test-browser test-versions fuzz soak bench bench-gpu bench-ops schemas docs lint format clean
 
 # Tests and benchmarks compare tokens and times: one OpenMP thread, no hub.
 export OMP_NUM_THREADS ?= 1
@@ -19,6 +19,11 @@ demo: setup ## serve a small checkpoint and chat with it (MODEL=tiny-llada2, tin
 	@$(bin)/vllm-dllm demo --model $(or $(MODEL),tiny-llada2)
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
+core := attention checkpoints constraints decoding engine families frontend kv_transfer ops settings startup
+test-quick: setup ## unit tests of the core, in less than a minute: no engine, no server
+	@$(bin)/python -m pytest -n 2 --dist loadfile -m "not engine and not slow and not long" \
+	  tests/test_rooms.py $(addprefix tests/,$(core))
+
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
 pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 test: setup ## the tests, but for those that `make test-long` adds
@@ -26,9 +31,6 @@ test: setup ## the tests, but for those that `make test-long` adds
 
 test-long: setup ray ## all tests, but for those of `make test-clients`
 	@$(pytest) -m "not clients and not browser"
-
-test-fast: setup ## the tests that start no engine
-	@$(bin)/python -m pytest -m "not engine and not e2e and not slow and not long and not browser"
 
 test-clients: setup ## the clients of docs/clients.md that need an environment of their own
 	@scripts/clients.sh
