@@ -359,23 +359,14 @@ def shapes() -> Iterator[Sequence[str]]:
 def weights() -> Iterator[Sequence[str]]:
     """The table of weights, and of the least number of devices."""
     yield [
-        *("shape", "weights", *(f"{n}" for n in COUNTS)),
-        *(f"{name}: devices, KV tokens" for name in DEVICES),
+        *("shape", *(f"{scheme.name}, GB" for scheme in schemes(""))),
+        *(f"bfloat16 on {name}: devices, KV tokens" for name in DEVICES),
     ]
     for name, model in SHAPES.items():
-        for scheme in schemes(name):
-            parts = [_gigabytes(model, scheme, devices) for devices in COUNTS]
-            fits = [least(model, scheme, memory) for memory in DEVICES.values()]
-            places = [f"{f.devices}, {f.tokens // 1000:,} k" if f else "more than 8" for f in fits]
-            stored = f"{scheme.name}, groups of {scheme.group}" if scheme.group else scheme.name
-            yield [name, stored, *parts, *places]
-
-
-def _gigabytes(model: Geometry, scheme: Weights, devices: int) -> str:
-    try:
-        return f"{(parameter_bytes(model, scheme, devices) + table_bytes(model)) / 1e9:.1f}"
-    except UnevenError:
-        return "-"
+        sizes = [parameter_bytes(model, each) + table_bytes(model) for each in schemes(name)]
+        fits = [least(model, unquantized(), memory) for memory in DEVICES.values()]
+        places = [f"{f.devices}, {f.tokens // 1000:,} k" if f else "more than 8" for f in fits]
+        yield [name, *(f"{size / 1e9:.1f}" for size in sizes), *places]
 
 
 def caches() -> Iterator[Sequence[str]]:

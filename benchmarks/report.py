@@ -29,7 +29,7 @@ DOCUMENTS = [
     for name in ("fidelity.md", "performance.md", "structured_output.md", "tiny_models.md")
 ]
 # No table is made from result files whose names begin so.
-WITHOUT_TABLES = ("fuzz", "soak")
+WITHOUT_TABLES = ("fuzz", "ops", "soak")
 # Colours that can be told apart without telling red from green, and in greyscale.
 BLUE, ORANGE, GREY = "#1f6fb4", "#e07b1a", "#8a8a8a"
 DARK = "#15354f"

@@ -31,7 +31,7 @@ def row(name: str) -> str:
             cells.append("refused")
             continue
         version = f" {route.flash_version}" if route.flash_version else ""
-        page = f", pages of {route.page_size}" if route.page_size else ""
+        page = f" ({route.page_size})" if route.page_size else ""
         cells.append(f"`{route.backend}`{version}, {route.method}{page}")
     return "| " + " | ".join(cells) + " |"
 

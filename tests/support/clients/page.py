@@ -1,4 +1,4 @@
-"""What docs/clients.md says: its table, and the block of code of each client."""
+"""What docs/clients.md says: its table, and the code of each client, on the page or in a file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ COLUMNS = {
 }
 
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
-FENCE = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^\| \[(.+?)\]\(\.\./(examples/clients/\w+\.py)\)", re.MULTILINE)
 LINE = re.compile(r"^([a-z]+(?:, [a-z]+)?): (.*)$", re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """A client's code on the page: its language, and its text."""
+    """A client's code: its language, and its text."""
 
     language: str
     text: str
@@ -42,9 +43,13 @@ def sections() -> dict[str, str]:
 
 
 def blocks() -> dict[str, Block]:
-    """The block of each client, by the client's heading."""
-    found = {title: FENCE.search(text) for title, text in sections().items()}
-    return {title: Block(*fence.groups()) for title, fence in found.items() if fence}
+    """The code of each client: of the file that the table links to, or of the client's section."""
+    files = FILE.findall(PAGE.read_text("utf-8"))
+    fences = {title: FENCE.search(text) for title, text in sections().items()}
+    return {
+        **{name: Block("python", (ROOT / path).read_text("utf-8")) for name, path in files},
+        **{title: Block(*fence.groups()) for title, fence in fences.items() if fence},
+    }
 
 
 def table() -> dict[str, dict[str, str]]:

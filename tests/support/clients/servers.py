@@ -56,7 +56,7 @@ def serve(family: str, log: Path) -> Server:
 def run_here(block: Block, address: str, model: str) -> str:
     """What a block of Python prints; it runs in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(compile(block.at(address, model), "docs/clients.md", "exec"), {"__name__": "__main__"})
+        exec(compile(block.at(address, model), "client", "exec"), {"__name__": "__main__"})
     return output.getvalue()
 
 
