@@ -28,14 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
     # Alone imports the package of grammars, and only where a request has a constraint.
     "vllm_dllm.constraints": {"canvas_grammar"},
-    # What happened in the steps of an answer. Only the scheduler's part knows vLLM.
-    "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings"},
-    "vllm_dllm.tracing.recorder": {
-        "numpy", "vllm", "vllm_dllm.settings", "vllm_dllm.tracing",
-    },
-    # Counters by decoding algorithm: plain numbers, and Prometheus' counters as they are given.
-    "vllm_dllm.metrics": set(),
-    "vllm_dllm.metrics.prometheus": {"vllm", "vllm_dllm.metrics"},
+    # What happened in the steps of an answer.
+    "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings", "vllm_dllm.vllm_seams.channels"},
+    # Counters by decoding algorithm.
+    "vllm_dllm.metrics": {"vllm", "vllm_dllm.vllm_seams.channels"},
     # Between vLLM and the pure rooms.
     "vllm_dllm.checkpoints": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",
@@ -43,9 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.ops"},
     "vllm_dllm.engine": {
         "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
-        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.tracing",
+        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
         # Where the model state meets vLLM's runner.
-        "vllm_dllm.vllm_seams.runner",
+        "vllm_dllm.vllm_seams.runner", "vllm_dllm.vllm_seams.channels",
     },
     # vLLM's factory imports it by the name that `startup.kv_transfer` gives it.
     "vllm_dllm.kv_transfer": {"torch", "numpy", "safetensors", "vllm"},
@@ -55,12 +51,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.startup.readable": {"pydantic", "vllm_dllm.settings"},
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
-        "vllm_dllm.decoding", "vllm_dllm.metrics", "vllm_dllm.ops",
-        "vllm_dllm.settings", "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.engine",
+        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.startup",
+        "vllm_dllm.tracing", "vllm_dllm.engine", "vllm_dllm.vllm_seams.channels",
     },
     "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
     "vllm_dllm.frontend": {
         "vllm", "vllm_dllm.constraints", "vllm_dllm.settings", "vllm_dllm.tracing",
+        "vllm_dllm.vllm_seams.channels",
     },
     "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
     "vllm_dllm.vllm_seams": {
@@ -68,6 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm.settings", "vllm_dllm.startup",
     },
     "vllm_dllm.vllm_seams.wrapping": set(),
+    # Fields of vLLM's messages that carry something of ours.
+    "vllm_dllm.vllm_seams.channels": {"torch", "numpy", "vllm"},
     "vllm_dllm.vllm_seams.runner": {"vllm_dllm.vllm_seams.wrapping"},
     # The front doors.
     "vllm_dllm.plugin": {"vllm_dllm.vllm_seams"},
@@ -114,6 +113,8 @@ OPTIONAL = {
     "vllm_dllm.engine.records",
     "vllm_dllm.engine.row_options",
     "vllm_dllm.engine.token_choice",
+    "vllm_dllm.metrics",
+    "vllm_dllm.tracing.recorder",
 }
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 

@@ -28,7 +28,7 @@ from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.engine import logprobs
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.slots import Mark, SlotState
-from vllm_dllm.tracing.records import PassFlags
+from vllm_dllm.vllm_seams.channels import PassFlags
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

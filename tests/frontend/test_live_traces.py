@@ -10,7 +10,7 @@ import pytest
 
 from vllm_dllm.frontend import live_traces
 from vllm_dllm.frontend.live_traces import MOST_ANSWERS, LiveTraces
-from vllm_dllm.tracing.records import PassFlags, Record
+from vllm_dllm.vllm_seams.channels import PassFlags, Record
 
 WIDTH = 4
 

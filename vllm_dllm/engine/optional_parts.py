@@ -18,7 +18,7 @@ from vllm_dllm.engine.slots import SlotState
 if TYPE_CHECKING:
     from vllm_dllm.engine.constraints import Constraints
     from vllm_dllm.engine.logprobs import LogprobReports
-    from vllm_dllm.engine.records import StepRecords
+    from vllm_dllm.engine.records import PassRecorder
     from vllm_dllm.engine.row_options import RowOptionState
     from vllm_dllm.engine.step import StepObserver
     from vllm_dllm.settings.resolution import Choice
@@ -89,11 +89,11 @@ class OptionalParts:
         return self._kept(LogprobReports(self.slots, self.rows, self.logprobs_mode))
 
     @cached_property
-    def records(self) -> StepRecords:
+    def records(self) -> PassRecorder:
         """Records of passes over canvases."""
-        from vllm_dllm.engine.records import StepRecords
+        from vllm_dllm.engine.records import PassRecorder
 
-        return StepRecords(self.slots, self)
+        return PassRecorder(self.slots, self)
 
     def _kept(self, part: AnyPart) -> AnyPart:
         self.made.append(part)

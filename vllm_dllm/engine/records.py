@@ -1,6 +1,6 @@
 """A record of each pass over the canvases of requests that ask for a trace.
 
-Records are rows that follow the rows of logprobs; see `tracing.records`.
+Records travel with the step's logprobs; see `vllm_seams.channels`.
 
 The logprob of a decided token usually follows from the probability that the decoding algorithm
 reads anyway; `need_rows` says when it does not. Only then are whole rows of logits read, as for a
@@ -26,7 +26,13 @@ from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import Choice
 from vllm_dllm.settings.resolved import ResolvedRequest
-from vllm_dllm.tracing.records import ABSENT, GIVEN, UNDECIDED
+from vllm_dllm.vllm_seams.channels import (
+    ABSENT,
+    GIVEN,
+    UNDECIDED,
+    StepRecords,
+    TracedLogprobs,
+)
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
@@ -69,20 +75,18 @@ def need_rows(
     return draws and not raw
 
 
-class StepRecords:
+class PassRecorder:
     """Records the passes of a step, between the update of its canvases and its output.
 
     Attributes:
-        pending: what was recorded in this step, until `add_to`: the slots of the recorded canvases
-            in batch order, on the host, and int32 ``[3, m + m * L]``: ids, scores and bits of the
-            headers, then those of the positions, see `tracing.records`. Scores are the bits of
-            float32.
+        pending: what was recorded in this step, until `add_to`. Until then, slots are in the place
+            of indices in the batch.
     """
 
     def __init__(self, slots: SlotState, parts: OptionalParts) -> None:
         self.slots = slots
         self.parts = parts
-        self.pending: tuple[np.ndarray, torch.Tensor] | None = None
+        self.pending: StepRecords | None = None
 
     def row_options(
         self,
@@ -136,12 +140,13 @@ class StepRecords:
         start = state.start.index_select(0, request.slots)
         on_host = request.on_host[recorded]
         logprobs = self._logprobs(on_host, logprob)
-        columns = (
-            *(rows(start).int(), tokens.int().flatten()),
-            *(rows(plan.status.step), logprobs.view(torch.int32).flatten()),
-            *(rows(outcome.flags).int(), probability.view(torch.int32).flatten()),
+        headers = (rows(start).int(), rows(plan.status.step), rows(outcome.flags).int())
+        self.pending = StepRecords(
+            on_host.tolist(),
+            torch.stack(headers),
+            tokens.int(),
+            torch.stack((logprobs, probability)),
         )
-        self.pending = on_host, torch.cat(columns).view(3, -1)
 
     def _logprobs(self, on_host: np.ndarray, read: torch.Tensor) -> torch.Tensor:
         """Logprobs of the tokens that this pass decided, float32 ``[m, L]``.
@@ -169,37 +174,14 @@ class StepRecords:
         on_host: np.ndarray,
         num_sampled: torch.Tensor,
         first: torch.Tensor,
-    ) -> LogprobsTensors | None:
-        """See `StepObserver`: return the step's logprobs followed by its `pending` records."""
+    ) -> LogprobsTensors | TracedLogprobs | None:
+        """See `StepObserver`: return the step's logprobs together with its `pending` records."""
         pending, self.pending = self.pending, None
         if pending is None:
             return logprobs
-        recorded_on_host, columns = pending
-        recorded = set(recorded_on_host.tolist())
-        indices = [i for i, slot in enumerate(on_host.tolist()) if slot in recorded]
-        starts, own = [0] * len(on_host), 0
-        if logprobs is not None:
-            starts = list(logprobs.cu_num_generated_tokens or starts)
-            own = len(logprobs.logprob_token_ids)
-        marks = [*starts[: len(on_host)], own, *indices]
-        return _joined(logprobs, columns, marks)
-
-
-def _joined(
-    logprobs: LogprobsTensors | None, columns: torch.Tensor, marks: list[int]
-) -> LogprobsTensors:
-    """Join logprobs and the rows of records that follow them, ``[3, rows]`` as in `StepRecords`."""
-    ids, scores, bits = columns.unbind()
-    ids, scores = ids.unsqueeze(1), scores.view(torch.float32).unsqueeze(1)
-    if logprobs is None:
-        return LogprobsTensors(ids, scores, bits, marks)
-    device, width = logprobs.logprobs.device, logprobs.logprobs.shape[1]
-    return LogprobsTensors(
-        torch.cat([logprobs.logprob_token_ids, padded(ids.to(device), width, 0)]),
-        torch.cat([logprobs.logprobs, padded(scores.to(device), width, 0)]),
-        torch.cat([logprobs.selected_token_ranks, bits.to(device)]),
-        marks,
-    )
+        recorded = set(pending.request_indices)
+        pending.request_indices = [i for i, s in enumerate(on_host.tolist()) if s in recorded]
+        return TracedLogprobs(logprobs, pending)
 
 
 def _read(

@@ -31,6 +31,7 @@ from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.ops.compiled import compiled, compiling_ahead
 from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.vllm_seams.channels import encode_passes
 
 
 class DiffusionSampler:
@@ -268,7 +269,7 @@ class DiffusionSampler:
         ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
         # The scheduler ends requests that are not sound. If a canvas' keys and values are pending,
         # it goes back to the start of that canvas.
-        nans = torch.where(sound, outcome.flags, ends).int()
+        nans = encode_passes(sound, outcome.flags, ends)
         sampled = ((outcome.out - tail) * sound).int()
         if self.slots.window is None:
             rejected = plan.request.width * ~(outcome.advances & sound)

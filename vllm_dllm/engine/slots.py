@@ -36,7 +36,7 @@ NO_TOKEN = -1
 
 
 class Mark(IntEnum):
-    """Why a request ends; the scheduler reads it in vLLM's number of NaNs of a canvas."""
+    """Why a request ends, see `vllm_seams.channels.encode_passes`."""
 
     NONE = 0
     UNSOUND = 1  # the canvas was read with NaN or infinities

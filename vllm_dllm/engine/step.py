@@ -33,12 +33,13 @@ from vllm_dllm.engine.slots import (
 )
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.tracing.records import PassFlags
+from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsTensors
 
     from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.vllm_seams.channels import TracedLogprobs
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
@@ -106,8 +107,7 @@ class StepOutcome:
             leaves, or of the same canvas if it has waited for its constraint.
         advances: the canvas leaves, and its keys and values are final, so the cache advances past
             it; with fused commits they may still have to be written.
-        flags: int64 ``[n]``, what is reported to the scheduler about the pass: minus its
-            `PassFlags`.
+        flags: int64 ``[n]``, what is reported to the scheduler about the pass, `PassFlags`.
         out: int64 ``[n]``, length of the prefix that has been output after this step.
     """
 
@@ -147,7 +147,7 @@ class StepObserver(Protocol):
         on_host: np.ndarray,
         num_sampled: torch.Tensor,
         first: torch.Tensor,
-    ) -> LogprobsTensors | None:
+    ) -> LogprobsTensors | TracedLogprobs | None:
         """Add to the logprobs of a step's output.
 
         Args:
@@ -272,11 +272,11 @@ class CanvasUpdate:
         advances: torch.Tensor,
     ) -> torch.Tensor:
         """See `StepOutcome.flags`; `skips` is None if no canvas can be waiting."""
-        flags = torch.add(commits * -int(PassFlags.COMMITTED), leaves, alpha=-int(PassFlags.LEFT))
+        flags = torch.add(commits * int(PassFlags.COMMITTED), leaves, alpha=int(PassFlags.LEFT))
         if skips is not None:
-            flags = torch.add(flags, skips, alpha=-int(PassFlags.WAITED))
+            flags = torch.add(flags, skips, alpha=int(PassFlags.WAITED))
         if self.policy.fused and not self.policy.two_blocks:
-            flags = torch.add(flags, leaves & ~advances, alpha=-int(PassFlags.KV_PENDING))
+            flags = torch.add(flags, leaves & ~advances, alpha=int(PassFlags.KV_PENDING))
         return flags
 
     def decided(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:

@@ -6,7 +6,7 @@ over a request that has just ended is not counted.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from typing import Any
 
 from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
@@ -16,9 +16,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from vllm_dllm.metrics.counts import Increments, packed
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
-from vllm_dllm.tracing.records import PassFlags
+from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes, put_counts
 
 
 class CountingRules(DiffusionScheduler):
@@ -28,10 +27,10 @@ class CountingRules(DiffusionScheduler):
         super().__init__(*args, **kwargs)
         self.default_algorithm: str = self.vllm_config.model_config.dllm.choose().algorithm.name
         self._algorithm_of: dict[str, str] = {}
-        self._marks: dict[str, int] = {}
-        # Kept until the next statistics are made, because an aborted request may end between two
-        # steps.
-        self._increments: defaultdict[str, Increments] = defaultdict(Increments)
+        self._flags: dict[str, int] = {}
+        # (algorithm, counter) -> its growth, kept until the next statistics are made, because an
+        # aborted request may end between two steps.
+        self._counts: Counter[tuple[str, str]] = Counter()
 
     def add_request(self, request: Request) -> None:
         """Note the algorithm of a request that begins."""
@@ -47,26 +46,26 @@ class CountingRules(DiffusionScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Count the step; the methods that vLLM calls meanwhile read the sampler's marks."""
-        self._marks = model_runner_output.num_nans_in_logits or {}
+        """Count the step; the methods that vLLM calls meanwhile read what its passes did."""
+        self._flags, _ = decode_passes(model_runner_output)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def make_spec_decoding_stats(
         self, *args: Any, num_accepted_tokens: int, request_id: str, **kwargs: Any
     ) -> Any:
         """Count a pass over a canvas, for which vLLM calls this once."""
-        increments = self._increments[self._algorithm_of[request_id]]
-        # A failure is a positive number; the algorithm did run in that last pass.
-        told = max(-self._marks.get(request_id, 0), 0)
-        if told & PassFlags.COMMITTED:
-            increments.commit_passes += 1
-        elif told & PassFlags.WAITED:
-            increments.waiting_passes += 1
+        algorithm = self._algorithm_of[request_id]
+        # In a pass that failed, the algorithm did run.
+        flags = self._flags.get(request_id, 0)
+        if flags & PassFlags.COMMITTED:
+            self._counts[algorithm, "commit_passes"] += 1
+        elif flags & PassFlags.WAITED:
+            self._counts[algorithm, "waiting_passes"] += 1
         else:
-            increments.denoising_steps += 1
-        if told & PassFlags.LEFT:
-            increments.blocks += 1
-        increments.committed_tokens += num_accepted_tokens
+            self._counts[algorithm, "denoising_steps"] += 1
+        if flags & PassFlags.LEFT:
+            self._counts[algorithm, "blocks"] += 1
+        self._counts[algorithm, "committed_tokens"] += num_accepted_tokens
         return super().make_spec_decoding_stats(
             *args, num_accepted_tokens=num_accepted_tokens, request_id=request_id, **kwargs
         )
@@ -76,20 +75,21 @@ class CountingRules(DiffusionScheduler):
     ) -> tuple[list[int], bool]:
         """Count the tokens of an answer, which ends within a block."""
         tokens, stopped = super()._update_request_with_output(request, *args, **kwargs)
-        self._increments[self._algorithm_of[request.request_id]].generation_tokens += len(tokens)
+        algorithm = self._algorithm_of[request.request_id]
+        self._counts[algorithm, "generation_tokens"] += len(tokens)
         return tokens, stopped
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """Count a request that ends."""
-        self._increments[self._algorithm_of.pop(request.request_id)].finished_requests += 1
+        self._counts[self._algorithm_of.pop(request.request_id), "finished_requests"] += 1
         return super()._free_request(request, *args, **kwargs)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         """Add the counts since the last call to vLLM's statistics."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
-            stats.num_kv_fetch_reqs_by_stage |= packed(self._increments)
-            self._increments.clear()
+            put_counts(stats, self._counts)
+            self._counts.clear()
         return stats
 
 

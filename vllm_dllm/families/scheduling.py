@@ -6,7 +6,8 @@ continue. The rules about canvases and prefill chunks belong to the families.
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
@@ -19,8 +20,10 @@ from vllm_dllm.families.counting import counting
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
-from vllm_dllm.tracing.recorder import Recorder
-from vllm_dllm.tracing.records import PassFlags
+from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes, take_step_records
+
+if TYPE_CHECKING:
+    from vllm_dllm.tracing.recorder import Recorder
 
 logger = init_logger("vllm.dllm")
 
@@ -48,7 +51,9 @@ class CommonRules(DiffusionScheduler):
         # commit, so its keys and values are those of a denoise step. Allocation bypasses this
         # method and caches what came before that canvas.
         self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
-        self.recorder = Recorder(self.block_length, self._asked)
+        self.recorder: Recorder | None = None  # made for the first request with a trace
+        self._began = time.monotonic()
+        self._results = 0
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """With pipeline stages, space a request's steps by as many steps as there are stages.
@@ -71,12 +76,12 @@ class CommonRules(DiffusionScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """End each request that cannot continue, with an error for it alone and a log entry.
 
-        The sampler marks the canvases of these requests (`Mark`) and reports what kind of pass the
-        others had (`PassFlags`).
+        The sampler reports why they cannot (`Mark`), and what the passes of the others did
+        (`PassFlags`).
         """
-        marks = model_runner_output.num_nans_in_logits or {}
-        for request_id, mark in marks.items():
-            if mark not in REASONS or request_id not in self.requests:
+        flags, failures = decode_passes(model_runner_output)
+        for request_id, mark in failures.items():
+            if request_id not in self.requests:
                 continue
             logger.error(
                 "dllm: request %s is ended with an error: %s", request_id, REASONS[Mark(mark)]
@@ -87,12 +92,21 @@ class CommonRules(DiffusionScheduler):
                 self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.
             self.encoder_cache_mismatch_reqs.add(request_id)
-        self.recorder.note(model_runner_output.req_ids, model_runner_output.logprobs)
+        self._results += 1
+        records = take_step_records(model_runner_output)
+        if records is not None:
+            if self.recorder is None:
+                from vllm_dllm.tracing.recorder import Recorder
+
+                self.recorder = Recorder(self._asked)
+            clock = (self._results, int(1000 * (time.monotonic() - self._began)))
+            self.recorder.note(clock, model_runner_output.req_ids, records)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        leaving = (output for each in outputs.values() for output in each.outputs)
-        self.recorder.attach(leaving, self.requests.keys())
-        for request_id, mark in marks.items():
-            if mark < 0 and -mark & PassFlags.KV_PENDING and request_id in self.requests:
+        if self.recorder is not None:
+            leaving = (output for each in outputs.values() for output in each.outputs)
+            self.recorder.attach(leaving, self.requests.keys())
+        for request_id, told in flags.items():
+            if told & PassFlags.KV_PENDING and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if it were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs

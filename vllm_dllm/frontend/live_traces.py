@@ -17,8 +17,8 @@ from vllm_dllm.frontend import front_end_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
 from vllm_dllm.tracing.assembly import Assembly
-from vllm_dllm.tracing.records import Record
 from vllm_dllm.tracing.trace import Block
+from vllm_dllm.vllm_seams.channels import Record
 
 MOST_ANSWERS = 64
 # Positions times passes, summed over all answers: a record takes 12 bytes for each, and an event

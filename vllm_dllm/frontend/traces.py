@@ -21,9 +21,8 @@ from vllm.exceptions import VLLMValidationError
 
 from vllm_dllm.settings.request import REQUEST_PREFIX, TRACING_OPTIONS, Asked
 from vllm_dllm.tracing.assembly import Assembly
-from vllm_dllm.tracing.recorder import is_labelled, taken_off
-from vllm_dllm.tracing.records import records
 from vllm_dllm.tracing.trace import Replay
+from vllm_dllm.vllm_seams import channels
 
 if TYPE_CHECKING:
     from vllm_dllm.frontend.live_traces import LiveTraces
@@ -44,21 +43,19 @@ def take_records(
         live: receives the records of every request if the server shows them.
     """
     for output in outputs:
-        if not is_labelled(output.new_logprobs):
-            continue
-        output.new_logprobs, rows, label = taken_off(output.new_logprobs)
+        sent = channels.take_records(output)
         state = request_states.get(output.request_id)
-        if state is None:  # it was aborted
+        if sent is None or state is None:  # it was aborted
             continue
-        found = records(rows, label.clocks, label.length)
+        asked, records = Asked(sent[0]), sent[1]
         # Handled separately: what the server shows must not reach an answer.
-        if live is not None and label.asked & Asked.LIVE:
-            live.add(state, found)
-        if not label.asked & ~Asked.LIVE:
+        if live is not None and asked & Asked.LIVE:
+            live.add(state, records)
+        if not asked & ~Asked.LIVE:
             continue
         if not hasattr(state, "dllm_assembly"):
-            state.dllm_assembly = Assembly(state.prompt_len, label.asked)
-        state.dllm_assembly.add(found)
+            state.dllm_assembly = Assembly(state.prompt_len, asked)
+        state.dllm_assembly.add(records)
 
 
 def add_traces(state: Any, completion: Any) -> None:

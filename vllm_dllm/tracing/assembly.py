@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_dllm.settings.request import Asked
-from vllm_dllm.tracing.records import GIVEN, UNDECIDED, PassFlags, Record
 from vllm_dllm.tracing.trace import Block, Event, Pass, Trace
+from vllm_dllm.vllm_seams.channels import GIVEN, UNDECIDED, PassFlags, Record
 
 
 class TraceError(ValueError):
@@ -114,7 +114,7 @@ def _block(canvas: _Canvas) -> Block:
         if record.denoised:
             kind = "denoise"
             block.events += _events(record, held)
-        elif record.told & PassFlags.COMMITTED:
+        elif record.flags & PassFlags.COMMITTED:
             kind = "commit"
         clock = (record.engine_step, record.milliseconds)
         block.passes.append(Pass(kind, _steps(record), *clock))

@@ -21,14 +21,14 @@ def apply() -> None:
 
 
 def _add_counters(original: Callable[..., None]) -> Callable[..., None]:
-    from vllm.v1.metrics.loggers import PrometheusStatLogger
-
-    from vllm_dllm.metrics.prometheus import AlgorithmCounters
-
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         original(self, vllm_config, *args, **kwargs)
         if not is_ours(vllm_config.model_config):
             return
+        from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+        from vllm_dllm.metrics import AlgorithmCounters
+
         # vLLM makes a logger, or uses one that it is given, such as Ray's.
         *_, vllms = (each for each in self.stat_loggers if isinstance(each, PrometheusStatLogger))
         names = vllm_config.model_config.dllm.algorithm_names

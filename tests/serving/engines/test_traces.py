@@ -11,7 +11,7 @@ from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
 from tests.support.engine import Engine, count_calls, engine
 from tests.support.mixed_requests import FAMILIES, TRACED, completions, mixed
 from vllm_dllm.decoding import get_algorithm
-from vllm_dllm.metrics.counts import COUNTERS, metric_name
+from vllm_dllm.metrics import COUNTERS, metric_name
 
 pytestmark = pytest.mark.engine
 
@@ -47,7 +47,7 @@ def steps(running: Engine) -> float:
 
 
 def by_algorithm(running: Engine) -> Counter[tuple[str, str]]:
-    """(algorithm, counter) -> its value, see `vllm_dllm.metrics.counts`."""
+    """(algorithm, counter) -> its value, see `vllm_dllm.metrics`."""
     names = {metric_name(counter): counter for counter in COUNTERS}
     return Counter(
         {

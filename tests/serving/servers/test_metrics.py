@@ -19,7 +19,7 @@ from tests.support import oracle
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import AS_SERVED, Server
 from vllm_dllm.decoding import algorithms
-from vllm_dllm.metrics.counts import COUNTERS, metric_name
+from vllm_dllm.metrics import COUNTERS, metric_name
 
 pytestmark = pytest.mark.e2e
 

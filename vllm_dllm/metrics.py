@@ -1,0 +1,83 @@
+"""Prometheus counters by decoding algorithm, which vLLM's own diffusion metrics do not separate.
+
+The scheduler counts, see `families.counting`; this module is for the process that has vLLM's
+Prometheus metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
+
+from vllm_dllm.vllm_seams.channels import Counts, take_counts
+
+# Name of a counter -> its description in Prometheus.
+COUNTERS: Mapping[str, str] = {
+    "denoising_steps": "Number of passes over a request's canvas in which its algorithm ran.",
+    "commit_passes": "Number of passes over a request's canvas that only committed it.",
+    "waiting_passes": "Number of passes over a request's canvas in which it waited for others.",
+    "blocks": "Number of canvases that have left.",
+    "committed_tokens": "Number of committed (finalized) tokens.",
+    "generation_tokens": "Number of tokens of answers.",
+    "finished_requests": "Number of requests that have ended, for whatever reason.",
+}
+LABELS = ["model_name", "engine", "algorithm"]
+
+
+def metric_name(counter: str) -> str:
+    """The name in Prometheus, to which the Prometheus client adds ``_total``.
+
+    It must not contain the name of one of vLLM's counters, because ``vllm bench serve`` adds up all
+    counters with ``num_denoising_steps`` or ``num_committed_tokens`` in their names.
+    """
+    return f"vllm:diffusion_{counter}_by_algorithm"
+
+
+class AlgorithmCounters(AggregateStatLoggerBase):
+    """Counters with vLLM's labels and the algorithm's name.
+
+    The counters of every algorithm that requests may choose exist from the start, at 0, so that a
+    rate includes the first requests.
+    """
+
+    def __init__(self, vllms: PrometheusStatLogger, algorithms: Iterable[str]) -> None:
+        """Register the counters, which vLLM's ``unregister_vllm_metrics`` removes like its own.
+
+        Args:
+            vllms: vLLM's logger, which has the class of counters (Ray has its own) and the values
+                of vLLM's labels by the index of an engine.
+            algorithms: the names of the registered algorithms.
+
+        Raises:
+            ValueError: the counters are registered already.
+        """
+        self._engines = vllms.per_engine_labelvalues
+        self._counters = {
+            counter: vllms._counter_cls(
+                name=metric_name(counter), documentation=documentation, labelnames=LABELS
+            )
+            for counter, documentation in COUNTERS.items()
+        }
+        nothing = {(algorithm, counter): 0 for algorithm in algorithms for counter in COUNTERS}
+        for engine in self._engines:
+            self._add(nothing, engine)
+
+    def _add(self, counts: Counts, engine: int) -> None:
+        for (algorithm, counter), number in counts.items():
+            self._counters[counter].labels(*self._engines[engine], algorithm).inc(number)
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take the counts out of an engine's statistics, before vLLM's loggers see them."""
+        if scheduler_stats is not None:
+            self._add(take_counts(scheduler_stats), engine_idx)
+
+    def log_engine_initialized(self) -> None:
+        """Do nothing: there is nothing to log about the engine."""

@@ -1,0 +1,226 @@
+"""What our worker, scheduler and front end tell each other in fields of vLLM's messages.
+
+vLLM has no place for a plugin's data on the way back from the worker, so each channel borrows a
+field. Its encoder and its decoder are here, and nothing else reads or writes that field. (On the
+way to the worker, data travels in a request's ``extra_args``, which vLLM has for plugins.)
+
+    from        to          what                        borrowed field
+    worker      scheduler   how each pass went          ``num_nans`` of the sampler's output
+    worker      scheduler   records of a step's passes  its ``logprobs_tensors``
+    scheduler   front end   records of a request        ``new_prompt_logprobs_tensors``, unused
+                                                        because prompt logprobs are refused
+    scheduler   front end   counts by algorithm         ``num_kv_fetch_reqs_by_stage``, integers by
+                                                        name in the scheduler's statistics
+
+Records exist only while a request is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+
+# How the probabilities of a record mark positions that the pass did not decide, and positions that
+# the request gave (its prompt's tail, pinned positions).
+UNDECIDED, GIVEN = -1.0, -2.0
+# The token of a position that the canvas does not have.
+ABSENT = -1
+_PREFIX = "dllm"
+
+
+class PassFlags(IntFlag):
+    """What a pass did with a sound canvas."""
+
+    KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
+    WAITED = 2  # the decoding algorithm did not run; set for a commit only if others may wait
+    COMMITTED = 4  # the pass was the canvas' commit
+    LEFT = 8  # the canvas has left, and the next one begins
+
+
+def encode_passes(sound: torch.Tensor, flags: torch.Tensor, failure: torch.Tensor) -> torch.Tensor:
+    """The ``num_nans`` of a step, int32 ``[n]``: minus the flags, or a positive failure.
+
+    Args:
+        sound: bool ``[n]``, the canvases that go on.
+        flags: int ``[n]``, their `PassFlags`.
+        failure: int ``[n]``, why the others' requests end, at least 1.
+    """
+    return torch.where(sound, -flags, failure).int()
+
+
+def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """The `PassFlags` of a step's sound canvases and the failures of the others, by request id.
+
+    Args:
+        output: vLLM's ``ModelRunnerOutput``.
+    """
+    told = output.num_nans_in_logits or {}
+    flags = {request_id: -number for request_id, number in told.items() if number <= 0}
+    return flags, {request_id: number for request_id, number in told.items() if number > 0}
+
+
+@dataclass
+class StepRecords:
+    """The records of a step: m passes over canvases of at most L positions.
+
+    Attributes:
+        request_indices: the indices in the batch of the requests that they belong to.
+        headers: int32 ``[3, m]``: the absolute position where each canvas starts, the number of its
+            denoise steps before, and its `PassFlags`.
+        tokens: int32 ``[m, L]``, see `Record`.
+        scores: float32 ``[2, m, L]``: the logprobs and the probabilities.
+    """
+
+    request_indices: list[int]
+    headers: Any
+    tokens: Any
+    scores: Any
+
+
+@dataclass
+class TracedLogprobs:
+    """What the sampler puts out as ``logprobs_tensors``: its logprobs, and the step's records.
+
+    It has the two methods of ``LogprobsTensors`` that vLLM's worker calls.
+    """
+
+    logprobs: LogprobsTensors | None
+    records: StepRecords
+
+    def to_cpu_nonblocking(self) -> TracedLogprobs:
+        """A copy on the host, which is complete once vLLM has waited for it."""
+        own, records = self.logprobs, self.records
+        arrays = (records.headers, records.tokens, records.scores)
+        return TracedLogprobs(
+            None if own is None else own.to_cpu_nonblocking(),
+            StepRecords(
+                records.request_indices, *(each.to("cpu", non_blocking=True) for each in arrays)
+            ),
+        )
+
+    def tolists(self) -> LogprobsLists:
+        """An envelope, which `take_step_records` opens; it has the four items vLLM expects."""
+        from vllm.v1.outputs import LogprobsLists
+
+        own, records = self.logprobs, self.records
+        arrays = (records.headers, records.tokens, records.scores)
+        content: Any = (
+            None if own is None else own.tolists(),
+            StepRecords(records.request_indices, *(each.numpy() for each in arrays)),
+        )
+        nothing: Any = None
+        return LogprobsLists(nothing, nothing, nothing, content)
+
+
+def take_step_records(output: Any) -> StepRecords | None:
+    """The records of a step, in numpy arrays; leaves its plain logprobs.
+
+    Args:
+        output: vLLM's ``ModelRunnerOutput``.
+    """
+    logprobs = output.logprobs
+    if logprobs is None or logprobs.logprobs is not None:
+        return None
+    output.logprobs, records = logprobs.cu_num_generated_tokens
+    return records
+
+
+class Record(NamedTuple):
+    """One pass over a canvas.
+
+    Attributes:
+        engine_step: how many steps the engine had finished before.
+        milliseconds: when the step's result arrived, since the engine started.
+        start: absolute position of the canvas' first position, counted from the prompt's beginning.
+        step: how many denoise steps the canvas had taken before.
+        flags: what the pass did.
+        tokens: int32 ``[width]``, the canvas after the pass.
+        logprobs: float32 ``[width]``, the logprobs of the tokens that this pass decided.
+        probabilities: float32 ``[width]``, `UNDECIDED` or `GIVEN` where this pass decided nothing.
+    """
+
+    engine_step: int
+    milliseconds: int
+    start: int
+    step: int
+    flags: PassFlags
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    probabilities: np.ndarray
+
+    @property
+    def denoised(self) -> bool:
+        """Whether the decoding algorithm ran."""
+        return not self.flags & (PassFlags.COMMITTED | PassFlags.WAITED)
+
+
+_NUMBERS = 5  # the fields of a record that are numbers
+
+
+def put_records(output: Any, asked: int, records: Iterable[Record]) -> None:
+    """Send records of a request with an output.
+
+    Args:
+        output: vLLM's ``EngineCoreOutput``.
+        asked: what the request asks for.
+        records: at least one; their arrays have the length L, with `ABSENT` tokens at the end.
+    """
+    from vllm.v1.outputs import LogprobsTensors
+
+    *numbers, tokens, logprobs, probabilities = zip(*records, strict=True)
+    arrays = (torch.from_numpy(np.stack(each)) for each in (tokens, logprobs, probabilities))
+    flat = [int(number) for record in zip(*numbers, strict=True) for number in record]
+    output.new_prompt_logprobs_tensors = LogprobsTensors(*arrays, [asked, *flat])
+
+
+def take_records(output: Any) -> tuple[int, list[Record]] | None:
+    """What `put_records` was given, with the arrays cut to the canvas' width; None without records.
+
+    Args:
+        output: vLLM's ``EngineCoreOutput``.
+    """
+    sent, output.new_prompt_logprobs_tensors = output.new_prompt_logprobs_tensors, None
+    if sent is None:
+        return None
+    asked, *flat = sent.cu_num_generated_tokens
+    found = []
+    for row, first in enumerate(range(0, len(flat), _NUMBERS)):
+        engine_step, milliseconds, start, step, flags = flat[first : first + _NUMBERS]
+        tokens, logprobs, probabilities = (each[row].numpy() for each in sent[:3])
+        width = int((tokens != ABSENT).sum())
+        found.append(
+            Record(
+                *(engine_step, milliseconds, start, step, PassFlags(flags)),
+                *(tokens[:width], logprobs[:width], probabilities[:width]),
+            )
+        )
+    return asked, found
+
+
+# (algorithm, counter) -> by how much it grows.
+Counts = Mapping[tuple[str, str], int]
+
+
+def put_counts(stats: Any, counts: Counts) -> None:
+    """Send counts with vLLM's ``SchedulerStats``."""
+    stats.num_kv_fetch_reqs_by_stage |= {
+        f"{_PREFIX}:{counter}:{algorithm}": number
+        for (algorithm, counter), number in counts.items()
+    }
+
+
+def take_counts(stats: Any) -> Counts:
+    """Remove and return what `put_counts` was given."""
+    numbers, found = stats.num_kv_fetch_reqs_by_stage, {}
+    for name in [name for name in numbers if name.startswith(f"{_PREFIX}:")]:
+        _, counter, algorithm = name.split(":", 2)
+        found[algorithm, counter] = numbers.pop(name)
+    return found
