@@ -77,8 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.viewer": {"vllm_dllm.tracing.trace", "vllm_dllm.commands", "rich"},
     # Runs in vLLM's server, which imports it by the name that `startup.live_page` knows.
     "vllm_dllm.viewer.live": {
-        "starlette", "vllm", "vllm_dllm.frontend.live_traces", "vllm_dllm.startup.live_page",
-        "vllm_dllm.tracing.trace", "vllm_dllm.viewer",
+        "starlette", "vllm", "vllm_dllm.frontend", "vllm_dllm.startup.live_page",
+        "vllm_dllm.tracing.live", "vllm_dllm.viewer",
     },
     # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
     "vllm_dllm.commands": {
@@ -113,8 +113,18 @@ OPTIONAL = {
     "vllm_dllm.engine.records",
     "vllm_dllm.engine.row_options",
     "vllm_dllm.engine.token_choice",
+    "vllm_dllm.frontend.gemma_tool_parser",
+    "vllm_dllm.frontend.http_request",
+    "vllm_dllm.frontend.http_server",
+    "vllm_dllm.frontend.structured_output",
+    "vllm_dllm.frontend.tool_calls",
+    "vllm_dllm.frontend.traces",
     "vllm_dllm.metrics",
+    "vllm_dllm.tracing.assembly",
+    "vllm_dllm.tracing.live",
     "vllm_dllm.tracing.recorder",
+    "vllm_dllm.viewer.live",
+    "vllm_dllm.vllm_seams.http_endpoints",
 }
 VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 

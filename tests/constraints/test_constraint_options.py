@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_dllm.frontend.admission import resolve_options, sets_its_maximum
-from vllm_dllm.frontend.request_hooks import FrontEnd
+from vllm_dllm.frontend.admission import validate_sampling_params
+from vllm_dllm.frontend.front_end import FrontEnd
+from vllm_dllm.frontend.http_request import HttpRequest
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
 from vllm_dllm.settings.server import DllmSettings
@@ -32,7 +34,7 @@ def resolved(
 ) -> ResolvedRequest:
     extra = {f"diffusion_{name}": value for name, value in options.items()}
     params = SamplingParams(structured_outputs=structured, max_tokens=maximum, extra_args=extra)
-    return resolve_options(params, server)
+    return validate_sampling_params(params, server, own_maximum=maximum is not None)
 
 
 def test_a_request_s_options_win() -> None:
@@ -63,15 +65,18 @@ def test_options_are_refused_where_they_have_no_effect() -> None:
     ],
 )
 def test_a_maximum_of_the_request_s_own(request_class: Any, body: Any, names: Any) -> None:
-    assert not sets_its_maximum(request_class(**body))
+    def sets(**more: Any) -> bool:
+        return HttpRequest(request=request_class(**body, **more)).sets_its_maximum()
+
+    assert not sets()
     for name in names:
-        assert sets_its_maximum(request_class(**body, **{name: 5}))
-        assert not sets_its_maximum(request_class(**body, **{name: None}))
+        assert sets(**{name: 5})
+        assert not sets(**{name: None})
 
 
 def test_a_completion_always_has_a_maximum() -> None:
     """VLLM's own, 16, where it gives none."""
-    assert sets_its_maximum(CompletionRequest(prompt="a"))
+    assert HttpRequest(request=CompletionRequest(prompt="a")).sets_its_maximum()
 
 
 class Settled:
@@ -84,8 +89,8 @@ class Settled:
     def reconcile(self, params: Any, calls: Any) -> None:
         assert calls is None
 
-    def submit(self, params: Any, patient: bool, depth: int | None) -> Any:
-        assert patient, "offline"
+    def submit(self, structured: Any, patient: bool, depth: int | None) -> Any:
+        assert structured == A and patient, "offline"
         self.depths.append(depth)
         return self
 
@@ -99,14 +104,14 @@ def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[
     front_end = FrontEnd.__new__(FrontEnd)
     front_end.served, front_end.max_model_len, front_end.vocabulary_size = served(), context, 50
     settled = Settled(minimum)
-    front_end.structured = settled  # type: ignore[assignment]
+    front_end._structured, front_end._lock = settled, Lock()  # type: ignore[assignment]
 
-    def make(prompt: Any, given: SamplingParams) -> Any:
+    def make(given: SamplingParams) -> Any:
         assert given.structured_outputs is None
         given.max_tokens = given.max_tokens or context
         return SimpleNamespace(sampling_params=given, prompt_token_ids=[0] * 10)
 
-    return front_end.process(make, "a", params).sampling_params, settled
+    return front_end.process(make, params).sampling_params, settled
 
 
 @pytest.mark.parametrize(

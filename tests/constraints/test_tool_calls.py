@@ -21,13 +21,14 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 )
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
+from vllm_dllm.frontend.http_request import HttpRequest
 from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
 from vllm_dllm.vllm_seams.http_endpoints import follow_parameters
 
@@ -113,8 +114,9 @@ def test_a_tool_without_parameters_takes_any_object() -> None:
 
 def test_requests_without_tools_keep_their_constraint() -> None:
     given = StructuredOutputsParams(regex="a")
-    assert constrained_calls(SimpleNamespace(tools=None), given, no_tokenizer) is given
-    assert constrained_calls(SimpleNamespace(), None, no_tokenizer) is None
+    for request in (SimpleNamespace(tools=None), SimpleNamespace()):
+        params = SamplingParams(structured_outputs=given)
+        assert HttpRequest(request=request).constraint(params, no_tokenizer) is given
 
 
 def test_allowed_tools_cannot_be_required() -> None:

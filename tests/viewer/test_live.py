@@ -61,10 +61,6 @@ def test_all_else_is_passed_on(path: str) -> None:
     assert application.reached == [path, "/dllm"]
 
 
-def test_a_head_has_no_body() -> None:
-    assert Application().call("/dllm", method="HEAD") == (200, b"")
-
-
 def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "of the environment")
     application = Application()

@@ -61,7 +61,7 @@ def _start_an_engine() -> None:
     import vllm.entrypoints.cli.serve
     import vllm.entrypoints.launchers.api_server.entry
     import vllm.v1.engine.async_llm  # noqa: F401
-    from vllm import LLM
+    from vllm import LLM, SamplingParams
 
     llm = LLM(
         str(TINY / "tiny-sdar"),
@@ -71,7 +71,8 @@ def _start_an_engine() -> None:
         kv_cache_memory_bytes=1 << 24,
         enable_lora=True,
     )
-    llm.generate("1 + 1", use_tqdm=False)
+    traced = SamplingParams(extra_args={"diffusion_trace": True})
+    llm.generate("1 + 1", traced, use_tqdm=False)
 
 
 def _subclasses() -> Iterator[tuple[type, type]]:

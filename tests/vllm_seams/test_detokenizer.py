@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from tests.support.checkpoints import TINY
-from vllm_dllm.vllm_seams.detokenizer import StreamAfterPrompt
+from vllm_dllm.vllm_seams.outputs import StreamAfterPrompt
 
 TOKENIZER = Tokenizer.from_file(str(TINY / "tiny-llada2" / "tokenizer.json"))
 

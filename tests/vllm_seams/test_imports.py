@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOM = Path(__file__).resolve().parents[2] / "vllm_dllm" / "vllm_seams"
 # Imports vLLM, and is imported only where a server of ours is running.
-LATE = "traces"
+LATE = "http_endpoints"
 
 
 def imported_with(*modules: str) -> set[str]:

@@ -1,14 +1,19 @@
-"""A request in the process that takes it: admission and structured output."""
+"""A request in the process that takes it: admission, its constraint, its trace."""
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm_dllm.frontend.request_hooks import FrontEnd
+    from vllm_dllm.frontend.front_end import FrontEnd
+    from vllm_dllm.frontend.http_request import HttpRequest
 
 # The attribute of vLLM's input processor that holds the `FrontEnd` of a diffusion model.
 FRONT_END = "dllm_front_end"
+
+# None outside an HTTP request. All tasks that answer the request share the object.
+current: ContextVar[HttpRequest | None] = ContextVar("http_request", default=None)
 
 
 def front_end_of(input_processor: Any) -> FrontEnd | None:

@@ -22,8 +22,8 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend.http_request import HttpRequest, current
-from vllm_dllm.frontend.traces import add_to_answer
+from vllm_dllm.frontend import current
+from vllm_dllm.frontend.http_request import HttpRequest
 
 MESSAGES = "/v1/messages"
 # For each path where vLLM drops unknown fields, the fields that are known. Other endpoints keep all
@@ -76,82 +76,59 @@ class StatusAfterAdmission:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _HeldAnswer(HttpRequest(path=scope["path"]), scope, receive, send)
-        token = current.set(answer.http)
+        http, held, begun = HttpRequest(path=scope["path"]), list[Message](), False
+
+        async def release() -> None:
+            while held:
+                await send(held.pop(0))
+
+        async def take(message: Message) -> None:
+            nonlocal begun
+            held.append(message)
+            begun = begun or _may_begin(http, held)
+            if begun:
+                await release()
+
+        token = current.set(http)
         try:
-            await self._app(scope, receive, answer.take)
+            await self._app(scope, receive, take)
         except Exception:
-            # An error after a refusal is dropped: it is from a stream that vLLM believes has begun.
-            if not answer.refused and (answer.begun or answer.http.error is None):
+            # After a refusal, an error is from a stream that vLLM believes has begun.
+            if begun or http.error is None:
                 raise
         finally:
             current.reset(token)
-        await answer.end()
-
-
-class _HeldAnswer:
-    """Holds a stream until its request is admitted, and an answer until it has its traces."""
-
-    def __init__(self, http: HttpRequest, scope: Message, receive: Any, send: Send) -> None:
-        self.http = http
-        self.begun = self.refused = False
-        self._scope, self._receive, self._send = scope, receive, send
-        self._held: list[Message] = []
-
-    async def take(self, message: Message) -> None:
-        """Send a message of the application, hold it, or drop it after a refusal."""
-        if self.begun:
-            await self._send(message)
-        elif not self.refused:
-            self._held.append(message)
-            await self._settle()
-
-    async def end(self) -> None:
-        """Send what remains after the application has answered."""
-        if self.http.error is not None and not self.begun:
-            await self._refuse()
-        elif self.http.traced and not self.begun and self._held:
-            self._add_traces()
-        await self._release()
-
-    async def _settle(self) -> None:
-        first = self._held[0]
-        streams = any(
-            name == b"content-type" and value.startswith(b"text/event-stream")
-            for name, value in first.get("headers", ())
-        )
-        if self.http.request is None or not (streams or self.http.traced):
-            await self._release()
-        elif not streams:
-            return  # for `_add_traces`
-        elif self.http.error is not None:
-            await self._refuse()
-        # The first event shows that every prompt of the request was given to the engine.
-        elif self.http.admitted and len(self._held) > 1:
-            await self._release()
-
-    async def _release(self) -> None:
-        if self.refused:
+        if http.error is not None and not begun:
+            response = await _response_to(http.error, Request(scope, receive))
+            await response(scope, receive, send)
             return
-        self.begun = True
-        held, self._held = self._held, []
-        for message in held:
-            await self._send(message)
+        if http.traced and held:
+            held = _with_traces(held, http)
+        await release()
 
-    def _add_traces(self) -> None:
-        start, *parts = self._held
-        body = add_to_answer(b"".join(part["body"] for part in parts), self.http.queues)
-        headers = [(n, v) for n, v in start["headers"] if n.lower() != b"content-length"]
-        start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
-        self._held = [start, {"type": "http.response.body", "body": body}]
 
-    async def _refuse(self) -> None:
-        if self.refused:
-            return
-        self.refused = True
-        assert self.http.error is not None
-        response = await _response_to(self.http.error, Request(self._scope, self._receive))
-        await response(self._scope, self._receive, self._send)
+def _may_begin(http: HttpRequest, held: list[Message]) -> bool:
+    """Whether the messages that are held may be sent, given that nothing was sent before."""
+    streams = any(
+        name == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in held[0].get("headers", ())
+    )
+    if http.request is None or not (streams or http.traced):
+        return True
+    # The first event shows that every prompt of the request was given to the engine. An answer with
+    # traces begins when it is complete.
+    return streams and http.error is None and http.admitted and len(held) > 1
+
+
+def _with_traces(held: list[Message], http: HttpRequest) -> list[Message]:
+    """A whole answer with what its request asked for."""
+    from vllm_dllm.frontend.traces import add_to_answer
+
+    start, *parts = held
+    body = add_to_answer(b"".join(part["body"] for part in parts), http.queues)
+    headers = [(n, v) for n, v in start["headers"] if n.lower() != b"content-length"]
+    start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
+    return [start, {"type": "http.response.body", "body": body}]
 
 
 async def _response_to(error: Exception, request: Request) -> Response:

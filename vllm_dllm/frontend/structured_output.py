@@ -8,27 +8,29 @@ constraint is compiled into an automaton, which reaches the worker in the reques
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logger import init_logger
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from vllm_dllm.frontend.tool_calls import OptionalCalls
+from vllm_dllm.constraints.grammar import (
+    CompiledConstraint,
+    Constraint,
+    ConstraintError,
+    Vocabulary,
+)
+from vllm_dllm.constraints.pool import BusyError, CompilerPool
 from vllm_dllm.ranges import shown
 
 if TYPE_CHECKING:
-    from vllm_dllm.constraints.grammar import (
-        CompiledConstraint,
-        Constraint,
-        ConstraintError,
-        Vocabulary,
-    )
-    from vllm_dllm.constraints.pool import BusyError, CompilerPool
+    from vllm.config import VllmConfig
+
+    from vllm_dllm.frontend.tool_calls import OptionalCalls
 
 logger = init_logger("vllm.dllm")
 
@@ -41,8 +43,6 @@ KIND_OF_FIELD = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
-# The whitespace pattern that allows none.
-NO_WHITESPACE = ""
 # The parameter for texts that end an output; vLLM's front end looks for them.
 STOP = "stop"
 
@@ -54,18 +54,12 @@ class ConstraintsBusyError(GracefulHTTPError):
         super().__init__(f"structured_outputs: {error}.", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
-    """The constraint that vLLM's ``StructuredOutputsParams`` ask for.
-
-    Args:
-        structured: the parameters.
-        forbids_whitespace: the server wants JSON without white space.
+def constraint_of(structured: StructuredOutputsParams, forbids_whitespace: bool) -> Constraint:
+    """The constraint that a request asks for, in JSON without white space if the server forbids it.
 
     Raises:
         ConstraintError: the constraint is not supported; the message has the reason.
     """
-    from vllm_dllm.constraints.grammar import Constraint, ConstraintError
-
     if structured.disable_additional_properties:
         raise ConstraintError(
             "disable_additional_properties is not supported with diffusion models: say "
@@ -77,17 +71,12 @@ def constraint_of(structured: Any, forbids_whitespace: bool) -> Constraint:
         structured.disable_any_whitespace
         or (forbids_whitespace and field in ("json", "json_object"))
     ):
-        whitespace = NO_WHITESPACE
+        whitespace = ""  # the pattern that allows none
     return Constraint.of(KIND_OF_FIELD[field], getattr(structured, field), whitespace)
 
 
-def incompatible_parameters(params: Any, end_tokens: Collection[int]) -> list[str]:
-    """Names of the parameters that might end a constrained output early, or keep it from ending.
-
-    Args:
-        params: vLLM's ``SamplingParams``.
-        end_tokens: ids that end a text.
-    """
+def incompatible_parameters(params: SamplingParams, end_tokens: Collection[int]) -> list[str]:
+    """Names of the parameters that might end a constrained output early, or keep it from ending."""
     other_stop_tokens = set(params.stop_token_ids or ()) - set(end_tokens)
     incompatible = {
         STOP: bool(params.stop),
@@ -102,57 +91,36 @@ def incompatible_parameters(params: Any, end_tokens: Collection[int]) -> list[st
     return [name for name, is_set in incompatible.items() if is_set]
 
 
-@dataclass(frozen=True)
-class ConstraintSettings:
-    """What constraints depend on besides the request: the served model and the server's options.
+class StructuredOutput:
+    """Compiles the constraints of requests for one model.
 
     Attributes:
-        tokenizer: returns vLLM's tokenizer.
-        vocabulary_size: number of ids that the model's head produces logits for.
-        end_tokens: ids that end a text, besides the tokenizer's own.
-        at_end: registers a function that is called when the engine ends.
+        end_tokens: ids that end a text.
         forbids_whitespace: the server wants JSON without white space.
         begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
     """
 
-    tokenizer: Callable[[], Any]
-    vocabulary_size: int
-    end_tokens: frozenset[int]
-    at_end: Callable[[Callable[[], None]], Any]
-    forbids_whitespace: bool = False
-    begins_with_reasoning: bool = False
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        tokenizer: Callable[[], Any],
+        at_end: Callable[[Callable[[], None]], Any],
+        begins_with_reasoning: bool,
+    ) -> None:
+        """Prepare to compile; arguments are as for `FrontEnd`."""
+        model = vllm_config.model_config
+        ends = model.try_get_generation_config().get("eos_token_id") or ()
+        ends = {ends} if isinstance(ends, int) else {*ends}
+        self.end_tokens = {*ends, tokenizer().eos_token_id}
+        self.forbids_whitespace = vllm_config.structured_outputs_config.disable_any_whitespace
+        self.begins_with_reasoning = begins_with_reasoning
+        # The pool must not refer to the renderer, which calls `close` when it is deleted.
+        self._pool = CompilerPool(
+            functools.partial(_vocabulary, tokenizer(), model.get_vocab_size(), self.end_tokens)
+        )
+        at_end(self._pool.close)
 
-
-class StructuredOutput:
-    """Compiles the constraints of requests. There is one in each process that takes requests."""
-
-    def __init__(self, settings: ConstraintSettings) -> None:
-        self.settings = settings
-        self._lock = threading.Lock()
-        self._compiler: CompilerPool | None = None
-
-    def _pool(self) -> CompilerPool:
-        """The pool that compiles constraints; the first call creates it."""
-        from vllm_dllm.constraints.pool import CompilerPool
-
-        with self._lock:
-            if self._compiler is None:
-                # The pool must not refer to the renderer, which calls `close` when it is deleted.
-                read = functools.partial(
-                    _vocabulary,
-                    self.settings.tokenizer(),
-                    self.settings.vocabulary_size,
-                    self._ends(),
-                )
-                self._compiler = CompilerPool(read)
-                self.settings.at_end(self._compiler.close)
-            return self._compiler
-
-    def _ends(self) -> frozenset[int]:
-        """Ids that end a text."""
-        return self.settings.end_tokens | {self.settings.tokenizer().eos_token_id}
-
-    def reconcile(self, params: Any, calls: OptionalCalls | None = None) -> None:
+    def reconcile(self, params: SamplingParams, calls: OptionalCalls | None) -> None:
         """Make a request's other parameters agree with its constraint, or refuse them.
 
         A constraint that only keeps optional calls valid yields. Texts in ``stop`` end such an
@@ -160,16 +128,15 @@ class StructuredOutput:
         it is dropped unless it was asked for, because vLLM serves such a request by default.
 
         Args:
-            params: the request's parameters; ``structured_outputs`` may become None.
+            params: the parameters of a request with a constraint; ``structured_outputs`` may become
+                None.
             calls: the optional calls, if the constraint consists of nothing else.
 
         Raises:
             VLLMValidationError: a parameter, which the message names, might end the output early or
                 keep it from ending.
         """
-        if params.structured_outputs is None:
-            return
-        names = incompatible_parameters(params, self._ends())
+        names = incompatible_parameters(params, self.end_tokens)
         if calls is not None:
             names = [name for name in names if name != STOP]
         if names and calls is not None and not calls.asked_for:
@@ -186,40 +153,34 @@ class StructuredOutput:
             )
 
     def submit(
-        self, params: Any, patient: bool, depth: int | None = None
-    ) -> Future[CompiledConstraint] | None:
+        self, structured: StructuredOutputsParams, patient: bool, depth: int | None
+    ) -> Future[CompiledConstraint]:
         """Start compiling the constraint of a request.
 
         Equal constraints are compiled once, so this may be called again for the same request.
 
         Args:
-            params: the request's parameters, which have passed `reconcile`.
+            structured: the constraint, which has passed `reconcile`.
             patient: wait for other constraints for as long as it takes.
             depth: how deeply calls of the constraint's rules may nest; None for the usual number.
 
         Returns:
             A future of the automaton that the request's output must follow, to be read with
-            `settle`; None if the request has no constraint.
+            `settle`.
 
         Raises:
             VLLMValidationError: the request cannot be served.
             ConstraintsBusyError: it cannot be served now.
         """
-        if params.structured_outputs is None:
-            return None
-        from vllm_dllm.constraints.grammar import ConstraintError
-        from vllm_dllm.constraints.pool import BusyError
-
         try:
-            if self.settings.begins_with_reasoning:
+            if self.begins_with_reasoning:
                 raise ConstraintError(
                     "structured outputs behind reasoning are not supported with diffusion models; "
                     "serve without --reasoning-parser, or with "
                     "--structured-outputs-config.enable_in_reasoning"
                 )
-            constraint = constraint_of(params.structured_outputs, self.settings.forbids_whitespace)
-            constraint = replace(constraint, depth=depth)
-            return self._pool().submit(constraint, patient)
+            constraint = constraint_of(structured, self.forbids_whitespace)
+            return self._pool.submit(replace(constraint, depth=depth), patient)
         except ConstraintError as error:
             raise _refusal(error) from error
         except BusyError as error:
@@ -237,9 +198,6 @@ class StructuredOutput:
             VLLMValidationError: the constraint is refused, or `max_tokens` is too small for it.
             ConstraintsBusyError: other constraints kept it from being compiled.
         """
-        from vllm_dllm.constraints.grammar import ConstraintError
-        from vllm_dllm.constraints.pool import BusyError
-
         # The future's own error is not raised: other requests get the same one, and each time it
         # would grow by a traceback.
         problem = future.exception()
@@ -257,8 +215,6 @@ class StructuredOutput:
 
 
 def _vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Vocabulary:
-    from vllm_dllm.constraints.grammar import ConstraintError, Vocabulary
-
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConstraintError("they need a tokenizer with a tokenizer.json")

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers.utils import get_json_schema_from_tools
 
+from vllm_dllm.constraints.grammar import (
+    GEMMA_ARGUMENTS,
+    GEMMA_TOKENS,
+    LENIENT,
+    MARKS,
+)
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 
-# VLLM's name for the parser of Gemma's calls, and our name for their structural tag.
-GEMMA = "gemma4"
 ANY_OBJECT = {"type": "object"}
 GEMMA_BEGIN = "<|tool_call>call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -38,36 +43,27 @@ class OptionalCalls(NamedTuple):
     asked_for: bool
 
 
-def refuse_second_constraint(request: Any) -> None:
-    """Refuse a constraint next to a required call: vLLM would replace it by the call's schema.
+def optional_calls(request: Any) -> OptionalCalls | None:
+    """The constraint that a request may have if it has optional tools and no format of its own.
 
     Args:
-        request: a request of vLLM's HTTP server, as it arrived.
+        request: a request of vLLM's HTTP server with tools, as it arrived. vLLM turns the tools
+            into a constraint later.
+
+    Returns:
+        None for any other request.
 
     Raises:
-        VLLMValidationError: the request has both.
+        VLLMValidationError: the request has a constraint next to a required call. vLLM would
+            replace it by the call's schema.
     """
-    constraint = getattr(request, "structured_outputs", None)
-    if constraint is not None and _is_forced(getattr(request, "tool_choice", None)):
+    if request.structured_outputs is not None and _is_forced(request.tool_choice):
         raise VLLMValidationError(
             "structured_outputs and a required tool are two constraints on one answer; remove "
             'structured_outputs, or send tool_choice "auto" or "none".',
             parameter="structured_outputs",
         )
-
-
-def optional_calls(request: Any) -> OptionalCalls | None:
-    """The constraint that a request may have if it has optional tools and no format of its own.
-
-    Args:
-        request: a request of vLLM's HTTP server, as it arrived. vLLM turns its tools into a
-            constraint later.
-
-    Returns:
-        None for any other request.
-    """
-    tools = getattr(request, "tools", None)
-    if not tools or request.tool_choice != "auto" or request.structured_outputs is not None:
+    if request.tool_choice != "auto" or request.structured_outputs is not None:
         return None
     # The first field belongs to the Chat Completions API, the second to the Responses API.
     form = getattr(request, "response_format", None)
@@ -76,42 +72,7 @@ def optional_calls(request: Any) -> OptionalCalls | None:
         return None
     options = request.vllm_xargs or {}
     asked_for = any(name in options for name in CONSTRAINT_OPTIONS)
-    return OptionalCalls(asked_for or any(_is_strict(tool) for tool in tools))
-
-
-def gemma_structural_tag(tools: list[Any], builtin: Any, tool_choice: str, *_: Any) -> Any:
-    """The structural tag for Gemma's calls, for which vLLM has none.
-
-    The tag has the JSON schema of a call's arguments in the place of the arguments in Gemma's
-    notation, because xgrammar has no format for these. `constrained_calls` inserts our format.
-
-    Args:
-        tools: functions, as vLLM's registry of structural tags passes them.
-        builtin: other tools, which Gemma's calls do not support.
-        tool_choice: ``auto``, ``required`` or ``forced``.
-    """
-    # Only here: an offline process does without vLLM's tool parsers.
-    from vllm.tool_parsers import structural_tag_registry as formats
-
-    from vllm_dllm.constraints.grammar import CALL, CALL_END
-
-    tags = [
-        formats.TagFormat(
-            begin=GEMMA_BEGIN + tool.function.name,
-            content=formats.JSONSchemaFormat(
-                json_schema=formats.get_function_parameters(tool.function)
-            ),
-            end=CALL_END,
-        )
-        for tool in tools
-    ]
-    if tool_choice == "auto":
-        calls = formats.TriggeredTagsFormat(triggers=[CALL], tags=tags)
-    else:
-        calls = formats.TagsWithSeparatorFormat(
-            tags=tags, separator="", at_least_one=True, stop_after_first=tool_choice == "forced"
-        )
-    return formats.StructuralTag(format=calls)
+    return OptionalCalls(asked_for or any(_is_strict(tool) for tool in request.tools))
 
 
 def constrained_calls(
@@ -122,7 +83,7 @@ def constrained_calls(
     """The constraint of a request with tools.
 
     Args:
-        request: a request of vLLM's HTTP server.
+        request: a request of vLLM's HTTP server with tools.
         structured: the constraint that vLLM made from it.
         tokenizer: returns vLLM's tokenizer.
 
@@ -130,10 +91,7 @@ def constrained_calls(
         VLLMValidationError: a call is required in a way for which vLLM makes no constraint, or the
             name of a tool cannot be written in a call.
     """
-    tools = getattr(request, "tools", None)
-    if not tools:
-        return structured
-    choice = request.tool_choice
+    tools, choice = request.tools, request.tool_choice
     if getattr(choice, "type", None) == "allowed_tools" and choice.mode == "required":
         raise VLLMValidationError(
             "tool_choice of type allowed_tools is not supported with diffusion models: send the "
@@ -150,50 +108,49 @@ def constrained_calls(
         )
     if structured is None or structured.structural_tag is None:
         return structured
-    from vllm_dllm.constraints.grammar import GEMMA_TOKENS, MARKS
-
-    tag = json.loads(structured.structural_tag)
+    whole = json.loads(structured.structural_tag)
     strict = [_parameters(tool) for tool in tools if _is_strict(tool)]
-    _relax(tag, [schema for schema in map(_parameters, tools) if schema not in strict])
-    calls = list(_gemma_tags(tag))
-    for call in calls:
-        _write_as_gemma(call)
-    if calls:
+    has_gemma = False
+    for tag in _tags(whole):
+        content = tag["content"]
+        if content["json_schema"] is True:
+            content["json_schema"] = ANY_OBJECT  # arguments are an object, whatever is in it
+        elif content["json_schema"] in map(_parameters, tools) and (
+            content["json_schema"] not in strict
+        ):
+            content[LENIENT] = True
+        if str(tag.get("begin")).startswith(GEMMA_BEGIN):
+            _check_gemma_name(tag["begin"].removeprefix(GEMMA_BEGIN))
+            kept = {key: content[key] for key in ("json_schema", LENIENT) if key in content}
+            tag["content"], has_gemma = {"type": GEMMA_ARGUMENTS, **kept}, True
+    if has_gemma:
         found = tokenizer()
         known = found.get_vocab()
         special = [text for text in found.all_special_tokens if text not in MARKS]
-        tag[GEMMA_TOKENS] = {"marks": [m for m in MARKS if m in known], "special": special}
-    return replace(structured, structural_tag=json.dumps(tag))
+        whole[GEMMA_TOKENS] = {"marks": [m for m in MARKS if m in known], "special": special}
+    return replace(structured, structural_tag=json.dumps(whole))
 
 
-def _gemma_tags(value: Any) -> Iterator[dict[str, Any]]:
-    """The tags in a structural tag that stand for Gemma's calls."""
-    parts: Iterable[Any] = value if isinstance(value, list) else ()
-    if isinstance(value, dict):
-        parts = value.values()
-        if value.get("type") == "tag" and str(value.get("begin")).startswith(GEMMA_BEGIN):
+def _tags(value: Any) -> Iterator[dict[str, Any]]:
+    """The tags in a structural tag whose content is a JSON schema: the arguments of calls."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _tags(part)
+    elif isinstance(value, dict):
+        content = value.get("content") if value.get("type") == "tag" else None
+        if isinstance(content, dict) and content.get("type") == "json_schema":
             yield value
-    for part in parts:
-        yield from _gemma_tags(part)
+        else:
+            yield from _tags(list(value.values()))
 
 
-def _write_as_gemma(tag: dict[str, Any]) -> None:
-    """Give the arguments of a call Gemma's notation, in place.
-
-    Raises:
-        VLLMValidationError: the name of the tool cannot be written in a call.
-    """
-    from vllm_dllm.constraints.grammar import GEMMA_ARGUMENTS, LENIENT
-
-    name = tag["begin"].removeprefix(GEMMA_BEGIN)
+def _check_gemma_name(name: str) -> None:
     if not GEMMA_NAME.fullmatch(name):
         raise VLLMValidationError(
             f"the name of a tool, {shown(name)}, is not supported with Gemma's calls: letters, "
             "digits, _, - and . are.",
             parameter="tools",
         )
-    kept = {key: tag["content"][key] for key in ("json_schema", LENIENT) if key in tag["content"]}
-    tag["content"] = {"type": GEMMA_ARGUMENTS, **kept}
 
 
 def _is_forced(choice: Any) -> bool:
@@ -209,9 +166,6 @@ def _comes_from_tools(structured: StructuredOutputsParams | None, request: Any) 
         return False
     if structured.structural_tag is not None:
         return True
-    # Only here: an offline process does without vLLM's tool parsers.
-    from vllm.tool_parsers.utils import get_json_schema_from_tools
-
     calls = get_json_schema_from_tools(
         request.tool_choice, request.tools, request.parallel_tool_calls
     )
@@ -229,24 +183,3 @@ def _is_strict(tool: Any) -> bool:
 
 def _parameters(tool: Any) -> Any:
     return getattr(_function(tool), "parameters", None)
-
-
-def _relax(value: Any, schemas: Iterable[Any]) -> None:
-    """Mark the schemas of arguments that may be replaced by any object, in place."""
-    from vllm_dllm.constraints.grammar import LENIENT
-
-    if isinstance(value, list):
-        for part in value:
-            _relax(part, schemas)
-    elif isinstance(value, dict) and value.get("type") == "tag" and "content" in value:
-        content = value["content"]
-        if isinstance(content, dict) and content.get("type") == "json_schema":
-            if content["json_schema"] is True:
-                content["json_schema"] = ANY_OBJECT  # arguments are an object, whatever is in it
-            elif content["json_schema"] in schemas:
-                content[LENIENT] = True
-        else:
-            _relax(content, schemas)
-    elif isinstance(value, dict):
-        for part in value.values():
-            _relax(part, schemas)

@@ -17,19 +17,17 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
-
-from vllm_dllm.settings.request import REQUEST_PREFIX, TRACING_OPTIONS, Asked
+from vllm_dllm.settings.request import Asked
 from vllm_dllm.tracing.assembly import Assembly
 from vllm_dllm.tracing.trace import Replay
 from vllm_dllm.vllm_seams import channels
 
 if TYPE_CHECKING:
-    from vllm_dllm.frontend.live_traces import LiveTraces
+    from vllm_dllm.tracing.live import LiveTraces
 
+# The attribute of vLLM's output processor that holds the `LiveTraces` of a server that shows them.
+LIVE_TRACES = "dllm_live_traces"
 STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
-# The last parts of the paths of endpoints whose answers have choices.
-PLACES = ("/completions", "/inference/v1/generate")
 
 
 def take_records(
@@ -110,34 +108,3 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
     for choice in answer.get("choices", ()):
         choice.update(fields_of(completions[choice["index"]]))
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def asks_for_traces(request: Any, path: str) -> bool:
-    """Whether an HTTP request asks for anything that this module provides.
-
-    Args:
-        request: a request of vLLM's HTTP server.
-        path: the path of its endpoint.
-
-    Raises:
-        VLLMValidationError: the endpoint's answer has no place for it; the message names the
-            option.
-    """
-    sampling = getattr(request, "sampling_params", None)
-    extra = getattr(request, "vllm_xargs", None) or getattr(sampling, "extra_args", None) or {}
-    asked = [REQUEST_PREFIX + name for name in TRACING_OPTIONS if extra.get(REQUEST_PREFIX + name)]
-    if not asked:
-        return False
-    if not path.endswith(PLACES):
-        raise VLLMValidationError(
-            f"{asked[0]} has no effect at this endpoint, whose answers have no place for it; use "
-            "/v1/chat/completions or /v1/completions.",
-            parameter=asked[0],
-        )
-    if request.stream:
-        raise VLLMValidationError(
-            f"{asked[0]} is not supported with stream, because it comes with a whole answer; send "
-            '"stream": false, or watch the server (--middleware vllm_dllm.viewer.live.LivePage).',
-            parameter=asked[0],
-        )
-    return True

@@ -12,18 +12,20 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, Response
 from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from vllm_dllm.frontend.live_traces import MOST_ANSWERS, Answer, LiveTraces, trace_every_request
+from vllm_dllm.frontend import front_end_of
+from vllm_dllm.frontend.traces import LIVE_TRACES
 from vllm_dllm.startup.live_page import obstacle
-from vllm_dllm.tracing.trace import Block
+from vllm_dllm.tracing.live import MOST_ANSWERS, LiveTraces
 from vllm_dllm.viewer.lines import token_ids
 from vllm_dllm.viewer.page import live_page, policy
 
@@ -37,6 +39,7 @@ HEADERS = {
 }
 # A token's text is requested repeatedly, and no vocabulary is much larger than this.
 MOST_TEXTS = 1 << 18
+NAME_CHARACTERS = 200
 
 Scope = dict[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -61,40 +64,14 @@ class LivePage:
             # This is how vLLM determines which of its paths need a key.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if path in (PAGE, PAGE + "/", TRACES):
-                await _send(self._source.answer(path, scope), scope["method"], send)
+                await self._source.answer(path, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-class Reply:
-    """An HTTP answer."""
-
-    def __init__(self, status: HTTPStatus, kind: str, body: str, **headers: str) -> None:
-        """Make an answer.
-
-        Args:
-            status: the HTTP status.
-            kind: the media type.
-            body: the text.
-            headers: more headers; an underscore stands for a hyphen.
-        """
-        self.status = status
-        self.body = body.encode()
-        more = {name.replace("_", "-"): value for name, value in headers.items()}
-        length = {"Content-Type": kind, "Content-Length": str(len(self.body))}
-        self.headers = {**HEADERS, **length, **more}
-
-
-def _json(status: HTTPStatus, content: dict[str, Any], **headers: str) -> Reply:
+def _json(status: HTTPStatus, content: dict[str, Any], **headers: str) -> Response:
     text = json.dumps(content, separators=(",", ":"))
-    return Reply(status, "application/json", text, **headers)
-
-
-async def _send(reply: Reply, method: str, send: Any) -> None:
-    headers = [(name.lower().encode(), value.encode()) for name, value in reply.headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    body = b"" if method == "HEAD" else reply.body
-    await send({"type": "http.response.body", "body": body})
+    return Response(text, status, HEADERS | headers, "application/json")
 
 
 class Source:
@@ -114,20 +91,21 @@ class Source:
         self._guard = AuthenticationMiddleware(_nothing, keys) if keys else None
         client = state.engine_client
         parallel = client.vllm_config.parallel_config
-        self._live: LiveTraces | None = None
-        self.problem = obstacle(parallel._api_process_count, parallel.data_parallel_size)
-        if self.problem is None:
-            self._live = trace_every_request(client)
-        if self.problem is None and self._live is None:
-            self.problem = "the model of this server is none of vllm-dllm, and no other is traced"
-        if self.problem is not None:
-            logger.warning("%s has nothing to show: %s", PAGE, self.problem)
-        else:
-            logger.info("Every request is traced, for the page %s", PAGE)
+        front_end = front_end_of(client.input_processor)
         self._tokenizer = client.input_processor.tokenizer
         self._text_of = functools.lru_cache(MOST_TEXTS)(self._decode)
+        self._live = LiveTraces(client.output_processor.request_states, self._name_of)
+        self.problem = obstacle(parallel._api_process_count, parallel.data_parallel_size)
+        if self.problem is None and front_end is None:
+            self.problem = "the model of this server is none of vllm-dllm, and no other is traced"
+        if self.problem is not None or front_end is None:
+            logger.warning("%s has nothing to show: %s", PAGE, self.problem)
+            return
+        setattr(client.output_processor, LIVE_TRACES, self._live)
+        front_end.traces_all = True
+        logger.info("Every request is traced, for the page %s", PAGE)
 
-    def answer(self, path: str, scope: Scope) -> Reply:
+    def answer(self, path: str, scope: Scope) -> Response:
         """Answer a request.
 
         Args:
@@ -139,68 +117,38 @@ class Source:
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, error, Allow="GET, HEAD")
         if path != TRACES:
             text = live_page()
-            security = policy(text)
-            return Reply(
-                HTTPStatus.OK, "text/html; charset=utf-8", text, Content_Security_Policy=security
-            )
+            return HTMLResponse(text, headers=HEADERS | {"Content-Security-Policy": policy(text)})
         if self._guard is not None and not self._guard.verify_token(Headers(scope=scope)):
             error = {"error": "Unauthorized"}
-            return _json(HTTPStatus.UNAUTHORIZED, error, WWW_Authenticate="Bearer")
-        if self._live is None:
+            return _json(HTTPStatus.UNAUTHORIZED, error, **{"WWW-Authenticate": "Bearer"})
+        if self.problem is not None:
             return _json(HTTPStatus.CONFLICT, {"error": self.problem})
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         (since,), (run,) = asked.get("since", ["0"])[-1:], asked.get("run", [""])[-1:]
         if not (since.isascii() and since.isdecimal() and len(since) < 19):
             return _json(HTTPStatus.BAD_REQUEST, {"error": "since must be a whole number"})
-        return _json(HTTPStatus.OK, self._news(self._live, int(since), run))
-
-    def _news(self, live: LiveTraces, since: int, run: str) -> dict[str, Any]:
-        """The news since the page's last call, or everything if `run` is that of another server."""
-        news = live.news(since if run == live.run else 0)
-        plain = [_plain(block) for _, _, block in news.blocks]
-        blocks = [
-            {"answer": answer.number, "index": index, "block": block}
-            for (answer, index, _), block in zip(news.blocks, plain, strict=True)
-        ]
-        ids = token_ids(plain)
-        return {
-            "run": live.run,
-            "now": news.now,
-            "more": news.more,
-            "kept": news.kept,
-            "gone": news.gone,
-            "most": MOST_ANSWERS,
-            "answers": _described(news.answers),
-            "blocks": blocks,
-            "texts": {} if self._tokenizer is None else {str(t): self._text_of(t) for t in ids},
-        }
+        # A page of another server gets everything.
+        news = self._live.news(int(since) if run == self._live.run else 0)
+        news["most"] = MOST_ANSWERS
+        ids = token_ids(each["block"] for each in news["blocks"])
+        known = () if self._tokenizer is None else ids
+        news["texts"] = {str(token): self._text_of(token) for token in known}
+        return _json(HTTPStatus.OK, news)
 
     def _decode(self, token: int) -> str:
         text: str = self._tokenizer.decode([token])
         return text
 
-
-def _described(answers: Iterable[Answer]) -> list[dict[str, Any]]:
-    return [
-        {
-            "number": each.number,
-            "name": each.name,
-            "prompt_length": each.prompt_length,
-            "tokens": each.tokens,
-            "running": each.running,
-            "blocks": len(each.blocks),
-        }
-        for each in answers
-    ]
-
-
-def _plain(block: Block) -> dict[str, Any]:
-    """Do what `dataclasses.asdict` does, in a tenth of the time and without its copies."""
-    return {
-        **vars(block),
-        "passes": [vars(each) for each in block.passes],
-        "events": [vars(each) for each in block.events],
-    }
+    def _name_of(self, state: Any) -> str:
+        """The end of a request's prompt, given vLLM's ``RequestState``."""
+        text = state.prompt
+        if text is None and self._tokenizer is not None and state.prompt_token_ids:
+            text = self._tokenizer.decode(state.prompt_token_ids[-NAME_CHARACTERS:])
+        if text is None:
+            text = f"{state.prompt_len} tokens"
+        cut = len(text) > NAME_CHARACTERS
+        name = ("\u2026" if cut else "") + text[-NAME_CHARACTERS:]
+        return name if state.parent_req is None else f"{name} (choice {state.request_index})"
 
 
 async def _nothing(scope: Scope, receive: Any, send: Any) -> None:

@@ -1,11 +1,11 @@
 """The wrappers around functions of vLLM, and everything that depends on vLLM's version.
 
-Each module changes one thing that vLLM does for our models, and each wrapper calls the original for
+Each wrapper calls the original for
 every other model. `wrapping` has the only helper that wraps.
 
 This package is imported early in every process of vLLM. So its modules import nothing of vLLM when
-they are imported (except `traces`, which is imported late), and look up large modules of vLLM that
-not every process needs in `sys.modules` without importing them.
+they are imported (except `http_endpoints`, which only servers import), and look up large modules of
+vLLM that not every process needs in `sys.modules` without importing them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,9 @@ def apply_all() -> None:
     Raises:
         Exception: something keeps the package from working with this vLLM.
     """
-    from vllm_dllm.vllm_seams import (
-        default_limits,
-        registration,
-        request_entry,
-        worker_shutdown,
-    )
+    from vllm_dllm.vllm_seams import registration, request_entry, worker_shutdown
 
     registration.register_models()
+    registration.adjust_default_limits()
     request_entry.apply()
-    default_limits.apply()
     worker_shutdown.apply()

@@ -7,8 +7,8 @@ way to the worker, data travels in a request's ``extra_args``, which vLLM has fo
     from        to          what                        borrowed field
     worker      scheduler   how each pass went          ``num_nans`` of the sampler's output
     worker      scheduler   records of a step's passes  its ``logprobs_tensors``
-    scheduler   front end   records of a request        ``new_prompt_logprobs_tensors``, unused
-                                                        because prompt logprobs are refused
+    scheduler   front end   records of a request        ``new_sampling_mask``, which stays empty
+                                                        because our sampler returns no masks
     scheduler   front end   counts by algorithm         ``num_kv_fetch_reqs_by_stage``, integers by
                                                         name in the scheduler's statistics
 
@@ -17,7 +17,7 @@ Records exist only while a request is traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,6 +84,11 @@ class StepRecords:
     tokens: Any
     scores: Any
 
+    def converted(self, convert: Callable[[Any], Any]) -> StepRecords:
+        """The same with each tensor or array converted."""
+        arrays = map(convert, (self.headers, self.tokens, self.scores))
+        return StepRecords(self.request_indices, *arrays)
+
 
 @dataclass
 class TracedLogprobs:
@@ -97,26 +102,18 @@ class TracedLogprobs:
 
     def to_cpu_nonblocking(self) -> TracedLogprobs:
         """A copy on the host, which is complete once vLLM has waited for it."""
-        own, records = self.logprobs, self.records
-        arrays = (records.headers, records.tokens, records.scores)
+        own = None if self.logprobs is None else self.logprobs.to_cpu_nonblocking()
         return TracedLogprobs(
-            None if own is None else own.to_cpu_nonblocking(),
-            StepRecords(
-                records.request_indices, *(each.to("cpu", non_blocking=True) for each in arrays)
-            ),
+            own, self.records.converted(lambda each: each.to("cpu", non_blocking=True))
         )
 
     def tolists(self) -> LogprobsLists:
         """An envelope, which `take_step_records` opens; it has the four items vLLM expects."""
         from vllm.v1.outputs import LogprobsLists
 
-        own, records = self.logprobs, self.records
-        arrays = (records.headers, records.tokens, records.scores)
-        content: Any = (
-            None if own is None else own.tolists(),
-            StepRecords(records.request_indices, *(each.numpy() for each in arrays)),
-        )
+        own = None if self.logprobs is None else self.logprobs.tolists()
         nothing: Any = None
+        content: Any = (own, self.records.converted(torch.Tensor.numpy))
         return LogprobsLists(nothing, nothing, nothing, content)
 
 
@@ -173,12 +170,12 @@ def put_records(output: Any, asked: int, records: Iterable[Record]) -> None:
         asked: what the request asks for.
         records: at least one; their arrays have the length L, with `ABSENT` tokens at the end.
     """
-    from vllm.v1.outputs import LogprobsTensors
+    from vllm.v1.outputs import SamplingMaskLists
 
     *numbers, tokens, logprobs, probabilities = zip(*records, strict=True)
-    arrays = (torch.from_numpy(np.stack(each)) for each in (tokens, logprobs, probabilities))
     flat = [int(number) for record in zip(*numbers, strict=True) for number in record]
-    output.new_prompt_logprobs_tensors = LogprobsTensors(*arrays, [asked, *flat])
+    scores = np.stack((np.stack(logprobs), np.stack(probabilities)))
+    output.new_sampling_mask = SamplingMaskLists(np.stack(tokens), scores, [asked, *flat])
 
 
 def take_records(output: Any) -> tuple[int, list[Record]] | None:
@@ -187,14 +184,15 @@ def take_records(output: Any) -> tuple[int, list[Record]] | None:
     Args:
         output: vLLM's ``EngineCoreOutput``.
     """
-    sent, output.new_prompt_logprobs_tensors = output.new_prompt_logprobs_tensors, None
-    if sent is None:
+    sent = output.new_sampling_mask
+    if sent is None or sent.cu_num_generated_tokens is None:  # a mask, for a model of vLLM's
         return None
-    asked, *flat = sent.cu_num_generated_tokens
+    output.new_sampling_mask = None
+    all_tokens, scores, (asked, *flat) = sent
     found = []
     for row, first in enumerate(range(0, len(flat), _NUMBERS)):
         engine_step, milliseconds, start, step, flags = flat[first : first + _NUMBERS]
-        tokens, logprobs, probabilities = (each[row].numpy() for each in sent[:3])
+        tokens, logprobs, probabilities = all_tokens[row], scores[0, row], scores[1, row]
         width = int((tokens != ABSENT).sum())
         found.append(
             Record(

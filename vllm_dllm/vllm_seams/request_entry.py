@@ -12,9 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.frontend import FRONT_END, front_end_of
+from vllm_dllm.frontend import FRONT_END, current, front_end_of
 from vllm_dllm.settings.resolved import GREEDY_EPSILON
-from vllm_dllm.vllm_seams import beam_search, http_endpoints
 from vllm_dllm.vllm_seams.registration import is_ours
 from vllm_dllm.vllm_seams.wrapping import wrap
 
@@ -38,26 +37,39 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         # Imported only here, because it imports parts of vLLM that other processes do not need.
         from vllm.sampling_params import SamplingParams
 
-        from vllm_dllm.frontend.request_hooks import FrontEnd
-        from vllm_dllm.vllm_seams import detokenizer, metrics, traces, worker_shutdown
+        from vllm_dllm.frontend.front_end import FrontEnd
+        from vllm_dllm.vllm_seams import outputs, worker_shutdown
 
         # vLLM refuses several greedy samples before it knows the model.
         wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
-        # The front end outlives the engine, because vLLM's request classes refer to it.
+        # The front end outlives the engine, because vLLM's request handlers refer to it.
         renderer = weakref.proxy(self.renderer)
         front_end = FrontEnd(vllm_config, lambda: renderer.get_tokenizer(), at_end)
         setattr(self, FRONT_END, front_end)
-        _wrap_client()
-        http_endpoints.apply(front_end)
-        beam_search.refuse_offline()
-        detokenizer.apply()
-        traces.apply()
-        metrics.apply()
+        _wrap_where_it_is_imported("vllm.v1.engine.async_llm", "AsyncLLM", "add_request", _admit)
+        _wrap_where_it_is_imported(
+            "vllm.entrypoints.generate.beam_search.offline",
+            "BeamSearchOfflineMixin",
+            "beam_search",
+            _refuse_beam_search,
+        )
+        # Importing vLLM's server would take a second.
+        if "vllm.entrypoints.openai.completion.protocol" in sys.modules:
+            from vllm_dllm.vllm_seams import http_endpoints
+
+            http_endpoints.apply(front_end)
+        outputs.apply()
         worker_shutdown.apply()
 
     return init
+
+
+def _wrap_where_it_is_imported(module: str, owner: str, name: str, decorator: Any) -> None:
+    """Wrap a method of a class that not every process has imported."""
+    if module in sys.modules:
+        wrap(getattr(sys.modules[module], owner), name, decorator)
 
 
 def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,11 +80,14 @@ def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
         if front_end is None:
             _refuse_greedy_samples(params)
             return original(self, request_id, prompt, params, *args, **kwargs)
-        return front_end.process(
-            lambda prompt, params: original(self, request_id, prompt, params, *args, **kwargs),
-            prompt,
-            params,
+        request = front_end.process(
+            lambda params: original(self, request_id, prompt, params, *args, **kwargs), params
         )
+        if front_end.is_traced(request):
+            from vllm_dllm.vllm_seams import outputs
+
+            outputs.carry_traces()
+        return request
 
     return process_inputs
 
@@ -85,25 +100,18 @@ def _refuse_greedy_samples(params: Any) -> None:
         inspect.unwrap(SamplingParams._verify_greedy_sampling)(params)
 
 
-def _wrap_client() -> None:
-    """Wrap the client of an HTTP server, which an offline process has not imported."""
-    if "vllm.v1.engine.async_llm" not in sys.modules:
-        return
-    wrap(sys.modules["vllm.v1.engine.async_llm"].AsyncLLM, "add_request", _admit)
-
-
 def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
-    from vllm_dllm.frontend.http_request import HttpRequest, current
-
     async def add_request(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        front_end = front_end_of(self.input_processor)
+        front_end, http = front_end_of(self.input_processor), current.get()
         if front_end is None:
             return await original(self, request_id, prompt, params, *args, **kwargs)
-        http = current.get() or HttpRequest()
+        if http is None:
+            params = await front_end.admit(params)
+            return await original(self, request_id, prompt, params, *args, **kwargs)
+        prompt_index = len(http.queues)
         http.queues.append(None)
-        prompt_index = len(http.queues) - 1
         try:
             params = await front_end.admit(params)
             queue = await original(self, request_id, prompt, params, *args, **kwargs)
@@ -114,3 +122,15 @@ def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
         return queue
 
     return add_request
+
+
+def _refuse_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse it offline; over HTTP, `frontend.http_request` does."""
+    from vllm_dllm.frontend.admission import refuse_beam_search
+
+    def beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if front_end_of(self.llm_engine.input_processor) is not None:
+            refuse_beam_search()
+        return original(self, *args, **kwargs)
+
+    return beam_search

@@ -176,7 +176,7 @@ def test_who_leaves_no_token_ends_for_its_own_reason(
     running: Engine, monkeypatch: pytest.MonkeyPatch, errors: pytest.LogCaptureFixture
 ) -> None:
     """What admission overlooks is not blamed on the model, and costs nobody's cached pages."""
-    from vllm_dllm.frontend import request_hooks as front_end
+    from vllm_dllm.frontend import front_end
 
     prompts = [[20] * 140, *PROMPT]
     calm = params(temperature=0, seed=3)
@@ -221,7 +221,7 @@ def test_a_step_in_flight_leaves_no_nan_behind(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step of who is ended has begun: it reads NaN, and its pages go to others."""
-    from vllm_dllm.frontend import request_hooks as front_end
+    from vllm_dllm.frontend import front_end
 
     path = tmp_path_factory.mktemp("gemma")
     random_checkpoint(path, seed=1, canvas=32, sliding_window=16)

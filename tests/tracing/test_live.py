@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vllm_dllm.frontend import live_traces
-from vllm_dllm.frontend.live_traces import MOST_ANSWERS, LiveTraces
+from vllm_dllm.tracing import live as live_traces
+from vllm_dllm.tracing.live import MOST_ANSWERS, LiveTraces
 from vllm_dllm.vllm_seams.channels import PassFlags, Record
 
 WIDTH = 4
@@ -40,6 +40,11 @@ def put(live: LiveTraces, request: Any, block: int, steps: int = 2) -> None:
     request.tokens += WIDTH
 
 
+def places(news: dict[str, Any]) -> list[tuple[int, int]]:
+    """The number of the answer and the index in it, of each block."""
+    return [(each["answer"], each["index"]) for each in news["blocks"]]
+
+
 @pytest.fixture
 def running() -> dict[str, Any]:
     return {}
@@ -55,20 +60,20 @@ def test_a_running_answer_grows(live: LiveTraces, running: dict[str, Any]) -> No
     put(live, one, 0)
     put(live, two, 0)
     first = live.news(0)
-    assert [(each.name, each.tokens, each.running) for each in first.answers] == [
+    assert [(each["name"], each["tokens"], each["running"]) for each in first["answers"]] == [
         ("one", 4, True),
         ("two", 4, True),
     ]
-    assert [(each.name, index) for each, index, _ in first.blocks] == [("one", 0), ("two", 0)]
-    assert live.news(first.now).blocks == live.news(first.now).answers == []
+    assert places(first) == [(1, 0), (2, 0)]
+    assert live.news(first["now"])["blocks"] == live.news(first["now"])["answers"] == []
     put(live, one, 1)
-    second = live.news(first.now)
-    assert [(each.name, index) for each, index, _ in second.blocks] == [("one", 1)]
-    assert [(each.name, each.tokens) for each in second.answers] == [("one", 8)]
+    second = live.news(first["now"])
+    assert places(second) == [(1, 1)]
+    assert [(each["name"], each["tokens"]) for each in second["answers"]] == [("one", 8)]
     del running["one"]
-    third = live.news(second.now)
-    assert [(each.name, each.running) for each in third.answers] == [("one", False)]
-    assert len(live.news(0).blocks) == 3, "whoever asks for the first time gets everything"
+    third = live.news(second["now"])
+    assert [(each["name"], each["running"]) for each in third["answers"]] == [("one", False)]
+    assert len(live.news(0)["blocks"]) == 3, "whoever asks for the first time gets everything"
 
 
 def test_a_block_that_begins_again(live: LiveTraces, running: dict[str, Any]) -> None:
@@ -77,9 +82,9 @@ def test_a_block_that_begins_again(live: LiveTraces, running: dict[str, Any]) ->
     put(live, one, 1)
     before = live.news(0)
     put(live, one, 0, steps=3)
-    after = live.news(before.now)
-    assert [(index, len(block.passes)) for _, index, block in after.blocks] == [(0, 3)]
-    assert len(after.answers[0].blocks) == 1, "what was behind it is gone"
+    after = live.news(before["now"])
+    assert [(it["index"], len(it["block"]["passes"])) for it in after["blocks"]] == [(0, 3)]
+    assert after["answers"][0]["blocks"] == 1, "what was behind it is gone"
 
 
 def test_the_latest_answers_are_kept(live: LiveTraces, running: dict[str, Any]) -> None:
@@ -87,11 +92,11 @@ def test_the_latest_answers_are_kept(live: LiveTraces, running: dict[str, Any]) 
     for request in requests:
         put(live, request, 0)
     found = live.news(0)
-    assert (len(found.kept), found.gone) == (MOST_ANSWERS, 3)
-    assert [each.name for each in found.answers] == [each.request_id for each in requests[3:]]
+    assert (len(found["kept"]), found["gone"]) == (MOST_ANSWERS, 3)
+    assert [each["name"] for each in found["answers"]] == [each.request_id for each in requests[3:]]
     put(live, requests[0], 1)
-    assert live.news(found.now).kept == found.kept, "what is gone does not come back"
-    assert live.news(found.now).blocks == []
+    assert live.news(found["now"])["kept"] == found["kept"], "what is gone does not come back"
+    assert live.news(found["now"])["blocks"] == []
 
 
 def test_long_answers_leave_room_for_fewer(
@@ -100,16 +105,16 @@ def test_long_answers_leave_room_for_fewer(
     monkeypatch.setattr(live_traces, "MOST_POSITIONS", 5 * WIDTH * 2)
     for number in range(4):
         put(live, state(running, f"{number}"), 0)
-    assert len(live.news(0).kept) == 4
+    assert len(live.news(0)["kept"]) == 4
     put(live, running["3"], 1)
     put(live, running["3"], 2)
-    assert [each.name for each in live.news(0).answers] == ["1", "2", "3"]
+    assert [each["name"] for each in live.news(0)["answers"]] == ["1", "2", "3"]
     for block in range(3, 6):
         put(live, running["3"], block)
-    assert live.news(0).kept == [], "one answer alone may be too long"
+    assert live.news(0)["kept"] == [], "one answer alone may be too long"
     put(live, running["1"], 1)
     put(live, state(running, "4"), 0)
-    assert [each.name for each in live.news(0).answers] == ["4"]
+    assert [each["name"] for each in live.news(0)["answers"]] == ["4"]
 
 
 def test_much_comes_in_pieces(
@@ -119,13 +124,14 @@ def test_much_comes_in_pieces(
     for number in range(4):
         for block in range(2):
             put(live, running.get(f"{number}") or state(running, f"{number}"), block)
-    since, found, pieces = 0, [], 0
+    since, pieces = 0, 0
+    found: list[tuple[int, int]] = []
     while True:
         piece = live.news(since)
-        found += [(answer.name, index) for answer, index, _ in piece.blocks]
-        since, pieces = piece.now, pieces + 1
-        if not piece.more:
+        found += places(piece)
+        since, pieces = piece["now"], pieces + 1
+        if not piece["more"]:
             break
-    assert found == [(f"{number}", block) for number in range(4) for block in range(2)]
+    assert found == [(number + 1, block) for number in range(4) for block in range(2)]
     assert pieces == 3
-    assert live.news(since).answers == []
+    assert live.news(since)["answers"] == []

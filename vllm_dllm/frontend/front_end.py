@@ -1,0 +1,206 @@
+"""The steps that this package adds to a request in the process that receives it.
+
+A request passes from vLLM to this package at most three times: an HTTP request when vLLM's handler
+begins with it (`http_request.Endpoints.take`), then in the server's client (`FrontEnd.admit`), and
+then where vLLM makes the engine's request (`FrontEnd.process`). An offline request passes through
+`process` only.
+
+A constraint is compiled in another process while other requests are served: only its own request
+waits for it. The HTTP server begins no stream before its request has passed `admit` and `process`,
+see `frontend.http_server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+from vllm_dllm.frontend import current
+from vllm_dllm.frontend.admission import (
+    AdmittedParams,
+    refuse_contradictions,
+    validate_bad_words,
+    validate_sampling_params,
+)
+from vllm_dllm.settings.request import Asked
+from vllm_dllm.settings.resolved import AUTOMATON, RESOLVED, ResolvedRequest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from vllm.config import VllmConfig
+
+    from vllm_dllm.constraints.grammar import CompiledConstraint
+    from vllm_dllm.frontend.structured_output import StructuredOutput
+
+
+class FrontEnd:
+    """Receives the requests for one served model.
+
+    Attributes:
+        tokenizer: returns vLLM's tokenizer.
+        begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
+        traces_all: whether every request is traced, for the live page.
+    """
+
+    traces_all = False
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        tokenizer: Callable[[], Any],
+        at_end: Callable[[Callable[[], None]], Any],
+    ) -> None:
+        """Collect what requests need to know about the model.
+
+        Args:
+            vllm_config: the configuration of the model's server.
+            tokenizer: returns vLLM's tokenizer.
+            at_end: registers a function that is called when the engine ends.
+        """
+        self.max_model_len = vllm_config.model_config.max_model_len
+        self.vocabulary_size = vllm_config.model_config.get_vocab_size()
+        self.served = vllm_config.model_config.dllm
+        outputs = vllm_config.structured_outputs_config
+        self.begins_with_reasoning = bool(
+            outputs.reasoning_parser and not outputs.enable_in_reasoning
+        )
+        self.tokenizer = tokenizer
+        self._config, self._at_end = vllm_config, at_end
+        self._lock = threading.Lock()
+        self._structured: StructuredOutput | None = None
+
+    @property
+    def structured(self) -> StructuredOutput:
+        """What compiles the constraints of structured outputs; the first request makes it."""
+        from vllm_dllm.frontend.structured_output import StructuredOutput
+
+        with self._lock:
+            if self._structured is None:
+                self._structured = StructuredOutput(
+                    self._config, self.tokenizer, self._at_end, self.begins_with_reasoning
+                )
+            return self._structured
+
+    async def admit(self, params: Any) -> Any:
+        """Wait for a request's constraint, before anything else is done for the request.
+
+        Args:
+            params: the request's parameters, which are not changed; anything but sampling
+                parameters has no constraint.
+
+        Returns:
+            The parameters to continue with.
+
+        Raises:
+            VLLMValidationError: an option or the constraint is refused.
+            ConstraintsBusyError: other constraints kept it from being compiled.
+        """
+        if not isinstance(params, SamplingParams):
+            return params
+        prepared, resolved = self._prepare(params)
+        automaton = self._submit(prepared, resolved)
+        if automaton is not None:
+            # Other requests may wait for the same automaton, so a request that stops waiting must
+            # not cancel it. Its error is raised by `settle`; retrieving it here keeps asyncio from
+            # logging it as never retrieved.
+            waiting = asyncio.shield(asyncio.wrap_future(automaton))
+            await asyncio.gather(waiting, return_exceptions=True)
+            self.structured.settle(automaton, None)
+        return prepared
+
+    def process(self, make: Callable[[Any], Any], params: Any) -> Any:
+        """Make the engine's request, with a constraint's automaton in place of vLLM's grammar.
+
+        The automaton of a request that `admit` has waited for is there already. Offline, this waits
+        for it, which blocks no event loop.
+
+        Args:
+            make: makes vLLM's engine request from parameters.
+            params: the user's parameters, which are not changed, or what `admit` has returned.
+
+        Raises:
+            VLLMValidationError: the request cannot be served.
+            ConstraintsBusyError: other constraints kept its own from being compiled.
+        """
+        if not isinstance(params, SamplingParams):
+            return make(params)
+        prepared, resolved = self._prepare(params)
+        automaton = self._submit(prepared, resolved)
+        unconstrained = copy.copy(prepared)
+        unconstrained.structured_outputs = None
+        request = make(unconstrained)
+        final = request.sampling_params
+        validate_bad_words(final)
+        self._keep_to_the_context(final, len(request.prompt_token_ids))
+        refuse_contradictions(
+            final, resolved.constrained, self.served.mask_token, self.vocabulary_size
+        )
+        if automaton is not None:
+            compiled = self.structured.settle(automaton, final.max_tokens)
+            if resolved.constraint_tokens is not None:
+                most = max(resolved.constraint_tokens, compiled.minimum)
+                final.max_tokens = min(final.max_tokens, most)
+            final.extra_args = {**final.extra_args, AUTOMATON: compiled.packed}
+        return request
+
+    @staticmethod
+    def is_traced(request: Any) -> bool:
+        """Whether records of the steps of the engine's request will arrive."""
+        params = request.sampling_params
+        return params is not None and bool(params.extra_args[RESOLVED].asked)
+
+    def _prepare(self, params: SamplingParams) -> tuple[AdmittedParams, ResolvedRequest]:
+        """A copy of a request's parameters, validated and with its final constraint; its options.
+
+        Parameters that `admit` has prepared are returned unchanged.
+        """
+        if isinstance(params, AdmittedParams):
+            return params, params.extra_args[RESOLVED]
+        prepared, http = AdmittedParams.of(params), current.get()
+        own_maximum, calls = params.max_tokens is not None, None
+        if http is not None and http.request is not None:
+            own_maximum, calls = http.sets_its_maximum(), http.calls
+            prepared.structured_outputs = http.constraint(params, self.tokenizer)
+        if prepared.structured_outputs is not None:
+            self.structured.reconcile(prepared, calls)
+        asked = Asked.LIVE if self.traces_all else Asked.NOTHING
+        resolved = validate_sampling_params(prepared, self.served, own_maximum, asked)
+        prepared.extra_args = {**(prepared.extra_args or {}), RESOLVED: resolved}
+        return prepared, resolved
+
+    def _keep_to_the_context(self, params: SamplingParams, prompt_length: int) -> None:
+        """Lower ``max_tokens`` to what the context leaves after the prompt.
+
+        Tokens beyond the context are never put out, and their number may overflow an int32 in
+        vLLM's worker.
+
+        Raises:
+            VLLMValidationError: ``min_tokens`` exceeds that, so the request would never end.
+        """
+        params.max_tokens = min(params.max_tokens, self.max_model_len - prompt_length)
+        if params.min_tokens > params.max_tokens:
+            raise VLLMValidationError(
+                f"min_tokens must be at most {params.max_tokens}, which is what the context leaves "
+                f"behind {prompt_length} prompt tokens, got {params.min_tokens}.",
+                parameter="min_tokens",
+                value=params.min_tokens,
+            )
+
+    def _submit(
+        self, prepared: AdmittedParams, resolved: ResolvedRequest
+    ) -> Future[CompiledConstraint] | None:
+        """Start compiling the constraint, if there is one; an HTTP request's is not patient."""
+        if prepared.structured_outputs is None:
+            return None
+        http = current.get()
+        patient = http is None or http.request is None
+        return self.structured.submit(
+            prepared.structured_outputs, patient, resolved.constraint_depth
+        )
