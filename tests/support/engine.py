@@ -29,7 +29,9 @@ class Engine:
         self.llm = llm
         self.core = llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
-        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        # Several workers are processes of their own.
+        driver = getattr(self.core.model_executor, "driver_worker", None)
+        self.runner = driver and driver.worker.model_runner
 
     @property
     def slots(self) -> Any:
