@@ -10,8 +10,7 @@ from rich.console import Console
 
 from tests.support.viewer_traces import HOSTILE, trace
 from vllm_dllm.viewer import terminal
-from vllm_dllm.viewer.frames import Kind, frames, visible
-from vllm_dllm.viewer.terminal import Screen
+from vllm_dllm.viewer.terminal import Kind, Screen, frames, visible
 
 # Position 0 is the prompt's; 1 is decided and then changed; 2 is decided, withdrawn and decided.
 BLOCK: dict[str, Any] = {

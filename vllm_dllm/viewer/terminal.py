@@ -1,17 +1,27 @@
-"""Show the frames of a trace in a terminal."""
+"""Show the passes of a trace in a terminal."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from vllm_dllm.viewer.frames import Frame, Kind, frames, visible
+
+class Kind(Enum):
+    """The state of a position after a pass."""
+
+    GIVEN = "given"  # the prompt's last tokens, or pinned
+    OPEN = "open"  # not decided
+    NOW = "now"  # decided in this pass
+    BEFORE = "before"  # decided earlier
+    EDITED = "edited"  # decided earlier, and changed in this pass
+
 
 STYLES = {
     Kind.GIVEN: "dim",
@@ -24,6 +34,71 @@ STYLES = {
 MARKS = {Kind.NOW: ("[", "]"), Kind.EDITED: ("{", "}")}
 OPEN = "\u2591"
 SECONDS = 0.25  # how long a frame is shown
+
+# Control characters -> Unicode's symbols for them. Other characters that end a line, are half of
+# one, or change the direction of the text after them -> the replacement character.
+_UNSAFE = ((0x80, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+_VISIBLE = {
+    **{control: 0x2400 + control for control in range(0x20)},
+    0x7F: 0x2421,
+    **{code: 0xFFFD for first, last in _UNSAFE for code in range(first, last + 1)},
+}
+
+
+def visible(text: str) -> str:
+    """Replace control characters by symbols, so that a terminal shows them and does not act."""
+    return text.translate(_VISIBLE)
+
+
+class Cell(NamedTuple):
+    """A position of a block: its state, and its token's id (None if it is open)."""
+
+    kind: Kind
+    token: int | None
+
+
+class Frame(NamedTuple):
+    """A block after one of its passes.
+
+    Attributes:
+        kind: the kind of the pass, see `tracing.trace.Pass`.
+        step: number of denoise steps of the block so far.
+        passes: number of passes of the block so far.
+        cells: one for each position.
+    """
+
+    kind: str
+    step: int
+    passes: int
+    cells: list[Cell]
+
+    @property
+    def decided(self) -> int:
+        """How many positions the model has decided."""
+        return sum(cell.kind not in (Kind.OPEN, Kind.GIVEN) for cell in self.cells)
+
+
+def frames(block: dict[str, Any]) -> Iterator[Frame]:
+    """A frame for each pass of a block of a trace, which consists of plain values."""
+    kinds = [Kind.OPEN] * block["width"]
+    tokens: list[int | None] = [None] * block["width"]
+    by_step = {
+        step: list(events)
+        for step, events in itertools.groupby(block["events"], lambda event: max(event["step"], 1))
+    }
+    for number, each in enumerate(block["passes"], 1):
+        kinds = [Kind.BEFORE if kind in MARKS else kind for kind in kinds]
+        for event in by_step.get(each["step"], ()) if each["kind"] == "denoise" else ():
+            at, token = event["position"], event["token"]
+            if at in block["given"]:
+                kinds[at] = Kind.GIVEN
+            elif token is None:
+                kinds[at] = Kind.OPEN
+            else:
+                kinds[at] = Kind.NOW if tokens[at] is None else Kind.EDITED
+            tokens[at] = token
+        cells = [Cell(*cell) for cell in zip(kinds, tokens, strict=True)]
+        yield Frame(each["kind"], each["step"], number, cells)
 
 
 class Screen:
@@ -48,8 +123,8 @@ class Screen:
 
     def show(self, number: int, block: dict[str, Any]) -> None:
         """Show the passes of a block; its number counts from 0."""
-        all_frames = list(frames(block))
-        kept = [f for f in all_frames if f.passes % self.every == 0 or f is all_frames[-1]]
+        *others, last = frames(block)
+        kept = [*(frame for frame in others if frame.passes % self.every == 0), last]
         if self.console.is_terminal:
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
                 for frame in kept:
@@ -58,12 +133,12 @@ class Screen:
         else:
             for frame in kept:
                 self.console.print(self._drawn(number, frame))
-        self.passes += len(all_frames)
-        self.decided += all_frames[-1].decided if all_frames else 0
-        if all_frames:
-            last = all_frames[-1]
-            cells = (replace(c, kind=Kind.BEFORE) if c.kind in MARKS else c for c in last.cells)
-            self._above.append(self._cells(replace(last, cells=tuple(cells))))
+        self.passes += last.passes
+        self.decided += last.decided
+        cells = (
+            cell._replace(kind=Kind.BEFORE) if cell.kind in MARKS else cell for cell in last.cells
+        )
+        self._above.append(self._line(cells))
 
     def end(self) -> None:
         """Leave the whole answer on the screen, with its cost."""
@@ -74,18 +149,17 @@ class Screen:
         what = f"block {number + 1}, step {frame.step}, {frame.kind}"
         status = self._status(what, self.passes + frame.passes, self.decided + frame.decided)
         above = self._above if self.console.is_terminal else []
-        return Group(*above, self._cells(frame), Text(status, style="bold"))
+        return Group(*above, self._line(frame.cells), Text(status, style="bold"))
 
     @staticmethod
     def _status(what: str, passes: int, decided: int) -> str:
-        rate = decided / passes if passes else 0
-        return f"{what}: {passes} passes, {decided} tokens, {rate:.1f} a pass"
+        return f"{what}: {passes} passes, {decided} tokens, {decided / max(passes, 1):.1f} a pass"
 
-    def _cells(self, frame: Frame) -> Text:
+    def _line(self, cells: Iterable[Cell]) -> Text:
         line = Text()
         plain = self.console.no_color
-        for cell in frame.cells:
-            text = OPEN if cell.token is None else visible(self.text_of(cell.token))
-            before, behind = MARKS.get(cell.kind, ("", "")) if plain else ("", "")
-            line.append(before + text + behind, style="" if plain else STYLES[cell.kind])
+        for kind, token in cells:
+            text = OPEN if token is None else visible(self.text_of(token))
+            before, after = MARKS.get(kind, ("", "")) if plain else ("", "")
+            line.append(before + text + after, style="" if plain else STYLES[kind])
         return line
