@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +43,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
-        # The front end outlives the engine, because vLLM's request handlers refer to it.
-        renderer = weakref.proxy(self.renderer)
-        front_end = FrontEnd(vllm_config, lambda: renderer.get_tokenizer(), at_end)
+        front_end = FrontEnd(vllm_config, self.renderer.get_tokenizer, at_end)
         setattr(self, FRONT_END, front_end)
         _wrap_where_it_is_imported("vllm.v1.engine.async_llm", "AsyncLLM", "add_request", _admit)
         _wrap_where_it_is_imported(
