@@ -50,9 +50,6 @@ STOP = "stop"
 class ConstraintsBusyError(GracefulHTTPError):
     """Other constraints kept a constraint from being compiled; status 503 over HTTP."""
 
-    def __init__(self, error: BusyError) -> None:
-        super().__init__(f"structured_outputs: {error}.", HTTPStatus.SERVICE_UNAVAILABLE)
-
 
 def constraint_of(structured: StructuredOutputsParams, forbids_whitespace: bool) -> Constraint:
     """The constraint that a request asks for, in JSON without white space if the server forbids it.
@@ -147,9 +144,11 @@ class StructuredOutput:
                 names[0].partition("=")[0],
             )
         elif names:
-            raise _refusal(
-                f"{names[0]} is not supported beside structured outputs with diffusion models: "
-                "an output ends where its constraint is satisfied, and nowhere else"
+            raise VLLMValidationError(
+                f"structured_outputs: {names[0]} is not supported beside structured outputs with "
+                "diffusion models: an output ends where its constraint is satisfied, and nowhere "
+                "else.",
+                parameter="structured_outputs",
             )
 
     def submit(
@@ -181,10 +180,8 @@ class StructuredOutput:
                 )
             constraint = constraint_of(structured, self.forbids_whitespace)
             return self._pool.submit(replace(constraint, depth=depth), patient)
-        except ConstraintError as error:
-            raise _refusal(error) from error
-        except BusyError as error:
-            raise ConstraintsBusyError(error) from error
+        except (ConstraintError, BusyError) as error:
+            raise _for_client(error) from error
 
     @staticmethod
     def settle(future: Future[CompiledConstraint], max_tokens: int | None) -> CompiledConstraint:
@@ -201,16 +198,14 @@ class StructuredOutput:
         # The future's own error is not raised: other requests get the same one, and each time it
         # would grow by a traceback.
         problem = future.exception()
-        if isinstance(problem, ConstraintError):
-            raise _refusal(problem)
-        if isinstance(problem, BusyError):
-            raise ConstraintsBusyError(problem)
+        if isinstance(problem, (ConstraintError, BusyError)):
+            raise _for_client(problem)
         automaton = future.result()
         try:
             if max_tokens is not None:
                 automaton.require(max_tokens)
         except ConstraintError as error:
-            raise _refusal(error) from error
+            raise _for_client(error) from error
         return automaton
 
 
@@ -221,5 +216,9 @@ def _vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Vocabulary:
     return Vocabulary.read(backend.to_str(), size, ends)
 
 
-def _refusal(error: ConstraintError | str) -> VLLMValidationError:
-    return VLLMValidationError(f"structured_outputs: {error}.", parameter="structured_outputs")
+def _for_client(error: ConstraintError | BusyError) -> Exception:
+    """The error that a client gets."""
+    message = f"structured_outputs: {error}."
+    if isinstance(error, BusyError):
+        return ConstraintsBusyError(message, HTTPStatus.SERVICE_UNAVAILABLE)
+    return VLLMValidationError(message, parameter="structured_outputs")
