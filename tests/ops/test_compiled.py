@@ -68,7 +68,10 @@ def test_noise() -> None:
 
 
 # One tile; tiles of two groups; a narrower last tile, which is not compiled.
-@pytest.mark.parametrize(("vocabulary", "ids"), [(300, 320), (512, 128), (300, 128)])
+@pytest.mark.parametrize(
+    ("vocabulary", "ids"),
+    [(300, 128), *(pytest.param(*s, marks=pytest.mark.long) for s in ((300, 320), (512, 128)))],
+)
 def test_tiles(vocabulary: int, ids: int) -> None:
     def run(rows: int) -> tuple:
         c = case(vocabulary, rows=rows)
@@ -120,7 +123,7 @@ def test_a_row_is_computed_alike_whatever_stands_beside_it() -> None:
             assert torch.equal(getattr(part, name), getattr(every, name)[some]), (name, some)
 
 
-@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("entropy", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_rows(entropy: bool) -> None:
     function, forbidden = compiled(pure_row_statistics), 7
     ahead(lambda rows: function(case(300, rows=8 + rows)["logits"], forbidden, entropy))
@@ -145,7 +148,7 @@ def test_rows(entropy: bool) -> None:
     assert graphs() == made
 
 
-@pytest.mark.parametrize("forbidden", [7, 310])
+@pytest.mark.parametrize("forbidden", [310, pytest.param(7, marks=pytest.mark.long)])
 def test_found_by_a_rank(forbidden: int) -> None:
     """Of its own ids 300..419, with the forbidden one among them or not."""
     function, first = compiled(partials_of_rank), 300
@@ -169,7 +172,7 @@ def test_found_by_a_rank(forbidden: int) -> None:
     assert graphs() == made
 
 
-@pytest.mark.parametrize("vocabulary", [300, 5 * GROUP])
+@pytest.mark.parametrize("vocabulary", [300, pytest.param(5 * GROUP, marks=pytest.mark.long)])
 def test_draws(vocabulary: int) -> None:
     function = compiled(draw)
     ahead(lambda rows: function(torch.zeros(rows, vocabulary), torch.arange(rows)))

@@ -24,33 +24,36 @@ LIMITS = [
     ("triton", 64, True, 60),
 ]
 CANVAS = 256
+Costs = dict[tuple[str, int, bool, int], dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def costs() -> dict[tuple[str, int], dict[str, Any]]:
-    found = answers_of_child("head_child", [case[:3] for case in LIMITS])
-    return {case[:2]: cost for case, cost in zip(LIMITS, found, strict=True)}
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(16, id="16 requests"),
+        *(pytest.param(n, id=f"{n} requests", marks=pytest.mark.long) for n in (1, 64)),
+    ],
+)
+def costs(request: pytest.FixtureRequest) -> Costs:
+    """The cost of each case with so many requests."""
+    cases = [case for case in LIMITS if case[1] == request.param]
+    found = answers_of_child("head_child", [case[:3] for case in cases])
+    return dict(zip(cases, found, strict=True))
 
 
-@pytest.mark.parametrize(("kernels", "requests", "compiled", "limit"), LIMITS)
-def test_kernels(
-    kernels: str, requests: int, compiled: bool, limit: int, costs: dict[tuple[str, int], Any]
-) -> None:
-    cost = costs[kernels, requests]
-    assert cost["kernels"] <= limit, cost
-    if kernels == "triton":
-        launched = {"head_kernel", "head_draw_kernel", "weights_kernel", "sum_kernel"}
-        assert set(cost["launched"]) == launched
-        assert {"compiled read_rows", "compiled step_noise", "compiled _finish"} <= set(
-            cost["by_file"]
-        )
+def test_kernels(costs: Costs) -> None:
+    for (kernels, _, _, limit), cost in costs.items():
+        assert cost["kernels"] <= limit, cost
+        if kernels == "triton":
+            launched = {"head_kernel", "head_draw_kernel", "weights_kernel", "sum_kernel"}
+            assert set(cost["launched"]) == launched
+            assert {"compiled read_rows", "compiled step_noise", "compiled _finish"} <= set(
+                cost["by_file"]
+            )
 
 
-@pytest.mark.parametrize(("kernels", "requests"), [case[:2] for case in LIMITS])
-def test_temporaries_stay_below_the_budget(
-    kernels: str, requests: int, costs: dict[tuple[str, int], Any]
-) -> None:
+def test_temporaries_stay_below_the_budget(costs: Costs) -> None:
     """Beside what is returned, and with Triton some numbers for each row and split."""
-    cost = costs[kernels, requests]
-    few = 1024 * CANVAS * requests if kernels == "triton" else 0
-    assert cost["peak"] - cost["result"] <= TILE_BYTES_GPU + few
+    for (kernels, requests, _, _), cost in costs.items():
+        few = 1024 * CANVAS * requests if kernels == "triton" else 0
+        assert cost["peak"] - cost["result"] <= TILE_BYTES_GPU + few

@@ -69,13 +69,15 @@ def test_a_prompt_in_one_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("must see 0 to 31" in problem for problem in found.watch.problems)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=str)
 @pytest.mark.parametrize(
-    "mode",
+    ("backend", "mode"),
     [
-        "FULL_AND_PIECEWISE",
-        pytest.param("FULL_DECODE_ONLY", marks=pytest.mark.long),
-        pytest.param("PIECEWISE", marks=pytest.mark.long),
+        pytest.param(
+            *case,
+            marks=() if case == (FLASH_4, "FULL_AND_PIECEWISE") else pytest.mark.long,
+            id="-".join(map(str, case)),
+        )
+        for case in product(BACKENDS, ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"))
     ],
 )
 def test_windows_of_two_blocks(tokens: list[list[int]], backend: Backend, mode: str) -> None:

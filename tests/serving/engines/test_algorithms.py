@@ -31,9 +31,9 @@ MODELS = {"llada2": (TINY_LLADA2, 32), "sdar": (TINY_SDAR, 4)}
 Answers = dict[str, list[tuple[list[int], str]]]
 
 
-def prompts(model: str) -> list[list[int]]:
+def prompts(model: str, count: int | None = None) -> list[list[int]]:
     encoder = Encoder(llada2_tokenizer() if model == "llada2" else sdar_tokenizer())
-    return [encoder(problem).prompt for problem in held_out_set(1)]
+    return [encoder(problem).prompt for problem in held_out_set(1)[:count]]
 
 
 def ask(
@@ -54,11 +54,15 @@ def steps(running: Engine) -> float:
     return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
 
 
-@pytest.fixture(scope="module", params=["llada2", pytest.param("sdar", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=[("llada2", 3), *(pytest.param((m, 7), marks=pytest.mark.long) for m in MODELS)],
+    ids=lambda param: f"{param[0]}, {param[1]} prompts",
+)
 def outcomes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """Under each policy: all algorithms alone and together, and the steps it took."""
     found: dict[str, dict[str, Any]] = {}
-    (path, block), asked = MODELS[request.param], prompts(request.param)
+    (path, block), asked = MODELS[request.param[0]], prompts(*request.param)
     for policy, settings in POLICIES.items():
         options = {"additional_config": {"dllm": settings}, "disable_log_stats": False}
         options["async_scheduling"] = policy == "two blocks"

@@ -41,7 +41,7 @@ class Late(CanvasStarts):
         return found
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with engine(TINY / MODELS[request.param][0], 32, max_num_seqs=8, **TEXT_ONLY_OPTIONS) as found:
         yield found

@@ -20,14 +20,13 @@ from tests.support.reference_llada2 import random_checkpoint as llada2_checkpoin
 pytestmark = pytest.mark.engine
 
 Tensors = dict[str, torch.Tensor]
-FAMILIES = ("llada2", "gemma")
 TENSOR = {
     "llada2": "model.layers.1.attention.dense.weight",
     "gemma": "model.decoder.layers.1.self_attn.o_proj.weight",
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / request.param
     if request.param == "llada2":
@@ -114,7 +113,9 @@ def test_a_stale_file_with_the_same_names(broken: Path) -> None:
     assert name in message and "differ" in message
 
 
-@pytest.mark.parametrize("size", [7, 300, 100_000])
+@pytest.mark.parametrize(
+    "size", [100_000, *(pytest.param(n, marks=pytest.mark.long) for n in (7, 300))]
+)
 def test_a_damaged_file(broken: Path, size: int) -> None:
     """Cut off inside the length, the header and the tensors; no engine starts with the rest."""
     file = broken / "model.safetensors"
@@ -141,7 +142,11 @@ SAMPLER = (
 )
 
 
-@pytest.mark.parametrize("key", SAMPLER, ids=lambda key: ".".join(key))
+@pytest.mark.parametrize(
+    "key",
+    [SAMPLER[-1], *(pytest.param(key, marks=pytest.mark.long) for key in SAMPLER[:-1])],
+    ids=lambda key: ".".join(key),
+)
 @pytest.mark.parametrize("made", ["gemma"], indirect=True)
 def test_gemma_without_a_sampler_field(broken: Path, key: tuple[str, ...]) -> None:
     edit(broken / "generation_config.json", *key)

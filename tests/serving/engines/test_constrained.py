@@ -34,7 +34,7 @@ RECORD = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -13,14 +13,16 @@ from tests.support.engine import count_calls, engine
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["gemma", pytest.param("llada2", marks=pytest.mark.long)])
 def test_every_output_is_valid_and_finished(family: str, tmp_path: Path) -> None:
     path = with_random_weights(TINY / MODELS[family][0], tmp_path / family, 3)
     with engine(path, 32, max_num_seqs=32, **TEXT_ONLY_OPTIONS) as started:
         fuzz(started, family, CASES // 20, 2)
 
 
-@pytest.mark.parametrize(("family", "pages"), [("llada2", 24), ("gemma", 44)])
+@pytest.mark.parametrize(
+    ("family", "pages"), [("llada2", 24), pytest.param("gemma", 44, marks=pytest.mark.long)]
+)
 def test_preempted_outputs_are_valid_and_finished(family: str, pages: int) -> None:
     """Few pages: requests give theirs up, between canvases and within one, and take up again."""
     few = {"num_gpu_blocks_override": pages, "block_size": 32, "max_model_len": 320}

@@ -219,12 +219,16 @@ def wanted(running: Engine, alone: Answers) -> Answers:
 @pytest.mark.parametrize(
     "options",
     [
-        {"enable_prefix_caching": False},
-        {"max_num_batched_tokens": 40, "max_num_seqs": 4},
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.long),
+        pytest.param({"max_num_batched_tokens": 40, "max_num_seqs": 4}, marks=pytest.mark.long),
         {"async_scheduling": True},
         {"num_gpu_blocks_override": 19, "block_size": 32, "max_model_len": 128},
-        {"additional_config": {"dllm": {"execution": "sync"}}},
-        {"additional_config": {"dllm": {"skip_last_commit": False}}},
+        pytest.param(
+            {"additional_config": {"dllm": {"execution": "sync"}}}, marks=pytest.mark.long
+        ),
+        pytest.param(
+            {"additional_config": {"dllm": {"skip_last_commit": False}}}, marks=pytest.mark.long
+        ),
     ],
     ids=["no-cache", "little-budget", "async", "preemption", "lockstep", "last-commit"],
 )

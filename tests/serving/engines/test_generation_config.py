@@ -35,7 +35,10 @@ def answer(model: Path, length: int, **options: Any) -> tuple[list[int], float]:
     [
         ("tiny-llada2", {"threshold": 1.0, "max_denoising_steps": 5}),
         pytest.param("tiny-sdar", {"threshold": 1.0}, marks=pytest.mark.long),
-        ("tiny-diffusiongemma", {"max_denoising_steps": 1, "t_max": 0.5}),
+        pytest.param(
+            *("tiny-diffusiongemma", {"max_denoising_steps": 1, "t_max": 0.5}),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_an_override_acts_as_the_file(model: str, fields: dict[str, Any], tmp_path: Path) -> None:

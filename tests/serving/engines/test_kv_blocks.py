@@ -23,7 +23,7 @@ def held(running: Engine) -> tuple[list[int], ...]:
     return running.scheduler.kv_cache_manager.get_block_ids(request_id)
 
 
-@pytest.mark.parametrize("name", ["ckpt_a_b32", "ckpt_b_b8"])
+@pytest.mark.parametrize("name", ["ckpt_a_b32", pytest.param("ckpt_b_b8", marks=pytest.mark.long)])
 def test_none_moves_between_denoise_steps(name: str) -> None:
     """An unfinished block reuses its KV in place: the pool is not even asked."""
     golden = oracle.checkpoint(name)
@@ -67,7 +67,9 @@ def test_async_allocates_once_per_page() -> None:
         running.assert_idle()
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 34, 40])
+@pytest.mark.parametrize(
+    "steps", [5, 34, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 40))]
+)
 def test_abort_gives_everything_back(steps: int) -> None:
     """Abort in prefill, mid-block and around a commit; the next request in the slot is exact."""
     golden = oracle.checkpoint("ckpt_a_b32")
@@ -83,7 +85,7 @@ def test_abort_gives_everything_back(steps: int) -> None:
         running.assert_idle()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_only_committed_blocks_are_cached(asynchronous: bool) -> None:
     """Asking on with prompt + answer hits the cache and gives what a fresh engine gives."""
     golden = oracle.checkpoint("ckpt_b_b8")

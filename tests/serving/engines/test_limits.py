@@ -19,7 +19,7 @@ def long_answer(golden: Any, running: Engine, prompt: list[int], tokens: int) ->
     return running.generate([prompt], [greedy(tokens, ignore_eos=True)])[0][0]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_context_is_filled_to_the_last_token(asynchronous: bool) -> None:
     """The prompt's tail must not cost the last canvas: prompt + output = max_model_len exactly."""
     golden = oracle.checkpoint("ckpt_a_b32")
@@ -89,7 +89,7 @@ def test_max_tokens_is_exact_and_a_prefix() -> None:
             assert long_answer(golden, running, prompt, tokens) == whole[:tokens]
 
 
-@pytest.mark.parametrize("budget", [40, 48, 100])
+@pytest.mark.parametrize("budget", [40, pytest.param(48, marks=pytest.mark.long), 100])
 def test_scheduler_rules(budget: int) -> None:
     """Chunks end on block boundaries or with the prompt; a canvas is whole or absent.
 

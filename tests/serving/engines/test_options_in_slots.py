@@ -27,7 +27,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llada2", "gemma"])
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     if request.param == "llada2":
         return llada2()

@@ -102,7 +102,10 @@ def expected(logits: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
     return p / p.sum()
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long if n == "hot" else ()) for n in DISTRIBUTIONS],
+)
 def test_distribution(name: str, running: Engine, path: Path) -> None:
     """The first token over many seeds, against what the reference's logits say."""
     options = DISTRIBUTIONS[name]
@@ -252,6 +255,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+QUICK = ("async", "preempted")
+
+
 def seeded() -> list[Any]:
     return [params(seed=n, temperature=1.2, max_tokens=60, top_p=0.95) for n in range(6)]
 
@@ -261,7 +267,10 @@ def wanted(running: Engine) -> list[list[int]]:
     return tokens(running, *seeded())
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param(s, marks=() if s in QUICK else pytest.mark.long) for s in SCHEDULES],
+)
 def test_same_seed_however_scheduled(
     schedule: str, wanted: list[list[int]], running: Engine, path: Path
 ) -> None:

@@ -39,20 +39,36 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+# Every way to commit, with pages enough and with too few of them.
+QUICK = ("plain", "fdfo, a step ahead", "two blocks", "two blocks, preempted")
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "experts",
-    [pytest.param(False, id="dense"), pytest.param(True, id="experts", marks=pytest.mark.long)],
+    ("experts", "block", "names"),
+    [
+        pytest.param(False, 4, QUICK, id="dense-4-quick"),
+        *(
+            pytest.param(
+                *(experts, block, tuple(ENGINES)),
+                id=f"{'experts' if experts else 'dense'}-{block}",
+                marks=pytest.mark.long,
+            )
+            for experts in (False, True)
+            for block in (4, 8, 32)
+        ),
+    ],
 )
-@pytest.mark.parametrize("block", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 32))])
-def test_the_published_rules_equal_transformers(tmp_path: Path, experts: bool, block: int) -> None:
+def test_the_published_rules_equal_transformers(
+    tmp_path: Path, experts: bool, block: int, names: tuple[str, ...]
+) -> None:
     """Token for token, alone and together, however the requests are scheduled."""
     model = random_checkpoint(tmp_path, experts, block, tied=block == 8)
     wanted, robust, asked = requests(model, block)
     assert len(wanted[8].tokens) <= 7
-    found = answers_of_child("sdar_child", model, block, asked, list(ENGINES.values()))
-    for name, engine in zip(ENGINES, found, strict=True):
+    found = answers_of_child("sdar_child", model, block, asked, [ENGINES[name] for name in names])
+    for name, engine in zip(names, found, strict=True):
         assert engine["model"] == ("SDARMoeForCausalLM" if experts else "SDARForCausalLM")
         assert engine["length"] == block
         assert_exact(name, engine, wanted, robust)

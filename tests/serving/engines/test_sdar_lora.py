@@ -87,7 +87,7 @@ def generate(running: Engine, adapters: list[Any], cases: list[Any]) -> list[tup
     return [(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outputs]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["together", pytest.param("in turn", marks=pytest.mark.long)])
 def test_every_request_its_adapter(name: str, served: Any) -> None:
     """In one batch, in any order, alone, and out of the prefix cache, whose pages nobody shares."""
     model, adapters, cases = served

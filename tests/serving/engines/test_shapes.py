@@ -34,7 +34,7 @@ def prompts(vocabulary: int, seed: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_against_reference(shape: str, seed: int, tmp_path: Path) -> None:
     options = dict(SHAPES[shape])
     block = options.pop("block")

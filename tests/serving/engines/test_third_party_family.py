@@ -59,7 +59,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied-head"])
+@pytest.mark.parametrize(
+    "tied",
+    [
+        pytest.param(False, id="head"),
+        pytest.param(True, id="tied-head", marks=pytest.mark.long),
+    ],
+)
 def test_installed_family_equals_transformers(installed: Path, tmp_path: Path, tied: bool) -> None:
     """Token for token, however the requests are scheduled."""
     model = random_checkpoint(tmp_path, tied)

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BLOCK = 32
 ONE_AT_A_TIME = 1.01
-THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95, ONE_AT_A_TIME)
 # Decisions closer than this may legitimately fall differently in another summation order.
 MARGIN = 3e-5
 
@@ -52,21 +51,16 @@ def test_equals_the_reference(running: Engine) -> None:
     assert not different, [examples[i].problem for i in different]
 
 
-def test_fewer_steps_are_as_accurate(running: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_steps_are_as_accurate(running: Engine) -> None:
     examples = encoded(30)
     right, steps = {}, {}
-    for threshold in THRESHOLDS:
+    for threshold in (0.9, ONE_AT_A_TIME):
         before = denoise_steps(running)
         params = [greedy(64, diffusion_threshold=threshold) for _ in examples]
         got = running.generate([example.prompt for example in examples], params)
         steps[threshold] = denoise_steps(running) - before
         hits = [tokens == e.answer for (tokens, _), e in zip(got, examples, strict=True)]
         right[threshold] = sum(hits)
-    with capsys.disabled():
-        print(f"\nthreshold  exact match of {len(examples)}   steps")
-        for threshold in THRESHOLDS:
-            rate = 100 * right[threshold] / len(examples)
-            print(f"{threshold:9}{rate:15.1f} %{steps[threshold]:12.0f}")
     low, high = wilson_interval(right[ONE_AT_A_TIME], len(examples))
     assert low <= right[0.9] / len(examples) <= high
     assert 2 * steps[0.9] <= steps[ONE_AT_A_TIME]

@@ -29,7 +29,10 @@ COMMITS: dict[str, tuple[str, bool]] = {
 }
 
 
-@pytest.fixture(scope="module", params=COMMITS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(c, marks=() if c == "two blocks" else pytest.mark.long) for c in COMMITS],
+)
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An engine for each way to commit blocks, which the self-test reads off it as well."""
     fused, asynchronous = COMMITS[request.param]

@@ -183,6 +183,7 @@ def test_what_is_not_asked_for_is_not_there() -> None:
             assert completion.logprobs is None
 
 
+@pytest.mark.long
 def test_a_constrained_canvas_that_waits_needs_no_path() -> None:
     """In lockstep, one request ended with an error while it waited for the others."""
     asked = list(mixed("gemma", 27))

@@ -143,7 +143,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 # The workers' processes know the trainer's extension, but no transfer of this module.
 LOADING_MODES = MODES | {"two workers": {"tensor_parallel_size": 2}}
-QUICK_LOADS = (("llada2", "eager"), ("sdar", "compiled"))
 CASES = [
     pytest.param(
         family,
@@ -182,7 +181,7 @@ def test_new_weights(family: str, mode: str, tmp_path: Path) -> None:
         pytest.param(
             *case,
             id=", ".join(case),
-            marks=() if case in QUICK_LOADS else pytest.mark.long,
+            marks=() if case == ("llada2", "eager") else pytest.mark.long,
         )
         for case in itertools.product(FAMILIES, LOADING_MODES)
     ],
@@ -269,9 +268,8 @@ def test_a_quantized_model_takes_whole_reloads_only() -> None:
         assert answers(running, asked) == old
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.long) for f in ("gemma", "sdar")] + ["llada2"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
 def test_invented_weights_are_replaced(family: str, tmp_path: Path) -> None:
     """A trainer that sends all weights anyway starts the engine with ``--load-format dummy``."""
     path, length, _, _ = FAMILIES[family]
@@ -285,6 +283,7 @@ def test_invented_weights_are_replaced(family: str, tmp_path: Path) -> None:
             assert answers(running, asked) == wanted
 
 
+@pytest.mark.long
 def test_a_wrong_update_is_refused() -> None:
     """By the tensor's name; and what it left half-way is not taken for weights."""
     path, length, _, _ = FAMILIES["sdar"]

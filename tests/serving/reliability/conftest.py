@@ -14,6 +14,6 @@ def gemma_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reliability") / "gemma"
 
 
-@pytest.fixture(scope="module", params=["llada2", "gemma"])
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def family(request: pytest.FixtureRequest, gemma_path: Path) -> Family:
     return llada2() if request.param == "llada2" else gemma(gemma_path)

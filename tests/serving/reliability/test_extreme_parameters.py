@@ -18,7 +18,7 @@ from tests.support.reference_gemma import random_checkpoint
 
 pytestmark = pytest.mark.engine
 
-FAMILIES = ["llada2", "gemma"]
+FAMILIES = ["llada2", pytest.param("gemma", marks=pytest.mark.long)]
 PROMPT = [[20 + i] * (9 + 5 * i) for i in range(4)]
 FLOAT32 = float.fromhex("0x1.fffffep+127")
 

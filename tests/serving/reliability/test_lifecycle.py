@@ -37,7 +37,13 @@ from vllm_dllm.engine.slots import Phase
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-WORLDS = ["llada2-sync", "llada2-async", "llada2-two-blocks", "gemma-sync", "gemma-async"]
+WORLDS = [
+    *("llada2-async", "llada2-two-blocks"),
+    *(
+        pytest.param(w, marks=pytest.mark.long)
+        for w in ("llada2-sync", "gemma-sync", "gemma-async")
+    ),
+]
 
 
 @pytest.fixture(scope="module", params=WORLDS)

@@ -47,7 +47,13 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module", params=MODES)
+QUICK = ("edits-async", "lockstep-async")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(m, marks=() if m in QUICK else pytest.mark.long) for m in MODES],
+)
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -19,7 +19,7 @@ PROMPTS = [[20 + i] * (9 + 5 * i) for i in range(4)]
 VICTIM = 2
 
 
-@pytest.fixture(scope="module", params=["llada2", "gemma"])
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def running(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Engine]:
     if request.param == "llada2":
         golden = oracle.checkpoint("ckpt_b_b8")

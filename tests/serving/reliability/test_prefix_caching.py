@@ -69,7 +69,9 @@ def wanted(family: Family) -> tuple[list[Request], list[Request], list[Answer]]:
         return asked, following, answers + generate(running, following)
 
 
-@pytest.fixture(scope="module", params=["sync", "async", "two-blocks"])
+@pytest.fixture(
+    scope="module", params=["async", "two-blocks", pytest.param("sync", marks=pytest.mark.long)]
+)
 def running(
     request: pytest.FixtureRequest, family: Family, wanted: Any
 ) -> Iterator[Engine]:  # behind `wanted`: only one engine can live in a process

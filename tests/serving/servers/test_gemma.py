@@ -211,6 +211,7 @@ def test_nothing_is_held(gemma: Server) -> None:
     gemma.wait_until_idle()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["OpenAI", "Anthropic", "LangChain", "Pydantic AI"])
 def test_the_page_of_clients(gemma: Server, name: str) -> None:
     """The code of docs/clients.md, as with LLaDA2 in test_frameworks.py."""

@@ -94,6 +94,7 @@ def bench(server: Server, golden: oracle.Checkpoint, result: Path, xargs: dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_vllm_bench_serve(server: Server, golden: oracle.Checkpoint, tmp_path: Path) -> None:
     """Its figures are those of the counters.
 

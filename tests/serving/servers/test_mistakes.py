@@ -185,7 +185,8 @@ COMPLETIONS = [*NAMES, *ALGORITHMS, *VALUES, *UNSUPPORTED]
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(family, marks=pytest.mark.long if family == "SDAR" else ()) for family in EVERY
+        pytest.param(family, marks=() if family == "LLaDA2" else pytest.mark.long)
+        for family in EVERY
     ],
 )
 def served(

@@ -56,6 +56,7 @@ def test_same_answers_with_and_without(llama: Path, tmp_path: Path) -> None:
     assert "V2 Model Runner" not in (tmp_path / "with.log").read_text()
 
 
+@pytest.mark.long
 def test_a_forced_runner_still_needs_triton(llama: Path, tmp_path: Path) -> None:
     """VLLM 0.32 checks that in the configuration, 0.33 in the worker."""
     if HAS_TRITON:

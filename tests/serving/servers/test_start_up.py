@@ -135,7 +135,7 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         assert all(word in outcome["error"] for word in words), outcome["error"]
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
+@pytest.mark.parametrize("text", ["{", pytest.param("[1]", marks=pytest.mark.long)])
 def test_an_unreadable_generation_config_is_refused(text: str, tmp_path: Path) -> None:
     """vLLM passes it over without a word."""
     copy = shutil.copytree(oracle.checkpoint("ckpt_a_b32").path, tmp_path / "model")
@@ -144,7 +144,13 @@ def test_an_unreadable_generation_config_is_refused(text: str, tmp_path: Path) -
     assert "generation_config.json" in outcome["error"]
 
 
-@pytest.mark.parametrize("variable", ["VLLM_USE_V2_MODEL_RUNNER=0", "VLLM_BATCH_INVARIANT=1"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "VLLM_USE_V2_MODEL_RUNNER=0",
+        pytest.param("VLLM_BATCH_INVARIANT=1", marks=pytest.mark.long),
+    ],
+)
 def test_refused_variables_of_the_environment(model: str, variable: str) -> None:
     (outcome,) = configure({"model": model}, env=dict([variable.split("=")]))
     assert variable in outcome["error"]
@@ -173,6 +179,7 @@ def test_what_start_up_sets(model: str) -> None:
 GEMMA = str(TINY_GEMMA)
 
 
+@pytest.mark.long
 def test_what_start_up_sets_for_gemma() -> None:
     """No cap at 8 requests, as vLLM's own class needs one; that class is one variable away."""
     plain, given = configure({"model": GEMMA}, {"model": GEMMA, "max_num_seqs": 3})
@@ -186,6 +193,7 @@ def test_what_start_up_sets_for_gemma() -> None:
     assert native["scheduler"] is None or "vllm_dllm" not in native["scheduler"]
 
 
+@pytest.mark.long
 def test_gemma_refusals() -> None:
     cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"pipeline_parallel_size": 2}, ("pipeline-parallel-size", "tensor-parallel-size")),
@@ -229,11 +237,6 @@ def test_names_that_nobody_reads(model: str) -> None:
     assert "has no effect" not in log and "ignored; if" not in log
 
 
-def test_llada2_has_no_window(model: str) -> None:
-    (outcome,) = configure({"model": model, "additional_config": {"dllm": {"window": "reference"}}})
-    assert "dllm.window" in outcome["error"]
-
-
 def copy_of(model: str, target: Path) -> Path:
     shutil.copytree(model, target, ignore=shutil.ignore_patterns("golden.json"))
     for file in target.iterdir():
@@ -247,6 +250,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({k: v for k, v in (content | changes).items() if v is not None}))
 
 
+@pytest.mark.long
 def test_missing_mask_token(model: str, tmp_path: Path) -> None:
     """The tokenizer knows no mask: the error says where it was looked for and what to pass."""
     broken = copy_of(model, tmp_path / "m")

@@ -137,7 +137,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_constraints(server: Server, case: str, stream: bool) -> None:
     """Refused with the reason, not for being busy, and others are answered all the while."""

@@ -52,6 +52,7 @@ def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
         assert "diffusion_share must be above 0 and at most 1" in response.text
 
 
+@pytest.mark.long
 def test_a_plugin_with_the_name_dllm(tmp_path: Path) -> None:
     """Both are loaded, and our class serves the model."""
     path = distribution(tmp_path / "installed", "dllm-plugin", "dllm", OTHER_DLLM)

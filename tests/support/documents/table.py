@@ -152,7 +152,6 @@ TWINS = {
 # Other words that a reader fills in. The files are made in the folder where commands run.
 PLACEHOLDERS = {
     "OUT": "out",
-    "NAME": "block_causal",
     "photo.jpg": "docs/photo.jpg",
 }
 
