@@ -28,6 +28,8 @@ from tests.support.pools import (
 )
 from vllm_dllm.constraints.pool import BusyError, CompilerPool, PoolLimits
 
+pytestmark = pytest.mark.slow  # the tests start processes
+
 
 def test_the_same_automaton_as_in_this_process(compiler: CompilerPool) -> None:
     got, expected = compile_in(compiler, NAME), compile_constraint(NAME, pieces(), CompileLimits())
@@ -255,6 +257,7 @@ ORDINARY = [
 ]
 
 
+@pytest.mark.long
 def test_six_busy_processes_change_no_verdict() -> None:
     """In the session of whoever asks, as a server's engine is: Linux divides time by session."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]

@@ -25,12 +25,19 @@ from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV
 from vllm_dllm.ops.attention.masks import Mask, MaskRule
 
 
-@pytest.mark.parametrize("tiles", [SMALL, HALVES], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        pytest.param(SMALL, id="whole"),
+        pytest.param(HALVES, id="split", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("mask", ALL_MASKS, ids=lambda mask: mask.name)
 def test_each_mask_at_awkward_sizes(mask: Mask, tiles) -> None:
     make_case(AWKWARD, [mask] * len(AWKWARD)).check(tiles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [None, SMALL, SPLIT], ids=["default", "whole", "split"])
 @pytest.mark.parametrize("page", [16, 32, 128])
 def test_all_rules_in_one_batch(page: int, tiles) -> None:

@@ -72,6 +72,7 @@ def compile_case(name: str, size: int, stored: str) -> Compiled:
     )
 
 
+@pytest.mark.slow
 def test_it_compiles_for_a_gpu() -> None:
     """For sm_90, without one: shared memory and registers within what a program may have."""
     # Bytes of the stack that the widest accumulators take.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from tests.support.children.compile_child import Case, compiled
 from vllm_dllm.ops.statistics import head_triton, rows_triton, soft_embedding_triton
 
@@ -102,6 +104,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "rows draw", rows_case("bf16", "draw_kernel")
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_a_hopper_gpu() -> None:
     """Without a GPU: it fits into shared memory, spills nothing, and multiplies where it should."""
     found = compiled(dict(cases()))

@@ -42,7 +42,10 @@ def cold(seed: int, canvases: int, steps: int) -> Any:
     )
 
 
-@pytest.fixture(scope="module", params=WINDOWS)
+@pytest.fixture(
+    scope="module",
+    params=["narrow", "wide", pytest.param("unreached", marks=pytest.mark.long)],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     random_checkpoint(path, seed=1, canvas=CANVAS, sliding_window=WINDOWS[request.param])

@@ -31,7 +31,7 @@ HALF = {**TEXT_ONLY_OPTIONS, "dtype": "bfloat16"}
 PER_TASK = 6
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 

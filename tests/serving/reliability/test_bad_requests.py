@@ -24,7 +24,7 @@ from tests.support.server import Server
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # Bodies to each server. `make fuzz` sends 20,000.
-BODIES = max(700, int(os.environ.get("VLLM_DLLM_FUZZ", "0")) // 10)
+BODIES = max(350, int(os.environ.get("VLLM_DLLM_FUZZ", "0")) // 10)
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "llada2"]

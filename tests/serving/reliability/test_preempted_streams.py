@@ -51,7 +51,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 # The others are looked at by `make test-long`.
 USUAL = {
-    *(("fdfo-async", name) for name in ("credit", "constrained")),
     *(("two-blocks", name) for name in ("credit", "constrained")),
 }
 CASES = [

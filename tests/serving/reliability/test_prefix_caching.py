@@ -70,7 +70,8 @@ def wanted(family: Family) -> tuple[list[Request], list[Request], list[Answer]]:
 
 
 @pytest.fixture(
-    scope="module", params=["async", "two-blocks", pytest.param("sync", marks=pytest.mark.long)]
+    scope="module",
+    params=["two-blocks", *(pytest.param(w, marks=pytest.mark.long) for w in ("sync", "async"))],
 )
 def running(
     request: pytest.FixtureRequest, family: Family, wanted: Any

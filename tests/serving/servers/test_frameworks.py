@@ -91,7 +91,11 @@ def test_openai_parses_a_response(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "book"}], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    ["required", pytest.param({"type": "function", "name": "book"}, marks=pytest.mark.long)],
+    ids=str,
+)
 def test_openai_s_responses_call_tools(client: openai.OpenAI, choice: Any, strict: bool) -> None:
     schema = Person.model_json_schema() | {"additionalProperties": False}
     tool: Any = {"type": "function", "name": "book", "parameters": schema, "strict": strict}
