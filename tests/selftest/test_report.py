@@ -34,7 +34,7 @@ WRONG = Result(
     ANSWER,
 )
 DEAD = Result(Case("diffusion_gemma"), "FAILED", "killed by SIGSEGV", 3.0)
-LATE = Result(Case("diffusion_gemma"), NOT_RUN, "--limit 5 was over")
+LATE = Result(Case("diffusion_gemma"), NOT_RUN, "the time of --limit 5 was over")
 
 
 def test_a_line_for_each_case() -> None:

@@ -149,7 +149,7 @@ def test_what_is_no_object_has_no_keys(config: object) -> None:
 @pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "config", "low"])
 def test_a_setting_outside_of_the_section_is_refused(name: str, beside: dict[str, Any]) -> None:
     """Of algorithms for other kinds of models, too; the message can be pasted."""
-    with pytest.raises(SettingsError, match="stands outside") as caught:
+    with pytest.raises(SettingsError, match="is outside of") as caught:
         parse_settings({name: 0.9} | beside, lambda _: PARAMETERS, lambda: {"low": "foreign"})
     assert json.dumps({"dllm": {name: 0.9}}) in str(caught.value)
 

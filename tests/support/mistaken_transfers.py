@@ -22,7 +22,7 @@ TRANSFERS = [
     ),
     Mistake(MASKED, connector("OffloadingConnector"), "'OffloadingConnector'", CHOOSE),
     Mistake(MASKED, connector("LMCacheConnectorV1"), "'LMCacheConnectorV1'", CHOOSE),
-    Mistake(MASKED, connector("MyConnector"), "'MyConnector': nothing is known", CHOOSE),
+    Mistake(MASKED, connector("MyConnector"), "'MyConnector': it is not known", CHOOSE),
     Mistake(
         GEMMA,
         connector("ExampleConnector", kv_connector_module_path="mine.example"),

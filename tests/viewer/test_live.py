@@ -73,7 +73,7 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("application", "reason"),
     [
-        (Application(ours=False), "the model of this server is none of vllm-dllm"),
+        (Application(ours=False), "vllm-dllm does not serve the model of this server"),
         (Application(api_servers=2), "--api-server-count 2"),
         (Application(replicas=2), "--data-parallel-size 2"),
     ],

@@ -63,7 +63,7 @@ def test_the_live_page_asks_its_server_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ("[]", "line 1 has no trace with blocks"),
         ('{"trace": {"blocks": [], "version": 2}}', "line 1 has version 2 of traces"),
     ],
@@ -81,6 +81,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert target.read_text().startswith("<!doctype html>")
     source.write_text("\n")
     assert cli.main(["trace", str(source), "--html", str(target)]) == 1
-    assert "there is no trace in it" in capsys.readouterr().err
+    assert "it has no trace" in capsys.readouterr().err
     assert cli.main(["trace", str(tmp_path / "no"), "--html", str(target)]) == 1
     assert "No such file" in capsys.readouterr().err

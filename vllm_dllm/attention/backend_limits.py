@@ -60,7 +60,7 @@ def obstacle_of_layer(
             "prompt are more sequences than that"
         )
     if name == "FLASHINFER":
-        return "prompts and canvases of one batch are masked differently, which it cannot say"
+        return "prompts and canvases of one batch are masked differently, which it cannot express"
     if name not in KV_CACHE_DTYPES:
         return "it has not been tried with block diffusion"
     if name not in candidates_of(device):

@@ -154,7 +154,7 @@ def _check_page_size(model: ModelAttention, asked: Options) -> None:
     length = model.canvas_length
     if model.block_causal and asked.page_size is not None and asked.page_size % length:
         raise RouteError(
-            f"block_size={asked.page_size} is no multiple of the model's block length {length}; "
+            f"block_size={asked.page_size} is not a multiple of the model's block length {length}; "
             f"leave --block-size out or set it to a multiple of {length}"
         )
 

@@ -149,8 +149,8 @@ def _remedy(problem: str) -> str:
     foreign = ("torchvision::nms", "torchaudio", "torchcodec")
     if "+cpu" in torch and any(word in problem for word in foreign):
         return (
-            f". torch {torch} stands beside torchvision, torchaudio or torchcodec for another "
-            f"build of torch; {CPU_INSTALL}"
+            f". torch {torch} is installed next to torchvision, torchaudio or torchcodec for "
+            f"another build of torch; {CPU_INSTALL}"
         )
     return ""
 

@@ -44,7 +44,7 @@ ATTEMPTS = 2
 # The first byte of a process' answer.
 COMPILED = b"+"  # the packed automaton follows
 REFUSED = b"-"  # the reason follows
-CLOSED = "constraints are not compiled any more: the engine has ended"
+CLOSED = "no more constraints are compiled: the engine has shut down"
 
 
 class BusyError(RuntimeError):

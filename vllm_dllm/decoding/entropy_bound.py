@@ -26,7 +26,7 @@ class EntropyBoundConfig(AlgorithmConfig):
     """Settings of `EntropyBound`; the defaults are those of transformers' DiffusionGemma."""
 
     entropy_bound: float = setting(0.1, "nats that accepted positions may share", above=True)
-    t_min: float = setting(0.4, "temperature behind the last step")
+    t_min: float = setting(0.4, "temperature after the last step")
     t_max: float = setting(0.8, "temperature of the first step", above=True)
     stability_threshold: int = setting(
         1, "steps for which the argmax canvas must stay the same", whole=True

@@ -120,7 +120,7 @@ def _imported(path: str, corruption: Corruption) -> Algorithm:
     try:
         cls: Any = getattr(importlib.import_module(module), attribute)
         if not hasattr(cls, "corruption"):  # do not call an object that is not an algorithm
-            raise TypeError("it is no algorithm")
+            raise TypeError("it is not an algorithm")
         register_algorithm(cls)
     except Exception as error:
         raise SettingsError(

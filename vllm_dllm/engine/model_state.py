@@ -137,7 +137,7 @@ class DiffusionModelState(ModelState):
         try:
             self._take_up(req_index, new_req_data)
         except Exception:
-            logger.exception("dllm: request %s could not be taken up", new_req_data.req_id)
+            logger.exception("dllm: request %s could not be admitted", new_req_data.req_id)
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
             self.slots.configure(req_index, self.served.choose(), 0.0, RequestLimits(1))
             self.parts.leave(req_index)

@@ -33,7 +33,7 @@ SCHEDULER = "vllm_dllm.families.scheduling.make_scheduler"
 REASONS = {
     Mark.UNSOUND: "its logits are not finite (NaN or inf)",
     Mark.NO_TOKEN_LEFT: "its parameters leave no token to choose",
-    Mark.NOT_TAKEN_UP: "its parameters could not be taken up, see the worker's log above",
+    Mark.NOT_TAKEN_UP: "its parameters could not be processed; see the worker's log above",
     Mark.UNREAD_TOKEN: (
         "it asks for logprobs, and its decoding algorithm chose a token whose logprob was not read"
     ),
@@ -83,9 +83,7 @@ class CommonRules(DiffusionScheduler):
         for request_id, mark in failures.items():
             if request_id not in self.requests:
                 continue
-            logger.error(
-                "dllm: request %s is ended with an error: %s", request_id, REASONS[Mark(mark)]
-            )
+            logger.error("dllm: request %s ends with an error: %s", request_id, REASONS[Mark(mark)])
             if mark == Mark.UNSOUND:
                 # The pages it has cached would spoil every request that shares its prefix.
                 blocks = self.kv_cache_manager.get_block_ids(request_id)

@@ -30,7 +30,7 @@ LEAST_INT64, MOST_INT64 = -(2**63), 2**63 - 1
 
 # Parameters that are unsupported with diffusion models, each with the reason.
 _UNSUPPORTED = {
-    "prompt_logprobs": "a prompt token is read together with those behind it, so it has no "
+    "prompt_logprobs": "a prompt token is read together with those after it, so it has no "
     "probability given those before it; remove it (echo asks for it, too: in a chat, and with "
     "logprobs)",
     "prompt_logprob_token_ids": "see prompt_logprobs; remove it",
@@ -178,7 +178,7 @@ def validate_sampling_params(
     validate_numbers(params)
     if served.mask_token is not None and params.allowed_token_ids == [served.mask_token]:
         raise VLLMValidationError(
-            "allowed_token_ids allows nothing but the mask token, which is never put out; allow "
+            "allowed_token_ids allows nothing but the mask token, which is never generated; allow "
             "other tokens.",
             parameter="allowed_token_ids",
         )

@@ -188,7 +188,7 @@ class FrontEnd:
         if params.min_tokens > params.max_tokens:
             raise VLLMValidationError(
                 f"min_tokens must be at most {params.max_tokens}, which is what the context leaves "
-                f"behind {prompt_length} prompt tokens, got {params.min_tokens}.",
+                f"after {prompt_length} prompt tokens, got {params.min_tokens}.",
                 parameter="min_tokens",
                 value=params.min_tokens,
             )

@@ -142,16 +142,16 @@ class Endpoints:
         """
         for name, value in unknown.items():
             if name.startswith("guided_"):
-                problem = "is what vLLM called it once; use structured_outputs."
+                problem = "is a former name in vLLM; use structured_outputs."
             elif name in _OTHER_PLACES and value is not None:
                 problem = _OTHER_PLACES[name]
             elif name.startswith(REQUEST_PREFIX):
-                problem = f'belongs into vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
+                problem = f'belongs in vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
             elif name in self.options:
                 option = REQUEST_PREFIX + name
                 problem = f'is not read here; write {{"vllm_xargs": {{"{option}": ...}}}}.'
             elif value is not None and value not in self._defaults.get(name, [value]):
-                problem = "is not supported on this endpoint; others know it."
+                problem = "is not supported on this endpoint, only on others."
             else:
                 continue
             raise VLLMValidationError(f"{cut(name)} {problem}", parameter=cut(name))

@@ -140,14 +140,14 @@ class StructuredOutput:
             params.structured_outputs = None
             logger.warning_once(
                 "dllm: the calls of tools are not constrained in requests with optional tools and "
-                "%s, so they need be neither finished nor valid.",
+                "%s, so they may be unfinished or invalid.",
                 names[0].partition("=")[0],
             )
         elif names:
             raise VLLMValidationError(
-                f"structured_outputs: {names[0]} is not supported beside structured outputs with "
-                "diffusion models: an output ends where its constraint is satisfied, and nowhere "
-                "else.",
+                f"structured_outputs: {names[0]} is not supported together with structured outputs "
+                "with diffusion models: an output ends where its constraint is satisfied, and "
+                "nowhere else.",
                 parameter="structured_outputs",
             )
 
@@ -174,7 +174,7 @@ class StructuredOutput:
         try:
             if self.begins_with_reasoning:
                 raise ConstraintError(
-                    "structured outputs behind reasoning are not supported with diffusion models; "
+                    "structured outputs after reasoning are not supported with diffusion models; "
                     "serve without --reasoning-parser, or with "
                     "--structured-outputs-config.enable_in_reasoning"
                 )
@@ -189,7 +189,7 @@ class StructuredOutput:
 
         Args:
             future: the result of `submit`.
-            max_tokens: most tokens that may be put out, or None for as many as it takes.
+            max_tokens: most tokens that may be generated, or None for as many as it takes.
 
         Raises:
             VLLMValidationError: the constraint is refused, or `max_tokens` is too small for it.

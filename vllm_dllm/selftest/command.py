@@ -90,7 +90,7 @@ def _results(cases: Sequence[Case], args: argparse.Namespace, at_once: int) -> I
 
     def one(case: Case) -> Result:
         if time.monotonic() > end:
-            return Result(case, NOT_RUN, f"--limit {args.limit:.0f} was over")
+            return Result(case, NOT_RUN, f"the time of --limit {args.limit:.0f} was over")
         return examine(case, known[case.family], lambda job: run_job(job, args.case_limit))
 
     with ThreadPoolExecutor(at_once) as pool:

@@ -54,7 +54,7 @@ def refuse_settings_outside(additional_config: object, settings: Collection[str]
     for key, value in additional_config.items():
         if key in settings:
             raise SettingsError(
-                f"--additional-config: {key!r} stands outside of {SETTINGS_KEY!r}, where it is "
+                f"--additional-config: {key!r} is outside of {SETTINGS_KEY!r}, where it is "
                 f"ignored; write {_as_json({SETTINGS_KEY: {key: value}})}"
             )
         if isinstance(key, str) and key.startswith(OTHERS_PREFIX):

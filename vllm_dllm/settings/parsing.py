@@ -64,8 +64,8 @@ def _known_to_servers(foreign: Foreign) -> dict[str, str]:
     """Names that a request must not hold: server settings and foreign settings."""
     only = set(_names(DllmSettings, ())) - set(_names(RequestOptions, ()))
     return {REQUEST_PREFIX + name: sentence for name, sentence in foreign().items()} | {
-        REQUEST_PREFIX + name: f"{REQUEST_PREFIX}{name} is no option of requests: the whole server "
-        f"has one value, dllm.{name} of --additional-config"
+        REQUEST_PREFIX + name: f"{REQUEST_PREFIX}{name} is not an option of requests: the whole "
+        f"server has one value, dllm.{name} of --additional-config"
         for name in only
     }
 

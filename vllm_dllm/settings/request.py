@@ -133,7 +133,7 @@ def refuse_misplaced_constraint_options(
     if options.constraint_tokens is not None and own_maximum:
         raise SettingsError(
             f"{REQUEST_PREFIX}constraint_tokens is for requests without max_tokens, which says "
-            "already how many tokens may be put out (at /v1/completions it is 16 by default); "
+            "already how many tokens may be generated (at /v1/completions it is 16 by default); "
             "remove one of them"
         )
 

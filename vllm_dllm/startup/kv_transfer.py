@@ -46,7 +46,7 @@ REFUSED = {
     "OffloadingConnector": _ANSWERS,
     "SimpleCPUOffloadConnector": _ANSWERS,
 }
-UNKNOWN = "nothing is known of what it saves"
+UNKNOWN = "it is not known what it saves"
 
 
 def check_kv_transfer(vllm_config: VllmConfig) -> None:

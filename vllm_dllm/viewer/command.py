@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
             with args.file.open(encoding="utf-8", errors="replace") as lines:
                 answers = list(read_lines(lines))
         if not answers:
-            raise LineError("there is no trace in it")
+            raise LineError("it has no trace")
         args.html.write_text(page(answers), encoding="ascii")
     except (OSError, LineError) as error:
         print(f"vllm-dllm trace: {args.file}: {error}", file=sys.stderr)

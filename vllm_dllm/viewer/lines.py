@@ -52,7 +52,7 @@ def read_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         try:
             found = json.loads(line)
         except ValueError as error:
-            raise LineError(f"line {number} is no JSON: {error}") from None
+            raise LineError(f"line {number} is not JSON: {error}") from None
         trace = found.get("trace") if isinstance(found, dict) else None
         if not isinstance(trace, dict) or not isinstance(trace.get("blocks"), list):
             raise LineError(f"line {number} has no trace with blocks")

@@ -97,7 +97,7 @@ class Source:
         self._live = LiveTraces(client.output_processor.request_states, self._name_of)
         self.problem = obstacle(parallel._api_process_count, parallel.data_parallel_size)
         if self.problem is None and front_end is None:
-            self.problem = "the model of this server is none of vllm-dllm, and no other is traced"
+            self.problem = "vllm-dllm does not serve the model of this server, and traces no other"
         if self.problem is not None or front_end is None:
             logger.warning("%s has nothing to show: %s", PAGE, self.problem)
             return
@@ -113,7 +113,7 @@ class Source:
             scope: the ASGI scope of the request.
         """
         if scope["method"] not in ("GET", "HEAD"):
-            error = {"error": "only GET and HEAD are known here"}
+            error = {"error": "only GET and HEAD are supported here"}
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, error, Allow="GET, HEAD")
         if path != TRACES:
             text = live_page()

@@ -37,7 +37,7 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
     attribute = inspect.getattr_static(owner, name)
     original = _function_in(attribute)
     if not callable(original):
-        raise TypeError(f"{name} of {owner!r} is no function that could be wrapped")
+        raise TypeError(f"{name} of {owner!r} is not a function that could be wrapped")
     if hasattr(original, _WRAPPED):
         return
     wrapper = functools.wraps(original)(decorator(original))

@@ -107,7 +107,7 @@ LARK_REFUSALS = {
     "start: start": "no text at all",
     'start: "a" start': "no text at all",
     'start: "a"\nstart: "b"': "more than once",
-    "start: /a(?=b)/": "looking ahead",
+    "start: /a(?=b)/": "lookahead",
     "start: /(a)\\1/": "references to groups",
     'start: "x" A\nA: /^a/': "supported only at the ends",
     "start: /a*/": "zero-width",

@@ -249,7 +249,7 @@ def test_impossible_facts_are_the_empty_language(facts: NumberFacts) -> None:
     ("facts", "complaint"),
     [
         (NumberFacts(least=Fraction(10**400)), "go up to 1e308"),
-        (NumberFacts(least=Fraction(1, 3)), "no decimal number"),
+        (NumberFacts(least=Fraction(1, 3)), "not a decimal number"),
         (NumberFacts(multiples=(Fraction(0),)), "multipleOf is a number above 0"),
         (NumberFacts(multiples=(Fraction(100_003),)), "multipleOf 100003 takes 100003 remainders"),
         (NumberFacts(multiples=(Fraction("1e-13"),)), "multipleOf has at most 12 decimals"),

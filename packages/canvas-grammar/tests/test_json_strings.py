@@ -129,7 +129,7 @@ def test_a_line_feed_at_the_end() -> None:
     ("facts", "complaint"),
     [
         (StringFacts(excluded=(StringFacts(formats=("email",)),)), "'email' cannot be excluded"),
-        (StringFacts(patterns=("(",)), r"pattern '\(': the pattern is no regular expression"),
+        (StringFacts(patterns=("(",)), r"pattern '\(': the pattern is not a regular expression"),
         (StringFacts(patterns=(r"(a\b)*",)), "inside a repetition"),
     ],
 )

@@ -63,9 +63,9 @@ def test_any_expression(pattern: str, texts: list[str]) -> None:
     [
         ("(", "not a regular expression: missing"),
         ("*a", "not a regular expression: nothing to repeat"),
-        ("a(?=b)", "looking ahead"),
-        ("a(?!b)", "looking ahead"),
-        ("(?<=a)b", "looking ahead or behind"),
+        ("a(?=b)", "lookahead"),
+        ("a(?!b)", "lookahead"),
+        ("(?<=a)b", "lookahead or lookbehind"),
         (r"(a)\1", "references to groups"),
         (r"(?P<x>a)(?P=x)", "references to groups"),
         (r"(a)?(?(1)b|c)", "conditions on groups"),

@@ -123,7 +123,7 @@ def test_the_budget() -> None:
     found = compiled("regex", "a{6}")  # aa aa aa, and the end
     assert found.facts.minimum == 4
     found.require(4)
-    with pytest.raises(ConstraintError, match=r"at least 4 tokens .* but only 3 may be put out"):
+    with pytest.raises(ConstraintError, match=r"at least 4 tokens .* but only 3 may be generated"):
         found.require(3)
     assert compiled("choice", ["abc", "1"]).facts.minimum == 2
 

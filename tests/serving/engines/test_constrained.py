@@ -159,7 +159,7 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
     [
         ({"json": RECORD}, {"max_tokens": 5}, "at least"),
         ({"grammar": "root ::= 'a'"}, {}, "not GBNF"),
-        ({"grammar": "start: /(?=a)b/"}, {}, "looking ahead"),
+        ({"grammar": "start: /(?=a)b/"}, {}, "lookahead"),
         ({"regex": "(a"}, {}, "not a regular expression"),
         ({"regex": r"(a)\1"}, {}, "groups"),
         ({"choice": ["a"]}, {"stop": ["a"]}, "stop"),

@@ -144,7 +144,7 @@ def test_an_option_beside_vllm_xargs(server: Server, path: str) -> None:
     """Where OpenAI's client puts `extra_body`; vLLM passes over what it does not know there."""
     answer = server.post(path, **LEAST[path][0], diffusion_max_steps=4)
     assert answer.status_code == 400, answer.text
-    assert "diffusion_max_steps belongs into vllm_xargs" in answer.text
+    assert "diffusion_max_steps belongs in vllm_xargs" in answer.text
 
 
 @pytest.mark.parametrize("path", LEAST)

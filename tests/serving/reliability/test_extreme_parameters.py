@@ -213,7 +213,7 @@ def test_who_cannot_be_taken_up_ends_alone(
     found = running.generate([PROMPT[0], *PROMPT], [params(top_k=17), *calm])
     assert found == [([], "error"), *before]
     assert "a number that nobody thought of" in errors.text
-    assert "its parameters could not be taken up" in errors.text
+    assert "its parameters could not be processed" in errors.text
     running.assert_idle()
 
 

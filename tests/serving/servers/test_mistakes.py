@@ -49,7 +49,7 @@ NAMES = [
         "'diffusion_stability_treshold'",
         "did you mean 'diffusion_stability_threshold'",
     ),
-    Mistake(EVERY, {"diffusion_max_steps": 4}, "diffusion_max_steps", "belongs into vllm_xargs"),
+    Mistake(EVERY, {"diffusion_max_steps": 4}, "diffusion_max_steps", "belongs in vllm_xargs"),
     Mistake(EVERY, {"threshold": 0.9}, "threshold is not read", '"diffusion_threshold": ...'),
     Mistake(EVERY, {"vllm_xargs": {"threshold": 0.9}}, "'threshold'", "'diffusion_threshold'"),
     Mistake(EVERY, {"extra_body": xargs(max_steps=4)}, "extra_body", "into the request itself"),

@@ -119,7 +119,7 @@ def test_responses_takes_what_changes_nothing(server: Server) -> None:
         ("structured_outputs", {"regex": "a+"}, "is not supported on this endpoint"),
         ("seed", 5, "is not supported on this endpoint"),
         ("guided_regex", "a+", "structured_outputs"),
-        ("diffusion_max_steps", 8, "belongs into vllm_xargs"),
+        ("diffusion_max_steps", 8, "belongs in vllm_xargs"),
         ("vllm_xargs", {"diffusion_max_step": 8}, "diffusion_max_steps"),
     ],
 )

@@ -113,7 +113,7 @@ def test_generate_refuses_what_others_know(server: Server, nested: bool) -> None
     body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 8} | (wrong if nested else {})}
     answer = server.post("/inference/v1/generate", **body, **({} if nested else wrong))
     assert answer.status_code == 400, answer.text
-    assert "guided_regex is what vLLM called it once" in answer.text
+    assert "guided_regex is a former name in vLLM" in answer.text
 
 
 def test_a_last_message_of_the_assistant_is_continued(server: Server) -> None:

@@ -69,10 +69,12 @@ SETTINGS = [
     Mistake(
         EVERY,
         beside(threshold=0.9),
-        "'threshold' stands outside of 'dllm'",
+        "'threshold' is outside of 'dllm'",
         'write {"dllm": {"threshold": 0.9}}',
     ),
-    Mistake(EVERY, beside(t_max=0.9, dllm={}), "'t_max' stands", 'write {"dllm": {"t_max": 0.9}}'),
+    Mistake(
+        EVERY, beside(t_max=0.9, dllm={}), "'t_max' is outside", 'write {"dllm": {"t_max": 0.9}}'
+    ),
     Mistake(EVERY, beside(DLLM={"max_steps": 3}), "'DLLM'", "did you mean 'dllm'?"),
     Mistake(EVERY, beside(dlm={"max_steps": 3}), "'dlm'", "did you mean 'dllm'?"),
     Mistake(EVERY, beside(dllm="Credit"), "'dllm'", "must be an object of settings, got 'Credit'"),

@@ -111,7 +111,10 @@ def test_refused_with_name_and_remedy(model: str) -> None:
             {"hf_overrides": {"block_length": 32, "canvas_length": 16}},
             ("block_length=32", "canvas_length=16"),
         ),
-        ({"additional_config": {"dllm": {"algorithm": "os:abort"}}}, ("os:abort", "no algorithm")),
+        (
+            {"additional_config": {"dllm": {"algorithm": "os:abort"}}},
+            ("os:abort", "not an algorithm"),
+        ),
         ({"enable_lora": True}, ("--enable-lora", "Triton")),
         (
             {"max_model_len": 32, "async_scheduling": True} | FUSED,

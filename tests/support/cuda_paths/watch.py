@@ -60,7 +60,7 @@ class Watch:
         self.expected = expected_keys(batch, state.slots)
         failures = state.slots.failure[batch.idx_mapping[: batch.num_reqs].long()]
         if (failures == Mark.NOT_TAKEN_UP).any():
-            self.note(["a request could not be taken up"])
+            self.note(["a request could not be admitted"])
         self.steps[mode.name] += 1
         self.whole_rows += bool(state.slots.needs_rows[batch.idx_mapping_np].any())
         drafts = batch.num_draft_tokens_per_req

@@ -164,7 +164,7 @@ def align_context(vllm_config: VllmConfig, length: int) -> None:
     whole = model.max_model_len - model.max_model_len % length
     if whole != model.max_model_len:
         logger.warning(
-            "dllm: max_model_len %d is no multiple of the block length %d; serving %d",
+            "dllm: max_model_len %d is not a multiple of the block length %d; serving %d",
             model.max_model_len,
             length,
             whole,

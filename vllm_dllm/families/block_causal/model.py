@@ -78,7 +78,7 @@ class MaskedCanvasModel(UpdatableWeights):
         if is_plain(self.lm_head) and not self.has_plain_head:
             raise ValueError(
                 f"the head of {type(self).__name__} does more than multiply by a matrix, so that "
-                "it cannot be computed by tiles; set dllm.kernels=torch"
+                "it cannot be computed in tiles; set dllm.kernels=torch"
             )
         processor = self.logits_processor
         return tiled_head(self.lm_head, processor.org_vocab_size, soft_cap=processor.soft_cap)

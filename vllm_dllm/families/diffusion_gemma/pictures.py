@@ -84,7 +84,7 @@ def check_patches(vision: Any, patches: torch.Tensor, positions: torch.Tensor, p
     rows, widest = vision.position_embedding_size, int(positions.max()) + 1
     if widest > rows:
         raise ValueError(
-            f"a picture is {widest} patches wide or high, and the model knows {rows} positions; "
+            f"a picture is {widest} patches wide or high, and the model has {rows} positions; "
             "lower max_soft_tokens of mm_processor_kwargs, or send a picture that is less elongated"
         )
     pooled = vision.pooling_kernel_size**2

@@ -249,7 +249,7 @@ class LLaDA2MoeConfig(PretrainedConfig):
         if len(set(given.values())) > 1:
             stated = " and ".join(f"{name}={length}" for name, length in given.items())
             raise SettingsError(
-                f"config.json: {stated} are {('two', 'three')[len(given) - 2]} names of one number"
+                f"config.json: {stated} are {('two', 'three')[len(given) - 2]} names for one number"
             )
         self.block_length = given.get("block_length", given.get("block_size"))
         self.canvas_length = next(iter(given.values()), DEFAULT_BLOCK_LENGTH)

@@ -99,6 +99,6 @@ class CompiledConstraint:
         """
         if budget < self.minimum:
             raise ConstraintError(
-                f"the constraint needs at least {self.minimum} tokens with this model's "
-                f"tokenizer (the end-of-sequence token included), but only {budget} may be put out"
+                f"the constraint needs at least {self.minimum} tokens with this model's tokenizer "
+                f"(the end-of-sequence token included), but only {budget} may be generated"
             )

@@ -191,7 +191,7 @@ def decimal_places(number: Fraction) -> int:
     while rest % 5 == 0:
         fives, rest = fives + 1, rest // 5
     if rest != 1:
-        raise ValueError(f"{number} has endlessly many digits")
+        raise ValueError(f"{number} has infinitely many digits")
     return max(twos, fives)
 
 

@@ -283,8 +283,8 @@ GROUP_NAME = re.compile(r"\(\?<([A-Za-z_$][A-Za-z0-9_$]*)>")
 PLANE = ((0x0, 0xFFFF),)  # characters that a reader without the flag takes for one character
 # Constructs of other dialects: how each begins, and what it is.
 OTHER_GROUPS = {
-    "(?<=": "looking behind, (?<=...)",
-    "(?<!": "looking behind, (?<!...)",
+    "(?<=": "lookbehind, (?<=...)",
+    "(?<!": "lookbehind, (?<!...)",
     "(?P": "Python's (?P...)",
     "(?#": "a comment, (?#...)",
     "(?>": "an atomic group, (?>...)",
@@ -322,7 +322,7 @@ class _Parser:
 
     def wrong(self, what: str) -> ConstraintError:
         return ConstraintError(
-            f"the pattern is no regular expression of ECMA-262: {what} at position {self.at}"
+            f"the pattern is not a regular expression of ECMA-262: {what} at position {self.at}"
         )
 
     def refused(self, what: str) -> ConstraintError:

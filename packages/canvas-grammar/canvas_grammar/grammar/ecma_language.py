@@ -169,7 +169,7 @@ class _Reader:
         # It may match nothing, and only then does what follows begin where it begins.
         if behind.assertions - {"^", "$"} or first.assertions:
             raise ConstraintError(
-                r"^, \b or \B behind a part of a pattern that may be empty is not supported"
+                r"^, \b or \B after a part of a pattern that may be empty is not supported"
             )
         return either(
             [
@@ -204,7 +204,7 @@ class _Reader:
             return EMPTY_TEXT if _nullable(rest) else NOTHING
         if generous or before is Before.SOME:
             raise ConstraintError(
-                rf"{kind} is supported only where it is sure whether the character in front of it "
+                rf"{kind} is supported only where it is sure whether the character before it "
                 "belongs to a word"
             )
         word = self.both(rest, sequence(self.writing.leaf(ASCII_WORD), self.anything))

@@ -87,7 +87,7 @@ def number_tree(facts: NumberFacts) -> Node:
             return either(map(literal, few))
         if isinstance(error, ConstraintError):
             raise
-        raise ConstraintError(f"a bound or multipleOf is no decimal number: {error}") from error
+        raise ConstraintError(f"a bound or multipleOf is not a decimal number: {error}") from error
 
 
 def _any_number() -> Node:
@@ -134,7 +134,7 @@ def _number(facts: NumberFacts) -> Node:
     if found.empty and not shape.complete:
         raise ConstraintError(
             f"no number with up to {shape.whole} digits before the point and {shape.fraction} "
-            "behind it fits minimum, maximum and multipleOf"
+            "after it fits minimum, maximum and multipleOf"
         )
     return found
 

@@ -37,8 +37,8 @@ from canvas_grammar.grammar.language import (
 from canvas_grammar.limits import ConstraintError
 
 REFUSED = {
-    "ASSERT": "looking ahead or behind, (?=...) or (?<=...)",
-    "ASSERT_NOT": "looking ahead or behind, (?!...) or (?<!...)",
+    "ASSERT": "lookahead or lookbehind, (?=...) or (?<=...)",
+    "ASSERT_NOT": "lookahead or lookbehind, (?!...) or (?<!...)",
     "GROUPREF": "references to groups",
     "GROUPREF_EXISTS": "conditions on groups",
     "POSSESSIVE_REPEAT": "possessive repetitions",

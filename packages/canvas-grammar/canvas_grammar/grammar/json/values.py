@@ -116,7 +116,7 @@ def json_text(value: Any) -> str:
         if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
             text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConstraintError(f"a value of the schema is no JSON: {error}") from error
+        raise ConstraintError(f"a value of the schema is not JSON: {error}") from error
     return text
 
 
