@@ -230,7 +230,7 @@ def token_bytes(model: Geometry, devices: int, width: int = 2) -> int:
 
 
 DOCUMENT = ROOT / "docs" / "models.md"
-COUNTS = (1, 2, 4, 8)
+COUNTS = (1, 4)
 # Bytes of a device by its name; its memory is a little more.
 DEVICES = {"80 GB": 80e9, "141 GB": 141e9}
 # vLLM 0.32 on a GPU of 70 GiB or more: its share of the memory, a step's tokens of `vllm serve`,
