@@ -19,8 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"vllm-dllm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say whether this installation can serve, and why not")
-    doctor = commands.add_parser("doctor", help="print what the report of a fault needs")
-    doctor.add_argument("--json", action="store_true", help="as JSON")
     demo.add_options(
         commands.add_parser("demo", help="serve a tiny model, ask it four questions, and stop")
     )
@@ -49,8 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "check":
         return check.run()
-    if args.command == "doctor":
-        return check.doctor(args.json)
     if args.command == "watch":
         return watch.run(args)
     if args.command == "trace":

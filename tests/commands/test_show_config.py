@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from vllm.config import CacheConfig
 from vllm.plugins import load_general_plugins
 
 from examples.tiny.make_twin import make_twin
@@ -118,6 +120,26 @@ def test_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     with pytest.raises(SystemExit):
         show_config.run([llada2, "--additional-konfig", "{}"])
     assert "unrecognized arguments: --additional-konfig" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("two\n  lines.\n"), "two lines"),
+        (FileNotFoundError(2, "No such file", "x"), "[Errno 2] No such file: 'x'"),
+        (KeyError("name"), "KeyError: 'name'"),
+        (RuntimeError(), "RuntimeError: "),
+    ],
+)
+def test_reasons(error: Exception, text: str) -> None:
+    assert show_config.reason(error) == text
+
+
+def test_the_reason_of_pydantic_s_own_complaint() -> None:
+    with pytest.raises(ValidationError) as caught:
+        CacheConfig(block_size="x")
+    text = show_config.reason(caught.value)
+    assert text.startswith("block_size: Input should be a valid integer") and "got 'x'" in text
 
 
 OVERRIDE, FOLDER = "--override-generation-config", "--generation-config"

