@@ -25,6 +25,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tests.support.checkpoints import TINY  # noqa: E402
 from tests.support.reference_sdar import Rule  # noqa: E402
 from tests.support.selftest_references import Prompts, encoder, reference_of  # noqa: E402
 from vllm_dllm.selftest.cases import FAMILIES, Case  # noqa: E402
-from vllm_dllm.selftest.children import run_job  # noqa: E402
+from vllm_dllm.selftest.command import run_job  # noqa: E402
 
 GOLDEN = ROOT / "vllm_dllm" / "selftest" / "golden"
 LENGTHS = (1, 2, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200, 300, 500, 700)
@@ -124,15 +125,12 @@ def engine(family: str, requests: list[dict[str, Any]], dtype: str, window: str)
     """What the engine on this CPU answers; answers by request id."""
     case = Case(family, "CPU_ATTN", "EAGER", "torch", dtype, "sync", window=window)
     job = {
-        "case": case.as_dict(),
+        "case": asdict(case),
         "model": str(TINY / FAMILIES[family]),
         "requests": [request | {"alone": False} for request in requests],
-        "problems": [],
+        "problems": {"params": {}, "prompts": []},
     }
-    outcome = run_job(job, LIMIT)
-    if outcome.answer is None:
-        raise RuntimeError("\n".join([outcome.problem, *outcome.log]))
-    answers: dict[str, Any] = outcome.answer["together"]
+    answers: dict[str, Any] = run_job(job, LIMIT)["together"]
     return answers
 
 

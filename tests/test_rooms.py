@@ -48,7 +48,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.startup": {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },
-    "vllm_dllm.startup.readable": {"pydantic", "vllm_dllm.settings"},
     "vllm_dllm.families": {
         "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
         "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.startup",
@@ -83,13 +82,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
     "vllm_dllm.commands": {
         "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.families.registry",
-        "vllm_dllm.families.served", "vllm_dllm.plugin", "vllm_dllm.startup.readable",
-        "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
+        "vllm_dllm.families.served", "vllm_dllm.plugin", "pydantic",
+        "pydantic_core", "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {
         "torch", "vllm", "vllm_dllm", "vllm_dllm.attention", "vllm_dllm.plugin",
-        "vllm_dllm.startup.commit_choice",
     },
 }  # fmt: skip
 # Distribution beside the plugin -> what it may import beside the standard library and itself.

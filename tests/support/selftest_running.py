@@ -1,7 +1,8 @@
-"""The command in a process of its own, and the file that it writes."""
+"""The command, in this process or one of its own, and the file that it writes."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -9,7 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vllm_dllm.selftest import command
+
 CASE = "CPU_ATTN/EAGER/torch/float32/sync"
+
+
+def run(*options: str | Path) -> int:
+    """The command in this process; returns its exit status."""
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
+    return command.run(parser.parse_args([*map(str, options)]))
 
 
 def selftest(
@@ -28,4 +38,4 @@ def selftest(
 
 def cases(report: Path) -> dict[str, Any]:
     """The cases of a written report, by name."""
-    return {case["name"]: case for case in json.loads(report.read_text())["cases"]}
+    return {case["case"]["name"]: case for case in json.loads(report.read_text())["cases"]}

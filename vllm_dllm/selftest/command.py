@@ -1,138 +1,189 @@
-"""The command ``vllm-dllm selftest``: its options, and the order in which things happen."""
+"""The command ``vllm-dllm selftest``: run each case in a separate process, judge it, report."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from vllm_dllm.selftest import bench, report
+from vllm_dllm import __version__
 from vllm_dllm.selftest.cases import FAMILIES, Case, absent, cases_of
-from vllm_dllm.selftest.children import run_job
-from vllm_dllm.selftest.golden import CHECKPOINTS, GOLDEN, Golden, GoldenError, judge, load
-from vllm_dllm.selftest.machine import Machine, this_machine
-from vllm_dllm.selftest.report import FAILED, NOT_RUN, PASSED, Result
+from vllm_dllm.selftest.golden import judge, load
 
-# The most memory that a child takes on a GPU and on a host.
-CHILD_MEMORY = {True: 3 << 30, False: 6 << 30}
+CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
+PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python")
+CASE_SECONDS = 300.0  # most of them take less than a minute
+LOG_LINES = 40  # of a failed case
+# The most memory that a case takes, on a GPU and on a host.
+GPU_BYTES, HOST_BYTES = 3 << 30, 6 << 30
 MOST_JOBS = 8
+
+
+class ChildError(RuntimeError):
+    """A case has no answer.
+
+    Attributes:
+        log: the last lines of its log.
+    """
+
+    def __init__(self, reason: str, log: list[str]) -> None:
+        super().__init__(reason)
+        self.log = log
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
     add("--list", action="store_true", help="show the cases of this machine; run nothing")
-    add("--only", metavar="TEXT", help="the cases whose name has this text")
-    add("--every", action="store_true", help="all combinations; takes far more than five minutes")
-    add("--bench", action="store_true", help="then time steps, against this device's own floor")
+    add("--only", metavar="TEXT", default="", help="the cases whose name has this text")
     add("--json", type=Path, metavar="FILE", help="write everything here: the file to send us")
     add("--jobs", type=int, metavar="N", help="processes at a time")
-    add("--case-limit", type=float, default=180.0, metavar="S", help="seconds of one case at most")
-    add("--limit", type=float, default=0.0, metavar="S", help="start no case after this time")
-    add(
-        *("--checkpoints",),
-        type=Path,
-        default=CHECKPOINTS,
-        metavar="DIR",
-        help=f"a folder with {', '.join(FAMILIES.values())}",
-    )
-    add("--golden", type=Path, default=GOLDEN, metavar="DIR", help="their golden answers")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is 1 if a case failed or did not run."""
-    machine = this_machine()
-    every = cases_of(machine, every=args.every)
-    cases = [case for case in every if not args.only or args.only in case.name]
-    lacking = absent(machine)
-    print(f"{machine.device}, {machine.name}: {len(cases)} of {len(every)} cases")
+    """Run the command; the exit status is 1 if a case failed or none has the name."""
+    from vllm.platforms import current_platform
+
+    from vllm_dllm.attention.served_route import device_here
+
+    device = device_here()
+    every = cases_of(device, fp8_cache())
+    cases = [case for case in every if args.only in case.name]
+    lacking = [f"{what}: {why}" for what, why in absent(device)]
+    print(f"{device}: {len(cases)} of {len(every)} cases")
     if args.list:
-        print("\n".join([*(case.name for case in cases), "not here:"]))
-        print("\n".join(f"  {what}: {why}" for what, why in lacking))
+        print("\n".join([*(case.name for case in cases), "not here:", *lacking]))
         return 0
-    if not cases:
-        print(f"no case has {args.only!r} in its name; --list shows them")
-        return 1
-    begin = time.monotonic()
-    results = list(_results(cases, args, args.jobs or jobs(machine)))
-    results.sort(key=lambda one: cases.index(one.case))
-    figures = _bench(machine, args) if args.bench else {}
-    print("\n".join(report.table(results, lacking)))
-    if figures:
-        print("\n".join(report.bench_table(figures)))
+    begin, results = time.monotonic(), []
+    with ThreadPoolExecutor(args.jobs or jobs(device.platform)) as pool:
+        for done in as_completed([pool.submit(examine, case) for case in cases]):
+            result = done.result()
+            results.append(result)
+            seconds, name = f"{result['seconds']:4.0f} s", result["case"]["name"]
+            print(f"{result['result']:6} {seconds}  {name}  {result['summary']}", flush=True)
+    failed = sum(result["result"] == "FAILED" for result in results)
+    print("\n".join(["not here:", *lacking]))
+    print(f"{len(results) - failed} passed, {failed} FAILED")
     if args.json is not None:
-        seconds = time.monotonic() - begin
-        report.write(args.json, report.record(machine, results, lacking, figures, seconds))
+        record = {
+            "seconds": round(time.monotonic() - begin, 1),
+            "machine": asdict(device) | {"flash_versions": sorted(device.flash_versions)},
+            "device": current_platform.get_device_name(),
+            "versions": versions(),
+            "cases": results,
+            "not_here": lacking,
+        }
+        # Lines of logs may have the user's home directory.
+        text = json.dumps(record, indent=1).replace(str(Path.home()), "~")
+        args.json.write_text(text + "\n", "utf-8")
         print(f"written: {args.json}")
-    fine = all(one.result == PASSED for one in results)
-    return 0 if fine and not any("problem" in found for found in figures.values()) else 1
+    return 1 if failed or not cases else 0
 
 
-def jobs(machine: Machine) -> int:
-    """How many children run at a time: each needs a core and some memory."""
-    cores = machine.cores if machine.is_cpu else machine.cores // 2
-    room = machine.memory // CHILD_MEMORY[machine.is_cpu]
+def fp8_cache() -> bool:
+    """Whether this machine's device has float8 keys and values."""
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        # vLLM's CPU attention reads float8 caches only with these instructions.
+        return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_supported()
+    return bool(current_platform.supports_fp8())
+
+
+def jobs(platform: str) -> int:
+    """How many cases run at a time: each needs a core, on a GPU two, and some memory."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    if platform == "cpu":
+        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // HOST_BYTES
+    else:
+        cores, room = cores // 2, torch.cuda.mem_get_info()[0] // GPU_BYTES
     return max(1, min(cores, room, MOST_JOBS))
 
 
-def _results(cases: Sequence[Case], args: argparse.Namespace, at_once: int) -> Iterator[Result]:
-    """Run the cases, and print the result of each as it ends."""
-    known: dict[str, Golden | GoldenError] = {}
-    for family in {case.family for case in cases}:
-        try:
-            known[family] = load(args.golden, args.checkpoints, family)
-        except GoldenError as error:
-            known[family] = error
-    end = time.monotonic() + args.limit if args.limit else float("inf")
+def examine(case: Case) -> dict[str, Any]:
+    """Run a case and judge it; return its entry in the report."""
+    begin, golden = time.monotonic(), load(case.family)
+    job = {
+        "case": asdict(case),
+        "model": str(CHECKPOINTS / FAMILIES[case.family]),
+        "requests": golden["requests"],
+        "problems": golden["problems"],
+    }
+    found: dict[str, Any] = {"case": asdict(case) | {"name": case.name}, "result": "FAILED"}
+    try:
+        answer = run_job(job)
+    except ChildError as error:
+        found |= {"summary": str(error), "log": error.log}
+    else:
+        verdict = judge(case, golden, answer)
+        found |= {"summary": str(verdict), "chosen": answer["chosen"], "differ": verdict.differ}
+        if not verdict.faults:
+            found["result"] = "passed"
+    return found | {"seconds": round(time.monotonic() - begin, 1)}
 
-    def one(case: Case) -> Result:
-        if time.monotonic() > end:
-            return Result(case, NOT_RUN, f"the time of --limit {args.limit:.0f} was over")
-        return examine(case, known[case.family], lambda job: run_job(job, args.case_limit))
 
-    with ThreadPoolExecutor(at_once) as pool:
-        waiting = [pool.submit(one, case) for case in cases]
-        for number, done in enumerate(as_completed(waiting), 1):
-            result = done.result()
-            print(f"[{number}/{len(cases)}] {result.line()}", flush=True)
-            yield result
+def run_job(job: Mapping[str, Any], seconds: float = CASE_SECONDS) -> dict[str, Any]:
+    """Run a job of `vllm_dllm.selftest.child` in a separate process, and return its answer.
 
+    Processes that it started end with it.
 
-def examine(
-    case: Case, golden: Golden | GoldenError, run: Callable[[dict[str, Any]], Any]
-) -> Result:
-    """Run a case and judge it.
-
-    Args:
-        case: the case.
-        golden: its family's golden answers, or why there are none.
-        run: runs a job and returns its `Outcome`.
+    Raises:
+        ChildError: it wrote none, or took longer than `seconds`.
     """
-    if isinstance(golden, GoldenError):
-        return Result(case, FAILED, str(golden))
-    outcome = run(golden.job(case))
-    if outcome.answer is None:
-        return Result(case, FAILED, outcome.problem, outcome.seconds, log=outcome.log)
-    verdict = judge(case, golden, outcome.answer)
-    return Result(
-        case,
-        FAILED if verdict.faults else PASSED,
-        "; ".join(verdict.faults),
-        outcome.seconds,
-        verdict,
-        outcome.answer,
-        outcome.log,
-    )
+    with tempfile.TemporaryDirectory(prefix="vllm-dllm-selftest-") as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps(job), "utf-8")
+        files = [str(folder / file) for file in ("job.json", "answer.json")]
+        with (folder / "log").open("w") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "vllm_dllm.selftest.child", *files],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"NO_COLOR": "1"},
+                start_new_session=True,
+            )
+            try:
+                status: int | None = child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if status == 0:
+            answer: dict[str, Any] = json.loads((folder / "answer.json").read_text("utf-8"))
+            return answer
+        lines = (folder / "log").read_text("utf-8", errors="replace").splitlines()
+    if status is None:
+        reason = f"stopped after {seconds:.0f} seconds"
+    elif status < 0:
+        reason = f"killed by {signal.Signals(-status).name}"
+    else:
+        errors = [line.strip() for line in lines if "Error" in line.split(":")[0]]
+        reason = f"exit status {status}: {errors[-1][:300] if errors else ''}"
+    raise ChildError(reason, lines[-LOG_LINES:])
 
 
-def _bench(machine: Machine, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of each system, measured one after the other, or why there are none."""
-    figures = {}
-    for system in bench.systems(machine):
-        outcome = run_job(bench.job(system, args.checkpoints, machine), args.case_limit)
-        figures[system.name] = outcome.answer or {"problem": outcome.problem}
-        print(f"timed {system.name}", flush=True)
-    return figures
+def versions() -> dict[str, str]:
+    """The versions of this package, of Python, and of the installed dependencies."""
+    found = {"vllm-dllm": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

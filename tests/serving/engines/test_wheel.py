@@ -65,14 +65,9 @@ def test_a_case_passes_from_there(installed: Path, tmp_path: Path) -> None:
     assert Path(place.strip()).is_relative_to(installed)
     done = selftest("--only", f"llada2/{CASE}", "--json", report, cwd=tmp_path, **there)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "1 passed, 0 FAILED, 0 not run" in done.stdout
-    assert "  CUDA graphs: the CPU platform has none" in done.stdout
+    assert "1 passed, 0 FAILED" in done.stdout
     ((name, case),) = cases(report).items()
-    assert (name, case["result"], case["reason"]) == (f"llada2/{CASE}", "passed", "")
-    assert case["verdict"]["differ"] == []
+    assert (name, case["result"], case["differ"]) == (f"llada2/{CASE}", "passed", [])
     assert case["chosen"]["backend"] == "CPU_ATTN" and case["chosen"]["scheduling"] == "sync"
-    assert any("dllm: LowConfidence" in line for line in case["log"])
-    assert all(case["memory"][when]["resident"] > 1e8 for when in ("before", "started", "after"))
     content = json.loads(report.read_text())
     assert content["machine"]["platform"] == "cpu" and "vllm" in content["versions"]
-    assert {"what": "CUDA graphs", "why": "the CPU platform has none"} in content["not_here"]

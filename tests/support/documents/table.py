@@ -92,7 +92,7 @@ RUN_BY = (
     Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
     Row("README.md", "pip install -r https://", RELEASE),
     Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
-    Row(None, "vllm-dllm selftest --bench", SELFTEST),
+    Row(None, "vllm-dllm selftest", SELFTEST),
     Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),
     Row("docs/adding_an_algorithm.md", "curl", THIRD_PARTY),
