@@ -26,7 +26,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.settings.resolved": {"vllm_dllm.decoding", "vllm_dllm.settings"},
     "vllm_dllm.ops": {"torch", "triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
-    # Alone imports the package of grammars, and only where a request has a constraint.
     "vllm_dllm.constraints": {"canvas_grammar"},
     # What happened in the steps of an answer.
     "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings", "vllm_dllm.vllm_seams.channels"},
@@ -38,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.ops"},
     "vllm_dllm.engine": {
-        "torch", "numpy", "vllm", "vllm_dllm.attention", "vllm_dllm.constraints",
+        "torch", "numpy", "vllm", "canvas_grammar", "vllm_dllm.attention",
         "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
         # Where the model state meets vLLM's runner.
         "vllm_dllm.vllm_seams.runner", "vllm_dllm.vllm_seams.channels",
@@ -55,8 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
     "vllm_dllm.frontend": {
-        "vllm", "vllm_dllm.constraints", "vllm_dllm.settings", "vllm_dllm.tracing",
-        "vllm_dllm.vllm_seams.channels",
+        "vllm", "canvas_grammar", "vllm_dllm.constraints", "vllm_dllm.settings",
+        "vllm_dllm.tracing", "vllm_dllm.vllm_seams.channels",
     },
     "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
     "vllm_dllm.vllm_seams": {
@@ -100,7 +99,6 @@ BESIDE: dict[str, set[str]] = {
 # Loaded when a request or a setting asks for it, so importing other modules must not import it.
 OPTIONAL = {
     "vllm_dllm.constraints.compiler",
-    "vllm_dllm.constraints.grammar",
     "vllm_dllm.constraints.pool",
     "vllm_dllm.engine.block_and_canvas",
     "vllm_dllm.engine.constraints",

@@ -1,6 +1,5 @@
-"""Structured output: automata over tokens, and the best or a sampled path through a canvas.
+"""Structured output: constraints are compiled in processes of their own (`pool`, `compiler`).
 
-Nothing here knows about requests or vLLM. `grammar`, `automaton`, `pool` and `compiler` do not
-import torch, and this package itself imports nothing, so the processes that compile constraints
+Nothing here imports torch or vLLM, and this package itself imports nothing, so these processes
 start quickly.
 """

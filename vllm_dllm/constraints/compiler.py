@@ -17,10 +17,10 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from canvas_grammar import CompileLimits, compile_constraint
+from canvas_grammar import CompileLimits, Constraint, ConstraintError, Vocabulary
+from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar.preloading import preload
 
-from vllm_dllm.constraints.grammar import Constraint, ConstraintError, Vocabulary
 from vllm_dllm.constraints.pool import COMPILED, REFUSED, PoolLimits
 
 # Signals sent to a fork from outside; any other signal is caused by the constraint itself.

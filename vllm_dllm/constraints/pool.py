@@ -26,12 +26,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 
-from vllm_dllm.constraints.grammar import (
-    CompiledConstraint,
-    Constraint,
-    ConstraintError,
-    Vocabulary,
-)
+from canvas_grammar import CompiledConstraint, Constraint, ConstraintError, Vocabulary
 
 logger = logging.getLogger("vllm.dllm")
 

@@ -23,28 +23,22 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-
-from vllm_dllm.constraints.grammar import (
-    NO_STATE,
-    START,
-    AutomatonBatch,
-    BatchClasses,
+from canvas_grammar import CompiledConstraint, CompileLimits
+from canvas_grammar.automaton.configurations import NO_STATE, START, Configurations
+from canvas_grammar.automaton.windows import window
+from canvas_grammar.decoding.automaton_batch import AutomatonBatch, OwnEdges
+from canvas_grammar.decoding.best_path import CanvasWindow
+from canvas_grammar.decoding.canvas_logits import CanvasLogits, FreeTokens
+from canvas_grammar.decoding.constrained_step import (
     BatchConstraint,
-    CanvasLogits,
-    CanvasWindow,
-    CompiledConstraint,
-    CompileLimits,
-    Configurations,
     ConstrainedPath,
-    FreeTokens,
-    OwnEdges,
-    TokenClasses,
     best_and_drawn_tokens,
     best_tokens,
     drawn_tokens,
     path_probability,
-    window,
 )
+from canvas_grammar.decoding.token_classes import BatchClasses, TokenClasses
+
 from vllm_dllm.decoding import Canvas
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import SlotState

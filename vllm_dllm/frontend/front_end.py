@@ -34,9 +34,9 @@ from vllm_dllm.settings.resolved import AUTOMATON, RESOLVED, ResolvedRequest
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from canvas_grammar import CompiledConstraint
     from vllm.config import VllmConfig
 
-    from vllm_dllm.constraints.grammar import CompiledConstraint
     from vllm_dllm.frontend.structured_output import StructuredOutput
 
 

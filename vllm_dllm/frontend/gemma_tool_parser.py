@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from canvas_grammar.grammar.marks import CALL, CALL_END
 from vllm.tool_parsers import structural_tag_registry as formats
 from vllm.tool_parsers.gemma4_engine_tool_parser import Gemma4EngineToolParser
 
-from vllm_dllm.constraints.grammar import CALL, CALL_END
 from vllm_dllm.frontend.tool_calls import GEMMA_BEGIN
 
 # Our name for the structural tag of Gemma's calls.

@@ -14,16 +14,11 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from canvas_grammar import CompiledConstraint, Constraint, ConstraintError, Vocabulary
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from vllm_dllm.constraints.grammar import (
-    CompiledConstraint,
-    Constraint,
-    ConstraintError,
-    Vocabulary,
-)
 from vllm_dllm.constraints.pool import BusyError, CompilerPool
 from vllm_dllm.ranges import shown
 

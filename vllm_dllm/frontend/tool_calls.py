@@ -14,16 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT, MARKS
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
-from vllm_dllm.constraints.grammar import (
-    GEMMA_ARGUMENTS,
-    GEMMA_TOKENS,
-    LENIENT,
-    MARKS,
-)
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
 

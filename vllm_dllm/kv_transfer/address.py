@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import vllm
 from vllm.transformers_utils.repo_utils import try_get_local_file
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 # The version of the format of files and addresses. A new version makes new folders.
 FORM = "1"
@@ -37,9 +37,12 @@ def fingerprint(vllm_config: VllmConfig) -> str:
     stated = {
         "form": FORM,
         "vllm": vllm.__version__,
-        # The config is read as written, because vLLM's processes hold different fields of it.
-        "config": _stated_config(vllm_config),
-        "weights": weights_digest(checkpoint_folder(vllm_config)),
+        # The config is read as written, because vLLM's processes hold different fields of it. The
+        # options change what it says about the model.
+        "config": json.loads(_config_file(model, model.hf_config_path or model.model).read_text()),
+        "overrides": model.hf_overrides,
+        "whole context": model.disable_sliding_window,
+        "weights": weights_digest(_config_file(model, model.model).parent),
         "quantization": str(model.quantization),
         "dtype": [str(model.dtype), str(cache.cache_dtype)],
         "block length": served.length,
@@ -63,23 +66,18 @@ def page_addresses(
     return found
 
 
-def checkpoint_folder(vllm_config: VllmConfig) -> Path:
-    """The folder with the files of a served checkpoint, which is loaded already.
-
-    Raises:
-        ValueError: there is none on this machine.
-    """
-    model = vllm_config.model_config
-    found = try_get_local_file(model.model, "config.json", model.revision)
-    if not isinstance(found, Path | str):
-        raise ValueError(_NO_WEIGHTS.format(model=model.model))
-    return Path(found).parent
-
-
 _NO_WEIGHTS = (
     "--kv-transfer-config: {model} has no *.safetensors files on this machine by which saved keys "
     "and values could be told from those of other weights; remove it, or serve a folder with them"
 )
+
+
+def _config_file(model: ModelConfig, place: str) -> Path:
+    """The ``config.json`` of a model, which is loaded already."""
+    found = try_get_local_file(place, "config.json", model.revision)
+    if not isinstance(found, Path | str):
+        raise ValueError(_NO_WEIGHTS.format(model=place))
+    return Path(found)
 
 
 def weights_digest(folder: Path) -> str:
@@ -115,17 +113,3 @@ def _samples(file: Path) -> Iterator[bytes]:
             for spot in SPOTS:
                 opened.seek(8 + size + start + int(spot * max(0, end - start - SPOT_BYTES)))
                 yield opened.read(min(SPOT_BYTES, end - start))
-
-
-def _stated_config(vllm_config: VllmConfig) -> dict[str, Any]:
-    """The content of ``config.json``, and the options that change what it says about the model."""
-    model = vllm_config.model_config
-    place = model.hf_config_path or model.model
-    found = try_get_local_file(place, "config.json", model.revision)
-    if not isinstance(found, Path | str):
-        raise ValueError(_NO_WEIGHTS.format(model=place))
-    return {
-        "file": json.loads(Path(found).read_text()),
-        "overrides": model.hf_overrides,
-        "whole context": model.disable_sliding_window,
-    }
