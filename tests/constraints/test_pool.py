@@ -40,14 +40,14 @@ def test_the_same_automaton_as_in_this_process(compiler: CompilerPool) -> None:
 def test_equal_constraints_are_compiled_once(compiler: CompilerPool) -> None:
     assert compile_in(compiler, NAME) is compile_in(compiler, NAME)
     assert compiler.submit(NAME).done()
-    same = Constraint.of("json_schema", json.dumps(record(name={"type": "string"})))
+    same = Constraint.from_value("json_schema", json.dumps(record(name={"type": "string"})))
     assert compile_in(compiler, same) is compile_in(compiler, NAME)
-    spaced = Constraint.of("json_schema", record(name={"type": "string"}), whitespace="")
+    spaced = Constraint.from_value("json_schema", record(name={"type": "string"}), whitespace="")
     assert compile_in(compiler, spaced) is not compile_in(compiler, NAME)
 
 
 def test_refusals_come_back_with_their_reason(compiler: CompilerPool) -> None:
-    wrong = Constraint.of("json_schema", record(a={"type": "string", "minLength": "x"}))
+    wrong = Constraint.from_value("json_schema", record(a={"type": "string", "minLength": "x"}))
     for _ in range(2):
         with pytest.raises(ConstraintError, match=r"\$\.a: minLength is a count"):
             compile_in(compiler, wrong)
@@ -97,7 +97,7 @@ def test_hostile_constraints_are_refused(name: str, compiler: CompilerPool) -> N
     kind, value = HOSTILE[name]
     began = cpu_seconds(compiler)
     try:
-        compile_in(compiler, Constraint.of(kind, value))
+        compile_in(compiler, Constraint.from_value(kind, value))
     except ConstraintError as error:
         assert name not in HARMLESS, error
         assert str(error)
@@ -113,13 +113,13 @@ def test_ten_megabytes_are_refused_at_once(compiler: CompilerPool) -> None:
     began = time.process_time()
     for value in (schema, json.dumps(schema)):
         with pytest.raises(ConstraintError, match="characters long, at most 262144"):
-            compile_in(compiler, Constraint.of("json_schema", value))
+            compile_in(compiler, Constraint.from_value("json_schema", value))
     assert time.process_time() - began < 2.0
     deep: Any = {}
     for _ in range(100_000):
         deep = {"items": deep}
     with pytest.raises(ConstraintError, match="not JSON"):
-        Constraint.of("json_schema", deep)
+        Constraint.from_value("json_schema", deep)
 
 
 def test_a_slow_constraint_holds_no_other_up(compiler: CompilerPool) -> None:
@@ -127,7 +127,7 @@ def test_a_slow_constraint_holds_no_other_up(compiler: CompilerPool) -> None:
     constraint = slow()
     future = compiler.submit(constraint)
     assert compiler.submit(constraint) is future
-    compile_in(compiler, Constraint.of("regex", "abc+"))
+    compile_in(compiler, Constraint.from_value("regex", "abc+"))
     assert not future.done()
     used = cpu_seconds(compiler)
     message = r"more than 1\.5 seconds of CPU time to compile; make it smaller"
@@ -145,8 +145,8 @@ def test_memory_is_bounded() -> None:
     compiler = CompilerPool(pieces, limits, processes=1)
     try:
         with pytest.raises(ConstraintError, match="more than 64 MiB"):
-            compile_in(compiler, Constraint.of("regex", "(a|b)*a(a|b){22}"))
-        assert compile_in(compiler, Constraint.of("regex", "a|b"))
+            compile_in(compiler, Constraint.from_value("regex", "(a|b)*a(a|b){22}"))
+        assert compile_in(compiler, Constraint.from_value("regex", "a|b"))
     finally:
         compiler.close()
 
@@ -155,7 +155,7 @@ def test_the_cache_has_a_size(monkeypatch: pytest.MonkeyPatch, compiler: Compile
     """What was not sent for longest is compiled anew."""
     compile_in(compiler, NAME)
     monkeypatch.setattr("vllm_dllm.constraints.pool.CACHE_BYTES", 0)
-    other = Constraint.of("regex", "xy+")
+    other = Constraint.from_value("regex", "xy+")
     compile_in(compiler, other)
     assert compiler.submit(other).done()
     assert not compiler.submit(NAME).done()
@@ -166,10 +166,10 @@ def test_only_the_patient_wait_for_long(one: CompilerPool) -> None:
     """What is compiled never waits; what is not compiled in time gets no verdict."""
     compile_in(one, NAME)
     held = one.submit(slow())
-    hurried = one.submit(Constraint.of("regex", "x"), patient=False)
-    patient = one.submit(Constraint.of("regex", "y"))
-    joined = one.submit(Constraint.of("regex", "z"), patient=False)
-    assert one.submit(Constraint.of("regex", "z")) is joined, "whoever joins may be patient"
+    hurried = one.submit(Constraint.from_value("regex", "x"), patient=False)
+    patient = one.submit(Constraint.from_value("regex", "y"))
+    joined = one.submit(Constraint.from_value("regex", "z"), patient=False)
+    assert one.submit(Constraint.from_value("regex", "z")) is joined, "whoever joins may be patient"
     assert one.submit(NAME, patient=False).done()
     time.sleep(one.limits.wait_seconds)
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_only_the_patient_wait_for_long(one: CompilerPool) -> None:
         hurried.result(timeout=20)
     assert patient.result(timeout=20)
     assert joined.result(timeout=20)
-    assert one.submit(Constraint.of("regex", "x"), patient=False).result(timeout=20)
+    assert one.submit(Constraint.from_value("regex", "x"), patient=False).result(timeout=20)
 
 
 @pytest.mark.parametrize("victim", ["fork", "process"])
@@ -199,7 +199,7 @@ def test_a_constraint_whose_process_is_killed_is_not_too_slow(
                 os.kill(pid, signal.SIGKILL)
     with pytest.raises(ConstraintError, match="CPU time"):
         future.result(timeout=60)
-    assert compile_in(compiler, Constraint.of("regex", f"abc {victim}"))
+    assert compile_in(compiler, Constraint.from_value("regex", f"abc {victim}"))
 
 
 def test_a_process_that_does_not_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_a_vocabulary_that_cannot_be_read_refuses_every_constraint() -> None:
     compiler = CompilerPool(read, processes=1)
     for pattern in ("a", "b"):
         with pytest.raises(ConstraintError, match="an unknown decoder"):
-            compile_in(compiler, Constraint.of("regex", pattern))
+            compile_in(compiler, Constraint.from_value("regex", pattern))
     compiler.close()
 
 
@@ -252,7 +252,7 @@ RECORD = record(
 )
 # Of 10 to 400 ms of CPU time.
 ORDINARY = [
-    Constraint.of("json_schema", {"type": "array", "items": RECORD, "maxItems": most})
+    Constraint.from_value("json_schema", {"type": "array", "items": RECORD, "maxItems": most})
     for most in (1, 4, 8, 16, 24, 32)
 ]
 

@@ -12,7 +12,7 @@ from canvas_grammar_support.helpers import record
 
 from vllm_dllm.constraints.pool import CompilerPool
 
-NAME = Constraint.of("json_schema", record(name={"type": "string"}))
+NAME = Constraint.from_value("json_schema", record(name={"type": "string"}))
 
 
 def process_of(pool: CompilerPool, number: int = 0) -> int:
@@ -36,7 +36,7 @@ def cpu_seconds(pool: CompilerPool) -> float:
 
 def slow(n: int = 0) -> Constraint:
     """A constraint that takes minutes to compile."""
-    return Constraint.of("regex", f"(a|b)*a(a|b){{26}}c{{{n + 1}}}")
+    return Constraint.from_value("regex", f"(a|b)*a(a|b){{26}}c{{{n + 1}}}")
 
 
 def fork_of(pid: int) -> int:

@@ -105,7 +105,7 @@ class Constraints:
         self.starts = CanvasStarts(count, device)
         self._next = 0
         self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
-        self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.of)
+        self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.join)
 
     def enter(self, slot: int, packed: bytes, output: np.ndarray) -> None:
         """Set up ``slot`` for a request whose next canvas is a new one.
@@ -197,7 +197,7 @@ class Constraints:
         return BatchConstraint(self._automata.union(edges), self._classes.union(classes))
 
     def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
-        return AutomatonBatch.of(parts, lambda array: to_device(array, self.device))
+        return AutomatonBatch.union(parts, lambda array: to_device(array, self.device))
 
     def advance(
         self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor, leaves: torch.Tensor
@@ -398,7 +398,7 @@ class Follower:
         self.length = length
         self.configurations: Configurations = CompiledConstraint(packed).configurations()
         tables = self.configurations.tables
-        classes = TokenClasses.of(tables.class_of_token, tables.classes)
+        classes = TokenClasses.from_class_of_token(tables.class_of_token, tables.classes)
         self.classes = _on_device(classes, device)
         self._views: OrderedDict[int, View] = OrderedDict()
         self.view(START)
@@ -410,7 +410,7 @@ class Follower:
             return first
         if state not in self._views:
             found = window(self.configurations, state, self.length, MOST_STATES)
-            edges = OwnEdges.of(found.automaton, found.depth)
+            edges = OwnEdges.from_automaton(found.automaton, found.depth)
             self._views[state] = View(edges, found.states, found.whole)
             while len(self._views) > MOST_VIEWS:
                 self._views.popitem(last=False)

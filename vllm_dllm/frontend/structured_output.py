@@ -64,7 +64,7 @@ def constraint_of(structured: StructuredOutputsParams, forbids_whitespace: bool)
         or (forbids_whitespace and field in ("json", "json_object"))
     ):
         whitespace = ""  # the pattern that allows none
-    return Constraint.of(KIND_OF_FIELD[field], getattr(structured, field), whitespace)
+    return Constraint.from_value(KIND_OF_FIELD[field], getattr(structured, field), whitespace)
 
 
 def incompatible_parameters(params: SamplingParams, end_tokens: Collection[int]) -> list[str]:

@@ -30,7 +30,7 @@ class Constraint:
     depth: int | None = None
 
     @classmethod
-    def of(
+    def from_value(
         cls,
         kind: str,
         value: Any,

@@ -65,7 +65,7 @@ def test_states_that_a_position_cannot_be_in_change_no_path(name: str) -> None:
 def test_bundles_are_the_classes_that_labels_have_in_common(pattern: str) -> None:
     found = automaton("regex", pattern)
     size = np.diff(found.label_first).astype(np.int64)
-    bundles = LabelBundles.of(found.members.astype(np.int64), size, found.classes)
+    bundles = LabelBundles.from_labels(found.members.astype(np.int64), size, found.classes)
     members = np.split(bundles.classes, bundles.bundle_size.cumsum()[:-1])
     parts = np.split(bundles.parts, bundles.label_size.cumsum()[:-1])
     labels = [{int(kind) for bundle in some for kind in members[bundle].tolist()} for some in parts]

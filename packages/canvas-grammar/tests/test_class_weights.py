@@ -45,7 +45,12 @@ KINDS = [classes_of(0), classes_of(1, 5)]
 
 def batch() -> BatchClasses:
     """Two canvases with different classes."""
-    return BatchClasses.of([TokenClasses.of(KINDS[0], 9), TokenClasses.of(KINDS[1], 5)])
+    return BatchClasses.join(
+        [
+            TokenClasses.from_class_of_token(KINDS[0], 9),
+            TokenClasses.from_class_of_token(KINDS[1], 5),
+        ]
+    )
 
 
 def maxima(logits: CanvasLogits, classes: BatchClasses, wanted: torch.Tensor) -> ClassWeights:
@@ -123,7 +128,7 @@ def test_only_wanted_positions_are_reduced() -> None:
         every, some = (reduce(logits, classes, each) for each in (EVERYWHERE, wanted))
         assert torch.equal(every.by_class[wanted], some.by_class[wanted])
         assert (some.by_class[~wanted] == -math.inf).all()
-        own = BatchClasses.of([TokenClasses.of(KINDS[1], 5)])
+        own = BatchClasses.join([TokenClasses.from_class_of_token(KINDS[1], 5)])
         alone = reduce(CanvasLogits(logits.logits, torch.tensor([1]), (1,)), own, wanted[1:])
         assert torch.equal(alone.by_class[0, :, :5], some.by_class[1, :, :5])
 
@@ -235,7 +240,9 @@ def test_numbers_that_are_none(wrong: float) -> None:
 
 def test_excluded_tokens() -> None:
     """A class of -inf alone is no error: it weighs nothing, and its lowest token stands for it."""
-    classes = BatchClasses.of([TokenClasses.of(np.array([0, 0, 1, 1, NO_CLASS]), 2)])
+    classes = BatchClasses.join(
+        [TokenClasses.from_class_of_token(np.array([0, 0, 1, 1, NO_CLASS]), 2)]
+    )
     row = torch.tensor([1.0, -math.inf, -math.inf, -math.inf, 5.0])
     logits = CanvasLogits.every(row.expand(1, 64, -1))
     wanted = torch.ones(1, 64, dtype=torch.bool)
@@ -262,7 +269,7 @@ def test_drawn_tokens_follow_the_softmax_of_their_class() -> None:
     count, ids = 20_000, 9000
     kinds = np.where(np.arange(ids) % 100 == 0, 1, 0)
     logits = torch.randn(ids, generator=torch.Generator().manual_seed(5))
-    classes = BatchClasses.of([TokenClasses.of(kinds, 2)])
+    classes = BatchClasses.join([TokenClasses.from_class_of_token(kinds, 2)])
     assert classes.most_chunks > 2 * CHUNK
     many = CanvasLogits.every(logits.expand(1, count, -1))
     of_the_narrow = FreeTokens(torch.tensor([[0]]), logits.logsumexp(0)[None, None])
@@ -285,7 +292,7 @@ def test_drawn_tokens_follow_the_softmax_of_their_class() -> None:
 
 
 def test_nothing_in_any_class() -> None:
-    classes = BatchClasses.of([TokenClasses.of(np.full(5, NO_CLASS), 3)])
+    classes = BatchClasses.join([TokenClasses.from_class_of_token(np.full(5, NO_CLASS), 3)])
     logits, wanted = CanvasLogits.every(torch.randn(1, 2, 5)), torch.ones(1, 2, dtype=torch.bool)
     for reduce in (maxima, sums):
         assert (reduce(logits, classes, wanted).by_class == -math.inf).all()

@@ -26,7 +26,7 @@ from test_rule_automata import LANGUAGES
 END = 0
 # Tokens that end several rules at once, begin several, or do both.
 WORDS = [b"", b"a", b"b", b"c", b",", b"ab", b"bb", b"b,a", b"bb,", b"aab", b"c,", b"aa", b",,"]
-VOCABULARY = Vocabulary.of(WORDS, [END])
+VOCABULARY = Vocabulary.from_tokens(WORDS, [END])
 
 
 def brackets() -> Node:
@@ -58,7 +58,7 @@ def compiled(language: Node, depth: int = 20) -> Configurations:
     met = Configurations(tables, depth)
     window(met, START, 6, 40)
     # What was met in one process is known in another one.
-    return CompiledConstraint.of(Facts(1, depth), met).configurations()
+    return CompiledConstraint.pack(Facts(1, depth), met).configurations()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -129,6 +129,8 @@ def test_what_no_caller_reads_makes_no_kinds_of_tokens() -> None:
         *(word.encode() for word in [*words, *rests, *(w + r for w in words for r in rests)]),
     ]
     language = sequence(literal('"'), Call(Rule("letters", regex("[abc]*"))), literal('",'))
-    tables = pushdown_tables(rule_automata(language, LIMITS), Vocabulary.of(tokens, [0]), LIMITS)
+    tables = pushdown_tables(
+        rule_automata(language, LIMITS), Vocabulary.from_tokens(tokens, [0]), LIMITS
+    )
     # Letters; a quotation mark; one and a comma; letters in front of both; the end of the text.
     assert tables.classes == 6

@@ -235,7 +235,7 @@ def test_forced_tokens_are_themselves() -> None:
 
 
 def test_the_likelier_of_several_ends() -> None:
-    known = Vocabulary.of([b"", b"a", b""], [0, 2])
+    known = Vocabulary.from_tokens([b"", b"a", b""], [0, 2])
     constraint = joined(automaton("regex", "a", known))
     logits = torch.tensor([[[0.0, 9, 0], [1, 9, 2], [2, 9, 1]]])
     chosen = best_tokens(constraint, logits, window(3, 3))

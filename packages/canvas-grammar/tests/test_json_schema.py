@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from canvas_grammar.automaton.compilation import Constraint, constraint_language
-from canvas_grammar.grammar.json.parts import SUPPORTED
+from canvas_grammar.grammar.json.subschemas import SUPPORTED
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives
 from canvas_grammar_support.helpers import STRING, dumped, record
@@ -165,10 +165,12 @@ def test_recursion_does_not_end() -> None:
 )
 def test_white_space_may_be_chosen(gap: str, text: str, accepted: bool) -> None:
     schema = record(a={"type": "null"})
-    constraint = Constraint.of("json_schema", schema, whitespace=gap)
+    constraint = Constraint.from_value("json_schema", schema, whitespace=gap)
     assert derives(constraint_language(constraint, LIMITS), text) == accepted
     for wrong in ("x", ".", r"\s"):
         with pytest.raises(ConstraintError, match="only JSON's"):
-            constraint_language(Constraint.of("json_schema", schema, whitespace=wrong), LIMITS)
+            constraint_language(
+                Constraint.from_value("json_schema", schema, whitespace=wrong), LIMITS
+            )
     with pytest.raises(ConstraintError, match="white space is settled for json_schema"):
-        Constraint.of("regex", "a", whitespace=" ")
+        Constraint.from_value("regex", "a", whitespace=" ")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonschema
-from canvas_grammar.grammar.json.parts import OF_SOME_DRAFTS, SUPPORTED
+from canvas_grammar.grammar.json.subschemas import OF_SOME_DRAFTS, SUPPORTED
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives
 from canvas_grammar_support.helpers import dumped

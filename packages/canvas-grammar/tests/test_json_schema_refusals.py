@@ -126,7 +126,7 @@ def test_deep_nesting_is_no_reason() -> None:
     assert read_schema({"$ref": "#/$defs/0", "$defs": defs}, LIMITS).node
 
 
-BYTES = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b""], [256])
+BYTES = Vocabulary.from_tokens([bytes([byte]) for byte in range(256)] + [b""], [256])
 
 
 UNSATISFIABLE = {"type": "string", "pattern": "^a$", "minLength": 2}
@@ -158,13 +158,13 @@ UNSATISFIABLE = {"type": "string", "pattern": "^a$", "minLength": 2}
 )
 def test_what_only_automata_show_to_be_empty_is_named(schema: Any, complaint: str) -> None:
     with pytest.raises(ConstraintError) as refused:
-        compile_constraint(Constraint.of("json_schema", schema), BYTES, LIMITS)
+        compile_constraint(Constraint.from_value("json_schema", schema), BYTES, LIMITS)
     assert str(refused.value).startswith(complaint)
 
 
 def test_an_expression_without_any_text_is_refused() -> None:
     with pytest.raises(ConstraintError, match=r"^the constraint allows no output at all$"):
-        compile_constraint(Constraint.of("regex", "a[^\\x00-\\U0010ffff]"), BYTES, LIMITS)
+        compile_constraint(Constraint.from_value("regex", "a[^\\x00-\\U0010ffff]"), BYTES, LIMITS)
 
 
 def test_what_is_ignored_is_part_of_what_is_compiled() -> None:
@@ -173,7 +173,7 @@ def test_what_is_ignored_is_part_of_what_is_compiled() -> None:
     content = {"type": "json_schema", "json_schema": schema}
     tag = {"format": {"type": "tag", "begin": "<", "content": content, "end": ">"}}
     for kind, value in (("json_schema", schema), ("structural_tag", tag)):
-        facts = compile_constraint(Constraint.of(kind, value), BYTES, LIMITS).facts
+        facts = compile_constraint(Constraint.from_value(kind, value), BYTES, LIMITS).facts
         assert facts.ignored == ("$.a: x-a\nb", "$.b: extends")
         assert facts.remark().endswith(r"unknown: $.a: x-a\nb, $.b: extends.")
     many = replace(facts, ignored=tuple(f"${n}" for n in range(11)))

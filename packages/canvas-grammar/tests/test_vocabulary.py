@@ -95,9 +95,9 @@ def test_other_decoders_are_refused(decoder: object, kinds: str) -> None:
 
 def test_ends() -> None:
     with pytest.raises(ConstraintError, match="no token ends a text"):
-        Vocabulary.of([b"a"], [])
+        Vocabulary.from_tokens([b"a"], [])
     with pytest.raises(ConstraintError, match="not all in the vocabulary"):
-        Vocabulary.of([b"a"], [1])
-    known = Vocabulary.of([b"a", b"b"], [1, 1])
+        Vocabulary.from_tokens([b"a"], [1])
+    known = Vocabulary.from_tokens([b"a", b"b"], [1, 1])
     assert known.ends == (1,)
     assert token_bytes(known, 1) == b"", "an end writes nothing"

@@ -147,7 +147,7 @@ def test_advance_walks_and_dies() -> None:
 
 
 def test_several_ends() -> None:
-    known = Vocabulary.of([b"", b"a", b"", b"b"], [2, 0])
+    known = Vocabulary.from_tokens([b"", b"a", b"", b"b"], [2, 0])
     tables = pushdown_tables(rule_automata(regex("a*"), LIMITS), known, LIMITS)
     assert tables.class_of_token.tolist() == [1, 0, 1, NO_CLASS]
 

@@ -209,8 +209,8 @@ def automaton(vocabulary: int) -> bytes:
     words = product(b"abcdefghijklmnopqrstuvwxyz", repeat=4)
     tokens = [b"", *(bytes([byte]) for byte in range(256))]
     tokens += map(bytes, islice(words, vocabulary - len(tokens)))
-    known = Vocabulary.of(tokens, [0])
-    letters = Constraint.of("regex", "[a-z]{1,40}")
+    known = Vocabulary.from_tokens(tokens, [0])
+    letters = Constraint.from_value("regex", "[a-z]{1,40}")
     return compile_constraint(letters, known, CompileLimits()).packed
 
 

@@ -88,7 +88,7 @@ def byte_moves(automata: RuleAutomata, outcomes: Outcomes) -> ByteMoves:
     reads = (automata.next != DEAD).any(1)
     reads[list(calls)] = True
     moves = np.where(automata.next == DEAD, 0, automata.next + 1).astype(np.int32)
-    reader = _Reader(automata, calls, may_leave, ~reads)
+    reader = _FirstSets(automata, calls, may_leave, ~reads)
     for state in calls:
         for byte, alternatives in reader.read(state).items():
             moves[state, byte] = outcomes.number(alternatives)
@@ -107,7 +107,7 @@ def _may_leave(automata: RuleAutomata) -> np.ndarray:
         found[more] = True
 
 
-class _Reader:
+class _FirstSets:
     """Follows calls to the bytes that they read first."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Followers:
     states: np.ndarray
 
     @classmethod
-    def of(cls, automata: RuleAutomata, may_leave: np.ndarray) -> Followers:
+    def from_automata(cls, automata: RuleAutomata, may_leave: np.ndarray) -> Followers:
         """Find the continuations of all rules; `may_leave` is that of `ByteMoves`."""
         starts = list(dict.fromkeys(automata.calls[:, 1].tolist()))
         ends: dict[int, set[int]] = {}  # from a state in which rules may end to their starts

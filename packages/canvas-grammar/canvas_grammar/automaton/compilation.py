@@ -83,7 +83,7 @@ def compile_constraint(
     configurations = Configurations(pushdown_tables(automata, vocabulary, limits), depth)
     first = window(configurations, START, LONGEST_CANVAS, limits.window_states)
     minimum = int(first.automaton.distance[0])
-    return CompiledConstraint.of(Facts(minimum, depth, ignored), configurations)
+    return CompiledConstraint.pack(Facts(minimum, depth, ignored), configurations)
 
 
 def _explained(

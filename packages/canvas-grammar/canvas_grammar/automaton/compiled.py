@@ -63,7 +63,7 @@ class CompiledConstraint:
         self.packed = packed
 
     @classmethod
-    def of(cls, facts: Facts, configurations: Configurations) -> CompiledConstraint:
+    def pack(cls, facts: Facts, configurations: Configurations) -> CompiledConstraint:
         """Pack a constraint, with the states that have been found already."""
         tables = configurations.tables
         arrays: dict[str, Any] = {TABLE + f.name: getattr(tables, f.name) for f in fields(tables)}

@@ -39,7 +39,7 @@ def shortest_endings(
         The tokens, int64 ``[states]``, `NEVER` where there is no such ending; and the calls inside
         each other that this ending makes, int64 ``[states]``.
     """
-    ways = _Ways.of(state, outcome, outcomes, len(may_leave))
+    ways = _Ways.from_edges(state, outcome, outcomes, len(may_leave))
     total: np.ndarray = np.ones(ways.count, dtype=np.int64)
     depth: np.ndarray = np.zeros(ways.count, dtype=np.int64)
     missing = np.bincount(ways.way, minlength=ways.count)
@@ -110,7 +110,9 @@ class _Ways:
     edge_state: np.ndarray
 
     @classmethod
-    def of(cls, state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes, states: int) -> _Ways:
+    def from_edges(
+        cls, state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes, states: int
+    ) -> _Ways:
         """Find the ways of edges, which are as in `shortest_endings`."""
         # From the outermost state to the innermost one.
         special = [
@@ -242,7 +244,7 @@ def pushdown_tables(
     """
     outcomes = Outcomes(automata.states)
     moves = byte_moves(automata, outcomes)
-    followers = Followers.of(automata, moves.may_leave)
+    followers = Followers.from_automata(automata, moves.may_leave)
     functions = TokenFunctions(moves, followers, outcomes, vocabulary, limits)
     used = np.unique(functions.of_token[functions.of_token != NOTHING_READ])
     # Classes by their lowest token, so that ties go to it.
@@ -253,7 +255,7 @@ def pushdown_tables(
             f"{MOST_CLASSES} are served"
         )
     class_of_token[list(vocabulary.ends)] = len(order)
-    whole = _Sparse.of(functions.read, used[order])
+    whole = _Sparse.from_functions(functions.read, used[order])
     tokens, calls = shortest_endings(whole.state, whole.outcome, outcomes, moves.may_leave)
     if tokens[automata.start] == NEVER:
         raise ConstraintError("no output of the constraint can be written with this tokenizer")
@@ -304,7 +306,7 @@ class _Sparse:
     outcome: np.ndarray
 
     @classmethod
-    def of(cls, read: np.ndarray, functions: np.ndarray) -> _Sparse:
+    def from_functions(cls, read: np.ndarray, functions: np.ndarray) -> _Sparse:
         """Of some functions, int64 ``[columns]``; `read` is that of `TokenFunctions`."""
         parts = []
         for begin in range(0, read.shape[1], STATES_AT_ONCE):
@@ -355,4 +357,4 @@ def _used(
         for suffix in more:
             occurs[functions.read[suffix]] = True
     names = list(suffixes)
-    return kept, names, _Sparse.of(functions.read, np.array(names, dtype=np.int64))
+    return kept, names, _Sparse.from_functions(functions.read, np.array(names, dtype=np.int64))

@@ -65,7 +65,7 @@ class TokenFunctions:
         self.count = 2
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
         self.composed[NOTHING_READ] = NOTHING_READ
-        self.steps = [_Step.of(column, outcomes) for column in moves.outcome.T]
+        self.steps = [_Step.from_outcomes(column, outcomes) for column in moves.outcome.T]
         # What is put on top of states to return to, by the outcome after the call.
         self.above: dict[tuple[tuple[int, ...], int], int] = {}
         self.forks: dict[tuple[tuple[Alternative, ...], tuple[int, ...]], int] = {}
@@ -220,7 +220,7 @@ class _Step:
     forks: tuple[tuple[int, tuple[Alternative, ...]], ...]
 
     @classmethod
-    def of(cls, outcome: np.ndarray, outcomes: Outcomes) -> _Step:
+    def from_outcomes(cls, outcome: np.ndarray, outcomes: Outcomes) -> _Step:
         """Make a step from the outcome of the byte in every state, int ``[states]``."""
         reads = np.flatnonzero(outcome != NO_WAY)
         some = outcome[reads]

@@ -38,7 +38,7 @@ class Vocabulary:
     ends: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
+    def from_tokens(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
         """Make a vocabulary from the bytes of each id.
 
         Raises:
@@ -88,7 +88,7 @@ class Vocabulary:
             tokens = [b"" if MARK_BYTES.search(token) else token for token in tokens]
             for number, byte in marks.items():
                 tokens[number] = bytes([byte])
-        return cls.of(tokens, ends)
+        return cls.from_tokens(tokens, ends)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

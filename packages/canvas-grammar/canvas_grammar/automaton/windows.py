@@ -160,7 +160,7 @@ def _nearest(
             for target in configurations.moves(state).targets.tolist():
                 if target not in seen:
                     seen.add(target)
-                    heapq.heappush(ahead, (remote.of(target), len(seen), target))
+                    heapq.heappush(ahead, (remote.of_state(target), len(seen), target))
         next_ones = [heapq.heappop(ahead)[2]] if ahead and work < most else []
     return chosen, not ahead
 
@@ -176,7 +176,7 @@ class _Remoteness:
             self.known[stack] = 0
             stack = self.stacks.below[stack]
 
-    def of(self, state: int) -> int:
+    def of_state(self, state: int) -> int:
         """The remoteness of a state."""
         return self._of_stack(self.configurations.stack_of(state))
 

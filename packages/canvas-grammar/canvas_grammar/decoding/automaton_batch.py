@@ -52,7 +52,7 @@ class OwnEdges:
     bundles: LabelBundles
 
     @classmethod
-    def of(cls, automaton: TokenAutomaton, depth: np.ndarray | None = None) -> OwnEdges:
+    def from_automaton(cls, automaton: TokenAutomaton, depth: np.ndarray | None = None) -> OwnEdges:
         """Convert an automaton from its edges, labels and distances.
 
         Args:
@@ -79,7 +79,7 @@ class OwnEdges:
             label=label,
             members=members,
             label_size=size,
-            bundles=LabelBundles.of(members, size, automaton.classes),
+            bundles=LabelBundles.from_labels(members, size, automaton.classes),
         )
 
     @property
@@ -146,7 +146,7 @@ class AutomatonBatch:
     most_members: int
 
     @classmethod
-    def of(
+    def union(
         cls, parts: Sequence[OwnEdges], copy: Callable[[np.ndarray], torch.Tensor]
     ) -> AutomatonBatch:
         """The union of the canvases' automata.

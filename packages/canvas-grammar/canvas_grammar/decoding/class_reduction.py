@@ -78,7 +78,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Part:
+class LogitsTile:
     """Rows of logits that are reduced together: some positions of some canvases.
 
     Attributes:
@@ -149,16 +149,16 @@ class Part:
         return best.scatter_reduce_(2, kinds, by_chunk, "amax")
 
 
-def parts_of_gpu(classes: BatchClasses, wanted: torch.Tensor) -> Iterator[Part]:
+def tiles_of_gpu(classes: BatchClasses, wanted: torch.Tensor) -> Iterator[LogitsTile]:
     """All rows and chunks, in parts that fit into its memory."""
     count, length = wanted.shape
     chunks = max(classes.chunks)
     at_once = max(1, GATHERED_BYTES_GPU // (4 * length * CHUNK * max(1, chunks)))
     for first in range(0, count, at_once):
-        yield Part(classes, slice(first, first + at_once), slice(None), slice(0, chunks))
+        yield LogitsTile(classes, slice(first, first + at_once), slice(None), slice(0, chunks))
 
 
-def parts_of_cpu(classes: BatchClasses, wanted: torch.Tensor, wide: bool) -> Iterator[Part]:
+def tiles_of_cpu(classes: BatchClasses, wanted: torch.Tensor, wide: bool) -> Iterator[LogitsTile]:
     """Rows that are wanted, and the chunks of wide classes or all others, in small parts."""
     scratch = Scratch()
     for canvas, wants in enumerate(wanted.tolist()):
@@ -167,7 +167,7 @@ def parts_of_cpu(classes: BatchClasses, wanted: torch.Tensor, wide: bool) -> Ite
         size = (chunks.stop - chunks.start) * CHUNK
         at_once = max(1, LOGITS_AT_ONCE_CPU // size) if size else 0
         for rows in runs(wants, at_once):
-            yield Part(classes, slice(canvas, canvas + 1), rows, chunks, scratch)
+            yield LogitsTile(classes, slice(canvas, canvas + 1), rows, chunks, scratch)
 
 
 def cleaned(x: torch.Tensor) -> torch.Tensor:

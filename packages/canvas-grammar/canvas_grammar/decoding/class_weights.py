@@ -22,9 +22,9 @@ import torch
 from canvas_grammar.decoding.canvas_logits import CanvasLogits, FreeTokens, may_read
 from canvas_grammar.decoding.class_reduction import (
     ClassWeights,
-    Part,
-    parts_of_cpu,
-    parts_of_gpu,
+    LogitsTile,
+    tiles_of_cpu,
+    tiles_of_gpu,
 )
 from canvas_grammar.decoding.token_classes import BatchClasses
 
@@ -46,7 +46,7 @@ def class_maxima(
     """
     found = ClassWeights.none(wanted, classes)
 
-    def reduce(part: Part) -> None:
+    def reduce(part: LogitsTile) -> None:
         top, best = part.maxima(part.gathered(logits).amax(-1))
         part.write(found, best, top)
 
@@ -69,7 +69,7 @@ def class_logsumexp(
     """
     found = ClassWeights.none(wanted, classes)
 
-    def reduce(part: Part) -> None:
+    def reduce(part: LogitsTile) -> None:
         gathered = part.gathered(scaled)
         part.write(found, *part.sums(gathered, gathered.amax(-1)))
 
@@ -100,7 +100,7 @@ def class_maxima_and_logsumexp(
     """
     largest, total = (ClassWeights.none(wanted, classes) for _ in range(2))
 
-    def reduce(part: Part) -> None:
+    def reduce(part: LogitsTile) -> None:
         gathered = part.gathered(logits)
         top, best = part.maxima(gathered.amax(-1))
         part.write(largest, best, top)
@@ -121,7 +121,7 @@ def class_maxima_and_logsumexp(
 def _reduce(
     classes: BatchClasses,
     wanted: torch.Tensor,
-    reduce: Callable[[Part], None],
+    reduce: Callable[[LogitsTile], None],
     settle: Callable[[], torch.Tensor],
 ) -> None:
     """Reduce all that is wanted, but wide classes only if `settle` finds no other way.
@@ -134,12 +134,12 @@ def _reduce(
             returns where, bool ``[n, L]``.
     """
     if not may_read(wanted):
-        for part in parts_of_gpu(classes, wanted):
+        for part in tiles_of_gpu(classes, wanted):
             reduce(part)
         return
-    for part in parts_of_cpu(classes, wanted, wide=False):
+    for part in tiles_of_cpu(classes, wanted, wide=False):
         reduce(part)
-    for part in parts_of_cpu(classes, wanted & ~settle(), wide=True):
+    for part in tiles_of_cpu(classes, wanted & ~settle(), wide=True):
         reduce(part)
 
 

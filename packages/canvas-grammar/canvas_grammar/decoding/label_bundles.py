@@ -31,7 +31,7 @@ class LabelBundles:
     label_size: np.ndarray
 
     @classmethod
-    def of(cls, members: np.ndarray, size: np.ndarray, classes: int) -> LabelBundles:
+    def from_labels(cls, members: np.ndarray, size: np.ndarray, classes: int) -> LabelBundles:
         """Make bundles from the classes of labels.
 
         Args:

@@ -54,7 +54,7 @@ class TokenClasses:
     narrow_chunks: int
 
     @classmethod
-    def of(cls, class_of_token: np.ndarray, classes: int) -> TokenClasses:
+    def from_class_of_token(cls, class_of_token: np.ndarray, classes: int) -> TokenClasses:
         """Make the layout from the class of each token, int ``[ids]``, or `NO_CLASS`; on the host.
 
         The last class is the one that ends a text.
@@ -127,7 +127,7 @@ class BatchClasses:
     most_chunks: int
 
     @classmethod
-    def of(cls, parts: Sequence[TokenClasses]) -> BatchClasses:
+    def join(cls, parts: Sequence[TokenClasses]) -> BatchClasses:
         """Join the classes of the canvases, which are on one device."""
         classes = max(part.classes for part in parts)
         chunks = max(len(part.chunk_class) for part in parts)

@@ -237,7 +237,7 @@ class Shape:
     complete: bool
 
     @classmethod
-    def of(cls, facts: NumberFacts) -> Shape:
+    def from_facts(cls, facts: NumberFacts) -> Shape:
         """The shape of the numbers with some properties.
 
         Raises:

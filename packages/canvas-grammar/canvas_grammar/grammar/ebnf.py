@@ -80,7 +80,7 @@ def ebnf(text: str, limits: CompileLimits) -> Node:
     _refuse_deep(text, limits)
     try:
         tree = _parser().parse(text)
-        return context_free(_Reader().transform(tree))
+        return context_free(_RuleBuilder().transform(tree))
     except UnexpectedInput as error:
         reasons = [reason for sign, reason in NOT_GBNF.items() if re.search(sign, text)]
         raise ConstraintError(
@@ -114,7 +114,7 @@ def _refuse_deep(text: str, limits: CompileLimits) -> None:
 
 
 @v_args(inline=True)
-class _Reader(Transformer[Token, Rule]):
+class _RuleBuilder(Transformer[Token, Rule]):
     """Turns the tree of a grammar's text into its root; methods are named as the rules above."""
 
     def __init__(self) -> None:

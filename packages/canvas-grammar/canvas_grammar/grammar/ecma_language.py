@@ -5,9 +5,9 @@ around it, so a part with assertions is read together with the language of every
 *rest*) and with what is known about the character in front of it (`Before`). A lookahead is then an
 intersection of its content with the rest, or a difference from it, wherever it stands.
 
-Languages are strict or generous. Every reader matches each text of a strict one, and a generous one
-holds every text that at least one reader matches. What is offered is strict, and what is subtracted
-from it is generous.
+A language is an under- or an overapproximation. Every reader matches each text of the first; the
+second holds every text that at least one reader matches. What is offered is an underapproximation,
+and what is subtracted from it is an overapproximation.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ class Writing:
     character: Node
 
 
-def found_in(tree: Tree, writing: Writing, generous: bool = False) -> Node:
-    """The texts in which a pattern is found; see above for `generous`.
+def found_in(tree: Tree, writing: Writing, overapproximate: bool = False) -> Node:
+    """The texts in which a pattern is found; see the module's docstring for `overapproximate`.
 
     Raises:
         ConstraintError: an assertion stands where no automaton can follow it.
     """
-    reader = _Reader(writing)
+    reader = _LanguageBuilder(writing)
     some = repeat(writing.character, 1, None)
-    at_start = reader.part(tree, reader.anything, Before.START, generous)
+    at_start = reader.part(tree, reader.anything, Before.START, overapproximate)
     if tree.assertions & BOUNDARIES:
         word, other = (
-            reader.part(tree, reader.anything, before, generous)
+            reader.part(tree, reader.anything, before, overapproximate)
             for before in (Before.WORD, Before.OTHER)
         )
         later = either(
@@ -93,15 +93,15 @@ def found_in(tree: Tree, writing: Writing, generous: bool = False) -> Node:
             for ranges, language in ((ASCII_WORD, word), (_no_word(), other))
         )
     elif "^" in tree.assertions:
-        later = sequence(some, reader.part(tree, reader.anything, Before.SOME, generous))
+        later = sequence(some, reader.part(tree, reader.anything, Before.SOME, overapproximate))
     else:
         return sequence(reader.anything, at_start)
     return either([at_start, later])
 
 
-def matched_by(tree: Tree, writing: Writing, generous: bool = False) -> Node:
+def matched_by(tree: Tree, writing: Writing, overapproximate: bool = False) -> Node:
     """The texts all of which a tree without assertions matches."""
-    return _Reader(writing).plain(tree, generous)
+    return _LanguageBuilder(writing).plain(tree, overapproximate)
 
 
 def whole_text(tree: Tree) -> Tree | None:
@@ -117,42 +117,46 @@ def whole_text(tree: Tree) -> Tree | None:
     return content if (first.kind, last.kind) == ("^", "$") and not content.assertions else None
 
 
-class _Reader:
+class _LanguageBuilder:
     """Reads trees that are written in one way."""
 
     def __init__(self, writing: Writing) -> None:
         self.writing = writing
         self.anything = repeat(writing.character, 0, None)
 
-    def plain(self, tree: Tree, generous: bool) -> Node:
+    def plain(self, tree: Tree, overapproximate: bool) -> Node:
         """The language of a tree; an assertion in it holds nowhere."""
         if isinstance(tree, Characters):
-            return self.writing.leaf(tree.possible if generous else tree.sure)
+            return self.writing.leaf(tree.possible if overapproximate else tree.sure)
         if isinstance(tree, Sequence):
-            return sequence(*(self.plain(item, generous) for item in tree.items))
+            return sequence(*(self.plain(item, overapproximate) for item in tree.items))
         if isinstance(tree, Alternatives):
-            return either(self.plain(option, generous) for option in tree.options)
+            return either(self.plain(option, overapproximate) for option in tree.options)
         if isinstance(tree, Repetition):
-            return repeat(self.plain(tree.item, generous), tree.least, tree.most)
+            return repeat(self.plain(tree.item, overapproximate), tree.least, tree.most)
         return NOTHING
 
-    def part(self, tree: Tree, rest: Node, before: Before, generous: bool) -> Node:
+    def part(self, tree: Tree, rest: Node, before: Before, overapproximate: bool) -> Node:
         """The texts whose beginning `tree` matches and that continue as `rest` says."""
         if not tree.assertions:
-            return sequence(self.plain(tree, generous), rest)
+            return sequence(self.plain(tree, overapproximate), rest)
         if isinstance(tree, Sequence):
-            return self.items(tree.items, rest, before, generous)
+            return self.items(tree.items, rest, before, overapproximate)
         if isinstance(tree, Alternatives):
-            return either(self.part(o, rest, before, generous) for o in tree.options)
+            return either(self.part(o, rest, before, overapproximate) for o in tree.options)
         if isinstance(tree, Repetition):
-            return self.repetition(tree, rest, before, generous)
+            return self.repetition(tree, rest, before, overapproximate)
         if isinstance(tree, Ahead):
-            content = self.part(tree.content, self.anything, before, generous != tree.negative)
+            content = self.part(
+                tree.content, self.anything, before, overapproximate != tree.negative
+            )
             return self.without(rest, content) if tree.negative else self.both(rest, content)
         assert isinstance(tree, Anchor)
-        return self.anchor(tree.kind, rest, before, generous)
+        return self.anchor(tree.kind, rest, before, overapproximate)
 
-    def items(self, items: tuple[Tree, ...], rest: Node, before: Before, generous: bool) -> Node:
+    def items(
+        self, items: tuple[Tree, ...], rest: Node, before: Before, overapproximate: bool
+    ) -> Node:
         if not items:
             return rest
         plain = next((n for n, item in enumerate(items) if item.assertions), len(items))
@@ -162,10 +166,14 @@ class _Reader:
         least, most = first.width
         if most == 0 or not behind.assertions & LOOKING_BACK:
             moved = before if most == 0 else Before.SOME
-            return self.part(first, self.part(behind, rest, moved, generous), before, generous)
+            return self.part(
+                first, self.part(behind, rest, moved, overapproximate), before, overapproximate
+            )
         if least > 0:
             moved = _moved(first)
-            return self.part(first, self.part(behind, rest, moved, generous), before, generous)
+            return self.part(
+                first, self.part(behind, rest, moved, overapproximate), before, overapproximate
+            )
         # It may match nothing, and only then does what follows begin where it begins.
         if behind.assertions - {"^", "$"} or first.assertions:
             raise ConstraintError(
@@ -173,36 +181,43 @@ class _Reader:
             )
         return either(
             [
-                self.part(behind, rest, before, generous),
-                self.part(first, self.part(behind, rest, Before.SOME, generous), before, generous),
+                self.part(behind, rest, before, overapproximate),
+                self.part(
+                    first,
+                    self.part(behind, rest, Before.SOME, overapproximate),
+                    before,
+                    overapproximate,
+                ),
             ]
         )
 
-    def repetition(self, tree: Repetition, rest: Node, before: Before, generous: bool) -> Node:
+    def repetition(
+        self, tree: Repetition, rest: Node, before: Before, overapproximate: bool
+    ) -> Node:
         item = tree.item
         if tree.most is not None and tree.most <= MOST_UNROLLED:
             more = [Sequence((item,) * count) for count in range(tree.least, tree.most + 1)]
-            return either(self.part(one, rest, before, generous) for one in more)
+            return either(self.part(one, rest, before, overapproximate) for one in more)
         if tree.least > 1 or tree.most is not None or item.assertions - {"^", "$"}:
             raise ConstraintError("an assertion inside a repetition of a pattern is not supported")
         # ^ may hold in the first round only, and $ in the last one.
-        last = self.part(item, rest, Before.SOME, generous)
-        inside = sequence(repeat(self.plain(item, generous), 0, None), last)
+        last = self.part(item, rest, Before.SOME, overapproximate)
+        inside = sequence(repeat(self.plain(item, overapproximate), 0, None), last)
         rounds = [
-            self.part(item, rest, before, generous),
-            self.part(item, inside, before, generous),
+            self.part(item, rest, before, overapproximate),
+            self.part(item, inside, before, overapproximate),
         ]
         return either([*rounds, rest] if tree.least == 0 else rounds)
 
-    def anchor(self, kind: str, rest: Node, before: Before, generous: bool) -> Node:
+    def anchor(self, kind: str, rest: Node, before: Before, overapproximate: bool) -> Node:
         if kind == "^":
             return rest if before is Before.START else NOTHING
         if kind == "$":
             # Python's $ holds before a line feed at the end of the text, too.
-            if generous:
+            if overapproximate:
                 return self.both(rest, optional(self.writing.leaf(((0xA, 0xA),))))
             return EMPTY_TEXT if _nullable(rest) else NOTHING
-        if generous or before is Before.SOME:
+        if overapproximate or before is Before.SOME:
             raise ConstraintError(
                 rf"{kind} is supported only where it is sure whether the character before it "
                 "belongs to a word"

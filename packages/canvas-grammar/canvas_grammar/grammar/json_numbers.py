@@ -114,9 +114,9 @@ def _number(facts: NumberFacts) -> Node:
         empty = facts.least > facts.most
         if empty or (facts.least == facts.most and (facts.above or facts.below)):
             return NOTHING
-    shape = Shape.of(facts)
+    shape = Shape.from_facts(facts)
     conditions: list[Condition] = []
-    verdict = _Reader(shape.fraction, conditions).holds(facts)
+    verdict = _ConditionBuilder(shape.fraction, conditions).holds(facts)
 
     def moves(state: _State) -> Iterator[tuple[str, _State]]:
         for char, position in shape.moves(state.position):
@@ -154,7 +154,7 @@ class _State:
     seen: tuple[Seen, ...]
 
 
-class _Reader:
+class _ConditionBuilder:
     """Turns facts into conditions, and a verdict on what these have seen."""
 
     def __init__(self, fraction: int, conditions: list[Condition]) -> None:

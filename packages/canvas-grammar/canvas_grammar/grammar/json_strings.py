@@ -97,14 +97,14 @@ def string_tree(facts: StringFacts) -> Node:
 
 
 def string_content(
-    facts: StringFacts, spelling: Spelling = ESCAPED, generous: bool = False
+    facts: StringFacts, spelling: Spelling = ESCAPED, overapproximate: bool = False
 ) -> Node:
     """What stands between the quotes of `string_tree`.
 
     Args:
         facts: conditions on the string.
         spelling: how its characters are written.
-        generous: whether a string need only meet the conditions for some reader, see
+        overapproximate: whether a string need only meet the conditions for some reader, see
             `ecma_language`.
 
     Raises:
@@ -114,17 +114,19 @@ def string_content(
     if facts.most is not None and facts.most < facts.least:
         return NOTHING
     counts = facts.least, facts.most
-    conditions = _conditions(facts, generous)
+    conditions = _conditions(facts, overapproximate)
     without_null = bool(facts.excluded) or bool(conditions)
-    language = reduce(_both, _languages(conditions, counts, generous, spelling, without_null))
+    language = reduce(
+        _both, _languages(conditions, counts, overapproximate, spelling, without_null)
+    )
     for excluded in facts.excluded:
         only_formats = excluded.formats and not excluded.patterns and not excluded.excluded
-        if only_formats and not generous:
+        if only_formats and not overapproximate:
             raise ConstraintError(
                 f"format {excluded.formats[0]!r} cannot be excluded: readers disagree on it"
             )
         if not language.empty:
-            outside = string_content(excluded, spelling, not generous)
+            outside = string_content(excluded, spelling, not overapproximate)
             language = language if outside.empty else Without(language, outside)
     return language
 
@@ -142,7 +144,7 @@ def _without_lengths_excluded(facts: StringFacts) -> StringFacts:
     return StringFacts(least, most, facts.patterns, facts.formats, tuple(others))
 
 
-def _conditions(facts: StringFacts, generous: bool) -> list[tuple[str, Tree]]:
+def _conditions(facts: StringFacts, overapproximate: bool) -> list[tuple[str, Tree]]:
     """The patterns of facts, and their formats as patterns, each with what messages call it."""
     found = []
     for pattern in dict.fromkeys(facts.patterns):
@@ -150,7 +152,7 @@ def _conditions(facts: StringFacts, generous: bool) -> list[tuple[str, Tree]]:
         with _named(name := f"pattern {shown!r}"):
             found.append((name, parse(pattern)))
     # Any text may have a format, for a reader who takes formats for annotations.
-    names = () if generous else dict.fromkeys(facts.formats)
+    names = () if overapproximate else dict.fromkeys(facts.formats)
     known = ((f"format {name!r}", AUTOMATA[name]) for name in names if name in AUTOMATA)
     return [*found, *((name, parse(f"^(?:{text})$")) for name, text in known)]
 
@@ -158,37 +160,39 @@ def _conditions(facts: StringFacts, generous: bool) -> list[tuple[str, Tree]]:
 def _languages(
     conditions: list[tuple[str, Tree]],
     counts: tuple[int, int | None],
-    generous: bool,
+    overapproximate: bool,
     spelling: Spelling,
     without_null: bool,
 ) -> Iterable[Node]:
     """Languages whose intersection is the strings."""
     writing = Writing(spelling.leaf, spelling.nonzero)
-    counts = _at_hand(conditions, counts, generous)
+    counts = _at_hand(conditions, counts, overapproximate)
     counted = False
     for name, tree in conditions:
         content = whole_text(tree)
-        clipped = None if content is None or counted or generous else _clipped(content, *counts)
+        clipped = (
+            None if content is None or counted or overapproximate else _clipped(content, *counts)
+        )
         counted |= clipped is not None
         with _named(name):
             if clipped is not None:
                 yield matched_by(clipped, writing)
             else:
-                yield found_in(tree, writing, generous)
+                yield found_in(tree, writing, overapproximate)
     if not counted and (not conditions or counts != (0, None)):
         least, most = counts
         character = spelling.nonzero if without_null else spelling.character
-        if max(least, most or 0) > FEW and not generous:
+        if max(least, most or 0) > FEW and not overapproximate:
             character = spelling.counted
         yield repeat(character, least, most)
 
 
 def _at_hand(
-    conditions: list[tuple[str, Tree]], counts: tuple[int, int | None], generous: bool
+    conditions: list[tuple[str, Tree]], counts: tuple[int, int | None], overapproximate: bool
 ) -> tuple[int, int | None]:
-    """Lengths that are few enough to be counted: fewer than asked for, or if `generous` more."""
+    """Lengths that are few enough to be counted: fewer than asked for; more to overapproximate."""
     least, most = counts
-    if generous:
+    if overapproximate:
         far = most is not None and most > LONGEST_COUNTED
         return min(least, LONGEST_COUNTED), None if far else most
     bounded = (content.width[1] for _, tree in conditions if (content := whole_text(tree)))

@@ -36,7 +36,7 @@ END = 0  # of the vocabularies below
 def letters() -> Vocabulary:
     """Few tokens, some of several bytes, and one without any; id 0 ends a text."""
     words = ["a", "b", "c", "ab", "ba", "aa", "abc", "bc", "é", "1", "2", "12"]
-    return Vocabulary.of([b"", *(word.encode() for word in words), b""], [END])
+    return Vocabulary.from_tokens([b"", *(word.encode() for word in words), b""], [END])
 
 
 @cache
@@ -55,7 +55,7 @@ def pieces(seed: int = 0, count: int = 1500) -> Vocabulary:
         if rng.random() < 0.5:
             found[bytes(rng.integers(1, 256, size=2, dtype=np.uint8))] = None
     tokens = [b"", *(bytes([byte]) for byte in range(256)), *found]
-    return Vocabulary.of(tokens, [END])
+    return Vocabulary.from_tokens(tokens, [END])
 
 
 @cache
@@ -66,12 +66,14 @@ def tiny() -> Vocabulary:
 
 
 def constraint(kind: str, value: Any) -> Constraint:
-    return Constraint.of(kind, value)
+    return Constraint.from_value(kind, value)
 
 
 def over_bytes(kind: str, value: Any) -> RuleAutomata:
     """The automaton of a constraint whose rules do not call themselves, without calls."""
-    found = regular_automaton(constraint_language(Constraint.of(kind, value), LIMITS), LIMITS)
+    found = regular_automaton(
+        constraint_language(Constraint.from_value(kind, value), LIMITS), LIMITS
+    )
     if found is None:
         raise ConstraintError("the constraint allows no output at all")
     return found
@@ -80,7 +82,7 @@ def over_bytes(kind: str, value: Any) -> RuleAutomata:
 def compiled(
     kind: str, value: Any, vocabulary: Vocabulary | None = None, limits: CompileLimits = LIMITS
 ) -> CompiledConstraint:
-    return compile_constraint(Constraint.of(kind, value), vocabulary or letters(), limits)
+    return compile_constraint(Constraint.from_value(kind, value), vocabulary or letters(), limits)
 
 
 def first_window(found: CompiledConstraint, length: int = 256) -> Window:

@@ -21,14 +21,15 @@ from canvas_grammar.decoding.token_classes import BatchClasses, TokenClasses
 
 
 def joined(*automata: TokenAutomaton, depth: np.ndarray | None = None) -> BatchConstraint:
-    """What canvases follow, an automaton for each; `depth` as in `OwnEdges.of`."""
-    edges = {id(found): OwnEdges.of(found, depth) for found in automata}
+    """What canvases follow, an automaton for each; `depth` as in `OwnEdges.from_automaton`."""
+    edges = {id(found): OwnEdges.from_automaton(found, depth) for found in automata}
     classes = {
-        id(found): TokenClasses.of(found.class_of_token, found.classes) for found in automata
+        id(found): TokenClasses.from_class_of_token(found.class_of_token, found.classes)
+        for found in automata
     }
     return BatchConstraint(
-        AutomatonBatch.of([edges[id(found)] for found in automata], torch.from_numpy),
-        BatchClasses.of([classes[id(found)] for found in automata]),
+        AutomatonBatch.union([edges[id(found)] for found in automata], torch.from_numpy),
+        BatchClasses.join([classes[id(found)] for found in automata]),
     )
 
 

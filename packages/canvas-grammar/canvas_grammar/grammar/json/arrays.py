@@ -21,7 +21,7 @@ from math import comb
 
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Counted, Facts
-from canvas_grammar.grammar.json.parts import Literal, unique
+from canvas_grammar.grammar.json.subschemas import Literal, unique
 from canvas_grammar.grammar.json.unlike_items import in_any_order, unlike_kinds
 from canvas_grammar.grammar.json.values import JsonLayout, identity, json_text
 from canvas_grammar.grammar.language import (

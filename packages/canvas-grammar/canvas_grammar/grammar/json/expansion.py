@@ -36,35 +36,35 @@ from canvas_grammar.grammar.json.facts import (
 from canvas_grammar.grammar.json.negation import (
     Option,
     changed,
-    part_of_anything,
+    subschema_of_anything,
     violations,
     wrong_property,
 )
-from canvas_grammar.grammar.json.parts import KINDS, REFERENCES, Literal, Part
 from canvas_grammar.grammar.json.references import Document, circular
+from canvas_grammar.grammar.json.subschemas import KINDS, REFERENCES, Literal, Subschema
 from canvas_grammar.grammar.json.values import found, identity, kind_of
 from canvas_grammar.grammar.json_facts import StringFacts
 from canvas_grammar.limits import ConstraintError
 
-# ---- The state of reading conditions: facts so far, conditions ahead, and choices ahead.
+# ---- The state of reading conditions: facts so far, conditions ahead, and disjunctions ahead.
 
 
 @dataclass(frozen=True)
-class Choice:
+class Disjunction:
     """At least one of some options holds.
 
     Attributes:
         options: the options.
-        trace: how the part was reached.
-        part: the part that makes the choice.
+        trace: how the subschema was reached.
+        subschema: the subschema that it comes from.
         unsaid: keywords of options that cannot be expressed.
-        denied: whether the choice says that the part does not hold.
+        denied: whether it says that the subschema does not hold.
         condition: of an ``if``, whose first option is that it holds, and the second the opposite.
     """
 
     options: list[Option]
     trace: Trace | None
-    part: Part
+    subschema: Subschema
     unsaid: tuple[str, ...] = ()
     denied: bool = False
     condition: Literal | None = None
@@ -74,100 +74,102 @@ class Choice:
         """Choices of the lowest rank come first: those that say most about the value."""
         return 2 if self.denied else 1 if self.condition is not None else 0
 
-    def only(self, n: int) -> Choice:
+    def only(self, n: int) -> Disjunction:
         """The n-th option alone."""
         return replace(self, options=[self.options[n]], condition=None)
 
-    def split(self, facts: Facts) -> Choice | None:
+    def split(self, facts: Facts) -> Disjunction | None:
         """Whether a property that an ``if`` mentions is there, if that is open."""
         if self.condition is None or facts.kind != "object":
             return None
-        for name in self.condition.part.keywords.get("properties", ()):
+        for name in self.condition.subschema.keywords.get("properties", ()):
             if name not in facts.required and name not in facts.absent:
                 there = changed(Facts.require, name)
                 missing = changed(Facts.lack, name)
-                return Choice([there, missing], self.trace, self.part)
+                return Disjunction([there, missing], self.trace, self.subschema)
         return None
 
 
 @dataclass
-class State:
-    """A way through the choices.
+class Branch:
+    """A way through the disjunctions.
 
     Attributes:
         facts: what holds.
         todo: conditions that are not read yet, and how each was reached.
-        choices: choices that are not made yet.
+        disjunctions: disjunctions that are not made yet.
         seen: conditions that were read.
-        last: the part that made the last choice.
+        last: the subschema of the last disjunction.
     """
 
     facts: Facts
     todo: list[tuple[Literal, Trace | None]] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    disjunctions: list[Disjunction] = field(default_factory=list)
     seen: set[Literal] = field(default_factory=set)
-    last: Part | None = None
+    last: Subschema | None = None
 
     @classmethod
-    def of(cls, facts: Facts, literals: Iterable[Literal]) -> State:
+    def from_facts(cls, facts: Facts, literals: Iterable[Literal]) -> Branch:
         """Some facts, and conditions that are still to be read."""
         return cls(facts, [(literal, None) for literal in literals])
 
-    def copy(self) -> State:
-        """A copy of the state."""
-        return State(
-            self.facts.copy(), list(self.todo), list(self.choices), set(self.seen), self.last
+    def copy(self) -> Branch:
+        """A copy."""
+        return Branch(
+            self.facts.copy(), list(self.todo), list(self.disjunctions), set(self.seen), self.last
         )
 
-    def take(self, option: Option, choice: Choice) -> None:
+    def take(self, option: Option, disjunction: Disjunction) -> None:
         """Choose an option."""
-        self.last = choice.part
-        self.todo += ((literal, choice.trace) for literal in option.literals)
+        self.last = disjunction.subschema
+        self.todo += ((literal, disjunction.trace) for literal in option.literals)
         if option.change is not None:
-            trace = choice.trace or Trace(choice.part, None, False)
+            trace = disjunction.trace or Trace(disjunction.subschema, None, False)
             option.change(self.facts, trace)
 
 
-def choices_of(facts: Facts, words: Words, trace: Trace) -> Iterator[Choice]:
-    """The choices that a part which holds leaves open."""
-    part, kind = trace.part, facts.kind
+def disjunctions_of(facts: Facts, words: Words, trace: Trace) -> Iterator[Disjunction]:
+    """The disjunctions that a subschema which holds leaves open."""
+    subschema, kind = trace.subschema, facts.kind
     if "anyOf" in words:
-        inside = [Literal(part.child("anyOf", n)) for n in range(len(words["anyOf"]))]
+        inside = [Literal(subschema.child("anyOf", n)) for n in range(len(words["anyOf"]))]
         # An option that always holds leaves no choice, but the others may evaluate something.
         if facts.leftover or not any(literal.certain for literal in inside):
-            yield Choice([Option((one,)) for one in inside if one.part.allows(kind)], trace, part)
+            yield Disjunction(
+                [Option((one,)) for one in inside if one.subschema.allows(kind)], trace, subschema
+            )
     if "oneOf" in words:
-        inside = [Literal(part.child("oneOf", n)) for n in range(len(words["oneOf"]))]
-        inside = [literal for literal in inside if literal.part.allows(kind)]
+        inside = [Literal(subschema.child("oneOf", n)) for n in range(len(words["oneOf"]))]
+        inside = [literal for literal in inside if literal.subschema.allows(kind)]
         options = [
             Option((one, *(other.opposite for other in inside if other is not one)))
             for one in inside
         ]
-        yield Choice(options, trace, part)
+        yield Disjunction(options, trace, subschema)
     if "if" in words and ("then" in words or "else" in words):
-        condition = Literal(part.child("if"))
-        then = (Literal(part.child("then")),) if "then" in words else ()
-        other = (Literal(part.child("else")),) if "else" in words else ()
-        yield Choice(
+        condition = Literal(subschema.child("if"))
+        then = (Literal(subschema.child("then")),) if "then" in words else ()
+        other = (Literal(subschema.child("else")),) if "else" in words else ()
+        yield Disjunction(
             [Option((condition, *then)), Option((condition.opposite, *other))],
             trace,
-            part,
+            subschema,
             condition=condition,
         )
     if kind == "object":
         yield from _dependencies(words, trace)
 
 
-def _dependencies(words: Words, trace: Trace) -> Iterator[Choice]:
+def _dependencies(words: Words, trace: Trace) -> Iterator[Disjunction]:
     for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
         for name, needed in words.get(keyword, {}).items():
             missing = changed(Facts.lack, name)
             if isinstance(needed, list):
                 there = changed(Facts.require, name, *needed)
             else:
-                inside = Literal(trace.part.child(keyword, name))
+                inside = Literal(trace.subschema.child(keyword, name))
                 there = Option((inside,), changed(Facts.require, name).change)
-            yield Choice([there, missing], trace, trace.part)
+            yield Disjunction([there, missing], trace, trace.subschema)
 
 
 # ---- Names for required properties that no schema names.
@@ -225,7 +227,7 @@ def settle_leftovers(facts: Facts) -> None:
     out some values.
     """
     for literal, where in facts.leftover:
-        anything = Literal(part_of_anything(where.part))
+        anything = Literal(subschema_of_anything(where.subschema))
         if facts.kind == "object":
             layers = [layer for layer, trace in facts.layers if trace.begins_with(where)]
             if any(layer.additional is not None for layer in layers):
@@ -242,15 +244,15 @@ def settle_leftovers(facts: Facts) -> None:
     facts.leftover = ()
 
 
-def some_choice(expansion: Expansion, facts: Facts, over: bool) -> Choice:
+def some_property(expansion: Expansion, facts: Facts, over: bool) -> Disjunction:
     """The choice of a property that there must be; `facts` lose the condition.
 
     Properties that a schema names are tried. If none of these will do, so are a few names that are
     made up here. A property with another name is not offered.
     """
     member, facts.some = facts.some[0], facts.some[1:]
-    part = (member.value or member.naming or facts.names[0]).part
-    trace = Trace(part, None, False)
+    subschema = (member.value or member.naming or facts.names[0]).subschema
+    trace = Trace(subschema, None, False)
     known = facts.known_names()
     names = [name for name in known if _is_meant(expansion, facts, member, name)]
     closed = any(
@@ -266,7 +268,9 @@ def some_choice(expansion: Expansion, facts: Facts, over: bool) -> Choice:
         else Option((), wrong_property(name, member.value))
         for name in names
     ]
-    return Choice(options, trace, part, () if closed else ("a property that no schema names",))
+    return Disjunction(
+        options, trace, subschema, () if closed else ("a property that no schema names",)
+    )
 
 
 def _suggested(expansion: Expansion, facts: Facts, member: SomeMember) -> Iterator[str]:
@@ -303,16 +307,16 @@ class Expansion:
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.left_out: dict[Part, tuple[str, ...]] = {}
+        self.left_out: dict[Subschema, tuple[str, ...]] = {}
         self._possible: dict[tuple[frozenset[Literal], int], bool] = {}
         self._admits: dict[tuple[frozenset[Literal], str, bool], list[Facts]] = {}
 
     def kinds(self, literals: Iterable[Literal]) -> list[str]:
         """The types that values may have, as far as they are clear."""
         kinds = list(KINDS)
-        for part, negated in literals:
+        for subschema, negated in literals:
             if not negated:
-                kinds = [kind for kind in kinds if part.allows(kind)]
+                kinds = [kind for kind in kinds if subschema.allows(kind)]
         return kinds
 
     def alternatives(self, kind: str, literals: Iterable[Literal]) -> list[Facts]:
@@ -322,8 +326,8 @@ class Expansion:
             ConstraintError: there are too many, or a condition cannot be expressed.
         """
         found: dict[object, Facts] = {}
-        state = State.of(Facts(kind), literals)
-        for facts in self._states(state, False, DEPTH_OF_A_PROOF):
+        branch = Branch.from_facts(Facts(kind), literals)
+        for facts in self._branches(branch, False, DEPTH_OF_A_PROOF):
             found.setdefault(facts.key(), facts)
             if len(found) > MOST_ALTERNATIVES:
                 raise ConstraintError(
@@ -347,136 +351,142 @@ class Expansion:
     def impossible_part(self, literals: tuple[Literal, ...]) -> tuple[Literal, ...] | None:
         """Conditions on a demanded property or item that no value meets, if there are such."""
         for kind in self.kinds(literals):
-            state = State.of(Facts(kind), literals)
-            for facts in self._states(state, True, depth=0):
-                parts = [facts.of_property(name, True) for name in facts.required]
-                parts += [facts.of_item(n) for n in range(min(facts.least, facts.leading + 1))]
-                for part in parts:
-                    if not self.possible(part):
-                        return part
+            branch = Branch.from_facts(Facts(kind), literals)
+            for facts in self._branches(branch, True, depth=0):
+                inside = [facts.of_property(name, True) for name in facts.required]
+                inside += [facts.of_item(n) for n in range(min(facts.least, facts.leading + 1))]
+                for conditions in inside:
+                    if not self.possible(conditions):
+                        return conditions
         return None
 
     def _may_be(self, kind: str, literals: tuple[Literal, ...], depth: int) -> bool:
-        state = State.of(Facts(kind), literals)
-        return any(True for _ in self._states(state, True, depth))
+        branch = Branch.from_facts(Facts(kind), literals)
+        return any(True for _ in self._branches(branch, True, depth))
 
     def apart(self, facts: Facts, literal: Literal) -> bool:
         """Whether it is certain that no value that meets the facts meets a condition."""
-        state = State.of(facts.copy(), [literal])
-        return not any(True for _ in self._states(state, True, DEPTH_OF_A_PROOF))
+        branch = Branch.from_facts(facts.copy(), [literal])
+        return not any(True for _ in self._branches(branch, True, DEPTH_OF_A_PROOF))
 
     def admits(self, literals: tuple[Literal, ...], value: object, over: bool = False) -> bool:
         """Whether a value surely meets conditions; with `over`, whether it may meet them."""
         kind = kind_of(value)
         key = (frozenset(literals), kind, over)
         if key not in self._admits:
-            state = State.of(Facts(kind), literals)
-            self._admits[key] = list(self._states(state, over, DEPTH_OF_A_PROOF))
+            branch = Branch.from_facts(Facts(kind), literals)
+            self._admits[key] = list(self._branches(branch, over, DEPTH_OF_A_PROOF))
         return any(self.fits(facts, value, over) for facts in self._admits[key])
 
-    def _states(self, state: State, over: bool, depth: int) -> Iterator[Facts]:
+    def _branches(self, branch: Branch, over: bool, depth: int) -> Iterator[Facts]:
         """The facts of all alternatives; a proof that takes too long yields what it has."""
-        stack, made = [state], 0
+        stack, made = [branch], 0
         while stack:
-            state = stack.pop()
+            branch = stack.pop()
             made += 1
             if made > (MOST_STATES_OF_A_PROOF if over else MOST_STATES):
                 if over:
-                    yield state.facts
+                    yield branch.facts
                     return
-                where = state.last.complain if state.last else ConstraintError
+                where = branch.last.complain if branch.last else ConstraintError
                 raise where("this and what is around it make too many alternatives")
-            self._settle(state, over)
-            if state.facts.dead or not self._consistent(state.facts, over, depth):
+            self._settle(branch, over)
+            if branch.facts.dead or not self._consistent(branch.facts, over, depth):
                 continue
-            choice = self._next(state, over)
-            if choice is None:
-                yield state.facts
+            disjunction = self._next(branch, over)
+            if disjunction is None:
+                yield branch.facts
                 continue
-            if choice.unsaid and over:
-                stack.append(state.copy())
-            elif choice.unsaid:
-                self.left_out.setdefault(choice.part, choice.unsaid)
-            for option in reversed(choice.options):
-                new = state.copy()
-                new.take(option, choice)
+            if disjunction.unsaid and over:
+                stack.append(branch.copy())
+            elif disjunction.unsaid:
+                self.left_out.setdefault(disjunction.subschema, disjunction.unsaid)
+            for option in reversed(disjunction.options):
+                new = branch.copy()
+                new.take(option, disjunction)
                 stack.append(new)
 
-    def _settle(self, state: State, over: bool) -> None:
+    def _settle(self, branch: Branch, over: bool) -> None:
         """Add to the facts whatever leaves no choice."""
-        while state.todo and not state.facts.dead:
-            literal, above = state.todo.pop(0)
+        while branch.todo and not branch.facts.dead:
+            literal, above = branch.todo.pop(0)
             if literal.hopeless:
-                state.facts.dead = True
+                branch.facts.dead = True
             elif not literal.certain:
                 self._check_circular(literal, above)
-                if literal in state.seen:
+                if literal in branch.seen:
                     continue
-                state.seen.add(literal)
-                part, negated = literal
-                trace = Trace(part, above, not negated and (above is None or above.counts))
+                branch.seen.add(literal)
+                subschema, negated = literal
+                trace = Trace(subschema, above, not negated and (above is None or above.counts))
                 if negated:
-                    self._deny(state, trace, over)
+                    self._deny(branch, trace, over)
                 else:
-                    self._assert(state, trace, over)
+                    self._assert(branch, trace, over)
 
     def _check_circular(self, literal: Literal, above: Trace | None) -> None:
         trace = above
         while trace is not None and above is not None:
-            if trace.part is literal.part:
-                words = above.part.keywords
-                raise circular(above.part, next((k for k in REFERENCES if k in words), ""))
+            if trace.subschema is literal.subschema:
+                words = above.subschema.keywords
+                raise circular(above.subschema, next((k for k in REFERENCES if k in words), ""))
             trace = trace.above
 
-    def _assert(self, state: State, trace: Trace, over: bool) -> None:
-        part = trace.part
-        words = part.certain if over else part.keywords
-        assert_keywords(state.facts, words, trace, over)
+    def _assert(self, branch: Branch, trace: Trace, over: bool) -> None:
+        subschema = trace.subschema
+        words = subschema.certain if over else subschema.keywords
+        assert_keywords(branch.facts, words, trace, over)
         for keyword in REFERENCES:
             if keyword in words:
-                state.todo.append((Literal(self.document.target(part, keyword)), trace))
+                branch.todo.append((Literal(self.document.target(subschema, keyword)), trace))
         for n in range(len(words.get("allOf", ()))):
-            state.todo.append((Literal(part.child("allOf", n)), trace))
+            branch.todo.append((Literal(subschema.child("allOf", n)), trace))
         if "not" in words:
-            state.todo.append((Literal(part.child("not"), True), trace))
-        state.choices += choices_of(state.facts, words, trace)
+            branch.todo.append((Literal(subschema.child("not"), True), trace))
+        branch.disjunctions += disjunctions_of(branch.facts, words, trace)
 
-    def _deny(self, state: State, trace: Trace, over: bool) -> None:
-        part, kind = trace.part, state.facts.kind
-        words = part.keywords if over else part.certain
-        if not part.allows(kind):
+    def _deny(self, branch: Branch, trace: Trace, over: bool) -> None:
+        subschema, kind = trace.subschema, branch.facts.kind
+        words = subschema.keywords if over else subschema.certain
+        if not subschema.allows(kind):
             return
-        options, unsaid = violations(part, words, kind)
+        options, unsaid = violations(subschema, words, kind)
         for keyword in REFERENCES:
             if keyword in words:
-                options.append(Option((Literal(self.document.target(part, keyword), True),)))
+                options.append(Option((Literal(self.document.target(subschema, keyword), True),)))
         if len(options) == 1 and not unsaid:
-            state.take(options[0], Choice([], trace, part))
+            branch.take(options[0], Disjunction([], trace, subschema))
         else:
-            state.choices.append(Choice(options, trace, part, tuple(unsaid), denied=True))
+            branch.disjunctions.append(
+                Disjunction(options, trace, subschema, tuple(unsaid), denied=True)
+            )
 
-    def _next(self, state: State, over: bool) -> Choice | None:
-        """The next choice that is a choice; conditions that hold anyway are passed."""
-        while state.choices:
-            n = min(range(len(state.choices)), key=lambda n: state.choices[n].rank)
-            choice = state.choices.pop(n)
-            if not over and choice.denied and self.apart(state.facts, Literal(choice.part)):
+    def _next(self, branch: Branch, over: bool) -> Disjunction | None:
+        """The next disjunction with several options; conditions that hold anyway are passed."""
+        while branch.disjunctions:
+            n = min(range(len(branch.disjunctions)), key=lambda n: branch.disjunctions[n].rank)
+            disjunction = branch.disjunctions.pop(n)
+            if (
+                not over
+                and disjunction.denied
+                and self.apart(branch.facts, Literal(disjunction.subschema))
+            ):
                 continue
-            if choice.condition is not None and not over:
-                if self.apart(state.facts, choice.condition):
-                    return choice.only(1)
-                if self.apart(state.facts, choice.condition.opposite):
-                    return choice.only(0)
-                split = choice.split(state.facts)
+            if disjunction.condition is not None and not over:
+                if self.apart(branch.facts, disjunction.condition):
+                    return disjunction.only(1)
+                if self.apart(branch.facts, disjunction.condition.opposite):
+                    return disjunction.only(0)
+                split = disjunction.split(branch.facts)
                 if split is not None:
-                    state.choices.append(choice)
+                    branch.disjunctions.append(disjunction)
                     return split
-            return choice
-        facts = state.facts
+            return disjunction
+        facts = branch.facts
         if facts.leftover and not over:  # in a proof, more may be evaluated later
             settle_leftovers(facts)
         if facts.some:
-            return some_choice(self, facts, over)
+            return some_property(self, facts, over)
         return None
 
     def _consistent(self, facts: Facts, over: bool, depth: int) -> bool:

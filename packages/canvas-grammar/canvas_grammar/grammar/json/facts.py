@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from canvas_grammar.grammar.json.parts import Literal, Part
+from canvas_grammar.grammar.json.subschemas import Literal, Subschema
 from canvas_grammar.grammar.json.values import found, identity, kind_of
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 
@@ -20,12 +20,12 @@ class Trace:
     """How a condition was reached.
 
     Attributes:
-        part: the part that says it.
-        above: how that part was reached, or None for the first one.
-        counts: whether all parts on the way hold, so that what they evaluate is evaluated.
+        subschema: the subschema that says it.
+        above: how that subschema was reached, or None for the first one.
+        counts: whether all subschemas on the way hold, so that what they evaluate is evaluated.
     """
 
-    part: Part
+    subschema: Subschema
     above: Trace | None
     counts: bool
 
@@ -291,7 +291,7 @@ def fits_number(facts: NumberFacts, value: int | float) -> bool:
     return facts.fits(Fraction(str(value)))
 
 
-# ---- What a part says about the values of one type, keyword by keyword.
+# ---- What a subschema says about the values of one type, keyword by keyword.
 
 Words = Mapping[str, Any]
 ARRAY_ROWS = ("items", "prefixItems", "additionalItems")
@@ -299,19 +299,19 @@ LAYERS = ("properties", "patternProperties", "additionalProperties")
 
 
 def assert_keywords(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
-    """Add what a part says itself, without its combinations of other parts.
+    """Add what a subschema says itself, without its combinations of other subschemas.
 
     Args:
         facts: they are changed.
         words: the keywords that count.
-        trace: how the part was reached.
+        trace: how the subschema was reached.
         over: whether what is not sure is left out.
     """
-    part, kind = trace.part, facts.kind
-    if not part.allows(kind):
+    subschema, kind = trace.subschema, facts.kind
+    if not subschema.allows(kind):
         facts.dead = True
         return
-    if kind == "number" and part.types is not None and "number" not in part.types:
+    if kind == "number" and subschema.types is not None and "number" not in subschema.types:
         facts.measured(NumberFacts(integer=True))
     if "const" in words:
         facts.only([words["const"]] if kind_of(words["const"]) == kind else [])
@@ -371,37 +371,37 @@ def _array(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
     most = words.get("maxItems")
     facts.count(int(words.get("minItems", 0)), None if most is None else int(most))
     if any(name in words for name in ARRAY_ROWS):
-        facts.rows += ((row_of(trace.part, words), trace),)
+        facts.rows += ((row_of(trace.subschema, words), trace),)
     if "contains" in words:
-        facts.counted += (counted(trace.part, words),)
+        facts.counted += (counted(trace.subschema, words),)
     facts.distinct |= words.get("uniqueItems", False)
     if "unevaluatedItems" in words and not over:
-        facts.leftover += ((Literal(trace.part.child("unevaluatedItems")), trace),)
+        facts.leftover += ((Literal(trace.subschema.child("unevaluatedItems")), trace),)
 
 
-def row_of(part: Part, words: Words) -> Row:
-    """What a part says about the items of an array."""
+def row_of(subschema: Subschema, words: Words) -> Row:
+    """What a subschema says about the items of an array."""
     first: tuple[Literal, ...] = ()
     rest = None
     if isinstance(words.get("items"), list):
-        first = tuple(Literal(part.child("items", n)) for n in range(len(words["items"])))
+        first = tuple(Literal(subschema.child("items", n)) for n in range(len(words["items"])))
         if "additionalItems" in words:
-            rest = Literal(part.child("additionalItems"))
+            rest = Literal(subschema.child("additionalItems"))
     else:
         if "prefixItems" in words:
             first = tuple(
-                Literal(part.child("prefixItems", n)) for n in range(len(words["prefixItems"]))
+                Literal(subschema.child("prefixItems", n)) for n in range(len(words["prefixItems"]))
             )
         if "items" in words:
-            rest = Literal(part.child("items"))
+            rest = Literal(subschema.child("items"))
     return Row(first, rest)
 
 
-def counted(part: Part, words: Words) -> Counted:
+def counted(subschema: Subschema, words: Words) -> Counted:
     """The conditions of ``contains``."""
     most = words.get("maxContains")
     return Counted(
-        Literal(part.child("contains")),
+        Literal(subschema.child("contains")),
         int(words.get("minContains", 1)),
         None if most is None else int(most),
     )
@@ -412,28 +412,28 @@ def _object(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
     facts.count(int(words.get("minProperties", 0)), None if most is None else int(most))
     facts.require(*words.get("required", ()))
     if any(name in words for name in LAYERS):
-        layer = layer_of(trace.part, words)
+        layer = layer_of(trace.subschema, words)
         facts.layers += ((layer, trace),)
     if "propertyNames" in words:
-        facts.names += (Literal(trace.part.child("propertyNames")),)
+        facts.names += (Literal(trace.subschema.child("propertyNames")),)
     if "unevaluatedProperties" in words and not over:
-        facts.leftover += ((Literal(trace.part.child("unevaluatedProperties")), trace),)
+        facts.leftover += ((Literal(trace.subschema.child("unevaluatedProperties")), trace),)
 
 
-def layer_of(part: Part, words: Words) -> Layer:
-    """What a part says about the properties of an object."""
-    if part.layer is None:
-        part.layer = Layer(
-            {n: Literal(part.child("properties", n)) for n in words.get("properties", ())},
+def layer_of(subschema: Subschema, words: Words) -> Layer:
+    """What a subschema says about the properties of an object."""
+    if subschema.layer is None:
+        subschema.layer = Layer(
+            {n: Literal(subschema.child("properties", n)) for n in words.get("properties", ())},
             {
-                p: Literal(part.child("patternProperties", p))
+                p: Literal(subschema.child("patternProperties", p))
                 for p in words.get("patternProperties", ())
             },
-            Literal(part.child("additionalProperties"))
+            Literal(subschema.child("additionalProperties"))
             if "additionalProperties" in words
             else None,
         )
-    return part.layer
+    return subschema.layer
 
 
 BY_KIND: dict[str, Callable[[Facts, Words, Trace, bool], None]] = {

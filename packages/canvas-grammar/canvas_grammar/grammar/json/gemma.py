@@ -30,9 +30,9 @@ from canvas_grammar.grammar.json.facts import (
     fits_string,
 )
 from canvas_grammar.grammar.json.objects import ObjectWriter
-from canvas_grammar.grammar.json.parts import Literal
 from canvas_grammar.grammar.json.reader import SchemaLanguage, SchemaReader
 from canvas_grammar.grammar.json.scalars import scalar_language
+from canvas_grammar.grammar.json.subschemas import Literal
 from canvas_grammar.grammar.json.values import JsonLayout, kind_of, whole_number
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 from canvas_grammar.grammar.json_strings import RAW, string_content

@@ -1,4 +1,4 @@
-"""Express that a part does not hold, as a choice between conditions that may fail.
+"""Express that a subschema does not hold, as a choice between conditions that may fail.
 
 Nothing is offered by mistake, but some values may be left out: those that violate only
 
@@ -26,7 +26,7 @@ from canvas_grammar.grammar.json.facts import (
     number_facts,
     row_of,
 )
-from canvas_grammar.grammar.json.parts import OF_KIND, Literal, Part
+from canvas_grammar.grammar.json.subschemas import OF_KIND, Literal, Subschema
 from canvas_grammar.grammar.json.values import kind_of
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 
@@ -53,72 +53,72 @@ def changed(change: Callable[..., Any], *arguments: Any, **named: Any) -> Option
     return Option((), lambda facts, _: change(facts, *arguments, **named))
 
 
-def violations(part: Part, words: Words, kind: str) -> tuple[list[Option], list[str]]:
-    """How a value of one type may violate a part, and keywords whose violation cannot be said.
+def violations(subschema: Subschema, words: Words, kind: str) -> tuple[list[Option], list[str]]:
+    """How a value of one type may violate a subschema, and keywords whose violation cannot be said.
 
-    The part must allow the type.
+    The subschema must allow the type.
     """
     options: list[Option] = []
-    types = part.types
+    types = subschema.types
     if kind == "number" and types is not None and "number" not in types:
         whole = NumberFacts(excluded=(NumberFacts(integer=True),))
         options.append(changed(Facts.measured, whole))
     for name in ("enum", "const"):
         if name in words:
             values = words["enum"] if name == "enum" else [words["const"]]
-            options += _other_than(part, [v for v in values if kind_of(v) == kind], kind)
-    options += BY_KIND[kind](part, words)
-    options += _combinations(part, words)
+            options += _other_than(subschema, [v for v in values if kind_of(v) == kind], kind)
+    options += BY_KIND[kind](subschema, words)
+    options += _combinations(subschema, words)
     return options, [name for name in UNSAID if name in words and name in OF_KIND[kind]]
 
 
-def _combinations(part: Part, words: Words) -> Iterator[Option]:
+def _combinations(subschema: Subschema, words: Words) -> Iterator[Option]:
     for n in range(len(words.get("allOf", ()))):
-        yield Option((Literal(part.child("allOf", n), True),))
+        yield Option((Literal(subschema.child("allOf", n), True),))
     for name in ("anyOf", "oneOf"):
         if name in words:
-            inside = [Literal(part.child(name, n)) for n in range(len(words[name]))]
+            inside = [Literal(subschema.child(name, n)) for n in range(len(words[name]))]
             yield Option(tuple(literal.opposite for literal in inside))
             if name == "oneOf" and len(inside) <= MOST_PAIRED:
                 yield from (Option(pair) for pair in combinations(inside, 2))
     if "not" in words:
-        yield Option((Literal(part.child("not")),))
+        yield Option((Literal(subschema.child("not")),))
     if "if" in words:
-        condition = Literal(part.child("if"))
+        condition = Literal(subschema.child("if"))
         if "then" in words:
-            yield Option((condition, Literal(part.child("then"), True)))
+            yield Option((condition, Literal(subschema.child("then"), True)))
         if "else" in words:
-            yield Option((condition.opposite, Literal(part.child("else"), True)))
+            yield Option((condition.opposite, Literal(subschema.child("else"), True)))
 
 
-def _other_than(part: Part, values: list[Any], kind: str) -> Iterator[Option]:
+def _other_than(subschema: Subschema, values: list[Any], kind: str) -> Iterator[Option]:
     """How a value may differ from some others."""
     if kind not in ("array", "object"):
         yield changed(Facts.bar, values)
     elif len(values) != 1:
         # Each of them is handled by itself, one after the other.
-        yield Option(tuple(Literal(part.constant(value), True) for value in values))
+        yield Option(tuple(Literal(subschema.constant(value), True) for value in values))
     elif kind == "array":
         (items,) = values
         yield changed(Facts.count, least=len(items) + 1)
         if items:
             yield changed(Facts.count, most=len(items) - 1)
         for n, item in enumerate(items):
-            yield Option((), _wrong_item(n, Literal(part.constant(item), True)))
+            yield Option((), _wrong_item(n, Literal(subschema.constant(item), True)))
     else:
         (properties,) = values
         if not properties:
             yield changed(Facts.count, least=1)
         for name, value in properties.items():
             yield changed(Facts.lack, name)
-            yield Option((), wrong_property(name, Literal(part.constant(value), True)))
+            yield Option((), wrong_property(name, Literal(subschema.constant(value), True)))
 
 
-def _none(part: Part, words: Words) -> list[Option]:
+def _none(subschema: Subschema, words: Words) -> list[Option]:
     return []
 
 
-def _string(part: Part, words: Words) -> Iterator[Option]:
+def _string(subschema: Subschema, words: Words) -> Iterator[Option]:
     if words.get("minLength", 0) > 0:
         most = StringFacts(most=int(words["minLength"]) - 1)
         yield changed(Facts.spelled, most)
@@ -130,7 +130,7 @@ def _string(part: Part, words: Words) -> Iterator[Option]:
         yield changed(Facts.spelled, unlike)
 
 
-def _number(part: Part, words: Words) -> Iterator[Option]:
+def _number(subschema: Subschema, words: Words) -> Iterator[Option]:
     for fact in number_facts(words).values():
         if fact.multiples:
             opposite = NumberFacts(excluded=(fact,))
@@ -149,9 +149,9 @@ def _counts(words: Words, what: str) -> Iterator[Option]:
         yield changed(Facts.count, least=int(most) + 1)
 
 
-def _array(part: Part, words: Words) -> Iterator[Option]:
+def _array(subschema: Subschema, words: Words) -> Iterator[Option]:
     yield from _counts(words, "Items")
-    row = row_of(part, words)
+    row = row_of(subschema, words)
     for n, literal in enumerate(row.first):
         if not literal.certain:
             yield Option((), _wrong_item(n, literal.opposite))
@@ -163,7 +163,7 @@ def _array(part: Part, words: Words) -> Iterator[Option]:
         else:
             yield changed(_add_counted, Counted(wrong, 1, None))
     if "contains" in words:
-        inside = counted(part, words)
+        inside = counted(subschema, words)
         if inside.least:
             fewer = Counted(inside.item, 0, inside.least - 1)
             yield changed(_add_counted, fewer)
@@ -179,44 +179,44 @@ def _add_counted(facts: Facts, inside: Counted) -> None:
 def _wrong_item(n: int, wrong: Literal) -> Change:
     def change(facts: Facts, trace: Trace) -> None:
         facts.count(least=n + 1)
-        anything = Literal(part_of_anything(trace.part))
+        anything = Literal(subschema_of_anything(trace.subschema))
         facts.rows += ((Row((*((anything,) * n), wrong), None), trace),)
 
     return change
 
 
-def part_of_anything(part: Part) -> Part:
-    """A part that allows every value."""
-    return Part(True, part.place, part.around)
+def subschema_of_anything(subschema: Subschema) -> Subschema:
+    """A subschema that allows every value."""
+    return Subschema(True, subschema.place, subschema.around)
 
 
-def _object(part: Part, words: Words) -> Iterator[Option]:
+def _object(subschema: Subschema, words: Words) -> Iterator[Option]:
     yield from (changed(Facts.lack, name)
                 for name in words.get("required", ()))  # fmt: skip
     yield from _counts(words, "Properties")
     for name in words.get("properties", ()):
-        value = Literal(part.child("properties", name), True)
+        value = Literal(subschema.child("properties", name), True)
         if not value.hopeless:
             yield Option((), wrong_property(name, value))
     for pattern in words.get("patternProperties", ()):
-        value = Literal(part.child("patternProperties", pattern), True)
+        value = Literal(subschema.child("patternProperties", pattern), True)
         if not value.hopeless:
             yield _some(SomeMember(value, matching=pattern))
-    if "additionalProperties" in words and not part.child("additionalProperties").trivial:
+    if "additionalProperties" in words and not subschema.child("additionalProperties").trivial:
         named = frozenset(words.get("properties", ()))
-        value = Literal(part.child("additionalProperties"), True)
+        value = Literal(subschema.child("additionalProperties"), True)
         unlike = tuple(words.get("patternProperties", ()))
         yield _some(SomeMember(value, apart_from=named, unlike=unlike))
-    if "propertyNames" in words and not part.child("propertyNames").trivial:
-        yield _some(SomeMember(naming=Literal(part.child("propertyNames"), True)))
+    if "propertyNames" in words and not subschema.child("propertyNames").trivial:
+        yield _some(SomeMember(naming=Literal(subschema.child("propertyNames"), True)))
     for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
         for name, needed in words.get(keyword, {}).items():
-            yield from _dependency(part, keyword, name, needed)
+            yield from _dependency(subschema, keyword, name, needed)
 
 
-def _dependency(part: Part, keyword: str, name: str, needed: Any) -> Iterator[Option]:
+def _dependency(subschema: Subschema, keyword: str, name: str, needed: Any) -> Iterator[Option]:
     if not isinstance(needed, list):
-        wrong = Literal(part.child(keyword, name), True)
+        wrong = Literal(subschema.child(keyword, name), True)
         yield Option((wrong,), lambda facts, _: facts.require(name))
         return
     for other in needed:
@@ -245,7 +245,7 @@ def _some(member: SomeMember) -> Option:
     return changed(add)
 
 
-BY_KIND: dict[str, Callable[[Part, Words], Any]] = {
+BY_KIND: dict[str, Callable[[Subschema, Words], Any]] = {
     "null": _none,
     "boolean": _none,
     "string": _string,

@@ -23,8 +23,8 @@ from math import comb
 
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Facts, both_strings
-from canvas_grammar.grammar.json.parts import Literal
 from canvas_grammar.grammar.json.scalars import strings_without
+from canvas_grammar.grammar.json.subschemas import Literal
 from canvas_grammar.grammar.json.unlike_items import (
     MOST_KINDS,
     in_any_order,

@@ -18,9 +18,9 @@ from canvas_grammar.grammar.json.arrays import ArrayWriter
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Facts
 from canvas_grammar.grammar.json.objects import ObjectWriter
-from canvas_grammar.grammar.json.parts import Literal, place_of, unique
 from canvas_grammar.grammar.json.references import Document
 from canvas_grammar.grammar.json.scalars import scalar_language
+from canvas_grammar.grammar.json.subschemas import Literal, place_of, unique
 from canvas_grammar.grammar.json.values import JsonLayout, json_text, names_a_place, short
 from canvas_grammar.grammar.language import NOTHING, Node, either, literal
 from canvas_grammar.grammar.rules import Call, Rule, is_empty
@@ -51,9 +51,9 @@ class Contradictions:
         """A refusal of the schema, with places, keywords, and negations left unsaid."""
         named = map(self._named, list(self._found.values())[:MOST_NAMED])
         why = [
-            f" (at {short(part.place)} it cannot be expressed that this does not hold: "
+            f" (at {short(subschema.place)} it cannot be expressed that this does not hold: "
             f"{', '.join(words)})"
-            for part, words in list(self.expansion.left_out.items())[:MOST_NAMED]
+            for subschema, words in list(self.expansion.left_out.items())[:MOST_NAMED]
         ]
         places = "; ".join(dict.fromkeys(named))
         return ConstraintError(f"{places}: {refusal}{''.join(why)}")
@@ -71,7 +71,7 @@ class Contradictions:
 def _keywords(literal: Literal) -> list[str]:
     if literal.negated:
         return ["not"]
-    return list(literal.part.keywords) or ["false"]
+    return list(literal.subschema.keywords) or ["false"]
 
 
 # ---- Rules without any text, taken out of the languages that call them.
@@ -189,7 +189,9 @@ class SchemaReader(Generic[Context]):
         return SchemaLanguage(
             node,
             tuple(self.document.ignored.values()),
-            tuple(f"{short(part.place)}: {', '.join(unsaid)}" for part, unsaid in left_out),
+            tuple(
+                f"{short(subschema.place)}: {', '.join(unsaid)}" for subschema, unsaid in left_out
+            ),
         )
 
     def contradiction(self, empty: Sequence[Node]) -> ConstraintError | None:

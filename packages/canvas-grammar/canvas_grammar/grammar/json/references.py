@@ -8,13 +8,13 @@ from typing import Any
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import exceptions
 
-from canvas_grammar.grammar.json.parts import (
+from canvas_grammar.grammar.json.subschemas import (
     LATEST,
     REFERENCES,
     SPECIFICATIONS,
     Draft,
     Literal,
-    Part,
+    Subschema,
     Surroundings,
     draft_named,
 )
@@ -50,10 +50,10 @@ class Document:
             raise ConstraintError(f"$: $id is a string: {error}") from error
         self._drafts: dict[int, tuple[Draft, bool]] = {}
         self._learn(schema, draft, named is not None)
-        self._parts: dict[int, Part] = {}
+        self._subschemas: dict[int, Subschema] = {}
         declared = named is not None
-        self.root = Part.of(
-            schema, "$", Surroundings(resolver, draft, declared, self.ignored, self._parts)
+        self.root = Subschema.at(
+            schema, "$", Surroundings(resolver, draft, declared, self.ignored, self._subschemas)
         )
 
     def _learn(self, schema: Any, draft: Draft, declared: bool) -> None:
@@ -70,37 +70,39 @@ class Document:
             elif isinstance(value, list):
                 ahead += ((child, draft, declared) for child in value)
 
-    def target(self, part: Part, keyword: str) -> Part:
-        """What a reference of a part leads to.
+    def target(self, subschema: Subschema, keyword: str) -> Subschema:
+        """What a reference of a subschema leads to.
 
         Raises:
             ConstraintError: it leads out of the document, or nowhere.
         """
-        name = part.keywords[keyword]
+        name = subschema.keywords[keyword]
         try:
-            found = part.around.resolver.lookup(name)
+            found = subschema.around.resolver.lookup(name)
             value, resolver = found.contents, found.resolver
             if keyword != "$ref":
-                self._check_fixed(part, keyword, value)
+                self._check_fixed(subschema, keyword, value)
             if isinstance(value, Mapping) and id(value) not in self._drafts:
                 whole = resolver.lookup("#").contents
                 self._learn(whole, draft_named(whole.get("$schema")) or LATEST, True)
         except exceptions.PointerToNowhere as error:
-            raise part.complain(f"{keyword} {short(name)} leads nowhere") from error
+            raise subschema.complain(f"{keyword} {short(name)} leads nowhere") from error
         except exceptions.Unresolvable as error:
-            raise part.complain(
+            raise subschema.complain(
                 f"{keyword} {short(name)} is not supported; places in the same schema are, and "
                 "JSON Schema's own metaschemas"
             ) from error
         except MALFORMED as error:
-            raise part.complain(f"{keyword} {short(name)} leads to no schema ({error})") from error
+            raise subschema.complain(
+                f"{keyword} {short(name)} leads to no schema ({error})"
+            ) from error
         if not isinstance(value, bool | Mapping):
-            raise part.complain(f"{keyword} {short(name)} leads to no schema")
+            raise subschema.complain(f"{keyword} {short(name)} leads to no schema")
         draft, declared = self._drafts.get(id(value), (LATEST, False))
-        around = Surroundings(resolver, draft, declared, self.ignored, self._parts)
-        return Part.of(value, short(name), around)
+        around = Surroundings(resolver, draft, declared, self.ignored, self._subschemas)
+        return Subschema.at(value, short(name), around)
 
-    def _check_fixed(self, part: Part, keyword: str, value: Any) -> None:
+    def _check_fixed(self, subschema: Subschema, keyword: str, value: Any) -> None:
         """Refuse a reference whose target depends on the way that leads to it."""
         mark = "$dynamicAnchor" if keyword == "$dynamicRef" else "$recursiveAnchor"
         if isinstance(value, Mapping) and mark in value:
@@ -114,7 +116,9 @@ class Document:
                 elif isinstance(inner, list):
                     ahead += inner
             if marks != 1 or id(value) not in self._drafts:
-                raise part.complain(f"{keyword} is supported where only one schema has a {mark}")
+                raise subschema.complain(
+                    f"{keyword} is supported where only one schema has a {mark}"
+                )
 
     def plain(self, literal: Literal) -> Literal:
         """The condition that a chain of references leads to, if they say nothing else.
@@ -123,25 +127,25 @@ class Document:
             ConstraintError: a reference leads out of the document, nowhere, or back to itself.
         """
         passed = set()
-        while len(literal.part.keywords) == 1:
-            (keyword,) = literal.part.keywords
-            part = literal.part
+        while len(literal.subschema.keywords) == 1:
+            (keyword,) = literal.subschema.keywords
+            subschema = literal.subschema
             if keyword in REFERENCES:
-                if part in passed:
-                    raise circular(part, keyword)
-                passed.add(part)
-                target = self.target(part, keyword)
-            elif keyword == "allOf" and len(part.keywords["allOf"]) == 1:
-                target = part.child("allOf", 0)
+                if subschema in passed:
+                    raise circular(subschema, keyword)
+                passed.add(subschema)
+                target = self.target(subschema, keyword)
+            elif keyword == "allOf" and len(subschema.keywords["allOf"]) == 1:
+                target = subschema.child("allOf", 0)
             else:
                 break
             literal = Literal(target, literal.negated)
         return literal
 
 
-def circular(part: Part, keyword: str) -> ConstraintError:
+def circular(subschema: Subschema, keyword: str) -> ConstraintError:
     """The error about a reference that leads back to itself."""
-    return part.complain(
-        f"{keyword} {short(part.keywords[keyword])} leads back to where it is used before any "
+    return subschema.complain(
+        f"{keyword} {short(subschema.keywords[keyword])} leads back to where it is used before any "
         "part of the value is read, which JSON Schema leaves without a meaning"
     )

@@ -14,8 +14,8 @@ from fractions import Fraction
 from canvas_grammar.grammar.free_text import ANYTHING
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Facts
-from canvas_grammar.grammar.json.parts import Literal
 from canvas_grammar.grammar.json.scalars import number_values, scalar_language
+from canvas_grammar.grammar.json.subschemas import Literal
 from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
 from canvas_grammar.grammar.json_numbers import number_tree
 from canvas_grammar.grammar.json_strings import FEW

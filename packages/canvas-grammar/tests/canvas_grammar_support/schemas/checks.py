@@ -80,7 +80,7 @@ def check(
     report = Report()
     began = time.process_time()
     try:
-        constraint = Constraint.of("json_schema", case.schema)
+        constraint = Constraint.from_value("json_schema", case.schema)
         compiled = compile_constraint(constraint, vocabulary, CompileLimits())
     except ConstraintError as error:
         report.refused, report.seconds = str(error), time.process_time() - began

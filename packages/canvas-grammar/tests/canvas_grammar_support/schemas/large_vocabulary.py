@@ -41,7 +41,7 @@ def large() -> Vocabulary:
         sizes = rng.randint(2, LONGEST + 1, size=4096).tolist()
         found |= dict.fromkeys(written[a : a + n] for a, n in zip(begins, sizes, strict=True))
     tokens = [*list(found)[:wanted], *([b""] * WITHOUT_BYTES)]
-    return Vocabulary.of(tokens, [IDS - 2, IDS - 1])
+    return Vocabulary.from_tokens(tokens, [IDS - 2, IDS - 1])
 
 
 @cache
@@ -57,4 +57,4 @@ def published() -> Vocabulary:
         return large()
     content = json.loads(path.read_text(encoding="utf-8"))
     tokens = [base64.b64decode(entry["token_bytes"]) for entry in content["vocab"]]
-    return Vocabulary.of([*tokens, b""], [len(tokens)])
+    return Vocabulary.from_tokens([*tokens, b""], [len(tokens)])

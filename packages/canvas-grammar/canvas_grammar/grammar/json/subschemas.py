@@ -144,7 +144,7 @@ def _is_table_of_schemas(value: Any) -> bool:
 
 def _are_dependencies(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
-        _is_schema(part) or _are_names(part) for part in value.values()
+        _is_schema(subschema) or _are_names(subschema) for subschema in value.values()
     )
 
 
@@ -222,14 +222,14 @@ class Surroundings:
         draft: the draft of its keywords.
         declared: whether a ``$schema`` names the draft.
         ignored: by keyword, the first place of each that is ignored, of the whole document.
-        parts: the parts of the document, by the `id()` of their values.
+        subschemas: the subschemas of the document, by the `id()` of their values.
     """
 
     resolver: Resolver[Any]
     draft: Draft
     declared: bool
     ignored: dict[str, str] = field(compare=False)
-    parts: dict[int, Part] = field(compare=False)
+    subschemas: dict[int, Subschema] = field(compare=False)
 
     def inside(self, schema: Mapping[str, Any], place: str) -> Surroundings:
         """Of a schema that is in these surroundings.
@@ -250,10 +250,10 @@ class Surroundings:
             resolver = resolver.in_subresource(SPECIFICATIONS[draft].create_resource(schema))
         if resolver is self.resolver and (draft, declared) == (self.draft, self.declared):
             return self
-        return Surroundings(resolver, draft, declared, self.ignored, self.parts)
+        return Surroundings(resolver, draft, declared, self.ignored, self.subschemas)
 
 
-class Part:
+class Subschema:
     """A schema. It is known by its identity.
 
     Attributes:
@@ -269,39 +269,39 @@ class Part:
         self.value, self.place = value, place
         self.around = around.inside(value, place) if isinstance(value, Mapping) else around
         self.layer: Any = None
-        self._children: dict[tuple[str | int, ...], Part] = {}
+        self._children: dict[tuple[str | int, ...], Subschema] = {}
 
     @classmethod
-    def of(cls, value: Any, place: str, around: Surroundings) -> Part:
-        """The part of a schema of the document: one, whatever leads to it."""
+    def at(cls, value: Any, place: str, around: Surroundings) -> Subschema:
+        """The subschema of a schema of the document: one, whatever leads to it."""
         if isinstance(value, bool):
             return cls(value, place, around)
-        if id(value) not in around.parts:
-            around.parts[id(value)] = cls(value, place, around)
-        return around.parts[id(value)]
+        if id(value) not in around.subschemas:
+            around.subschemas[id(value)] = cls(value, place, around)
+        return around.subschemas[id(value)]
 
-    def child(self, *steps: str | int) -> Part:
-        """The part at the end of some steps."""
+    def child(self, *steps: str | int) -> Subschema:
+        """The subschema at the end of some steps."""
         if steps not in self._children:
             value: Any = self.value
             for step in steps:
                 value = value[step]
             place = f"{self.place}.{_written(steps)}"
-            self._children[steps] = Part.of(value, place, self.around)
+            self._children[steps] = Subschema.at(value, place, self.around)
         return self._children[steps]
 
-    def constant(self, value: Any) -> Part:
-        """A part that allows one value, in the same place: one for each value."""
+    def constant(self, value: Any) -> Subschema:
+        """A subschema that allows one value, in the same place: one for each value."""
         steps = ("const", identity(value))
         if steps not in self._children:
             # In the latest draft, because draft-04 has no constants.
             around = replace(self.around, draft=Draft.DRAFT_2020_12)
-            self._children[steps] = Part({"const": value}, self.place, around)
+            self._children[steps] = Subschema({"const": value}, self.place, around)
         return self._children[steps]
 
     @cached_property
     def keywords(self) -> Mapping[str, Any]:
-        """The keywords that restrict values, also those of other drafts than the part's own.
+        """The keywords that restrict values, also those of other drafts than the subschema's own.
 
         Raises:
             ConstraintError: a keyword has a value that it cannot have.
@@ -332,7 +332,7 @@ class Part:
 
     @cached_property
     def certain(self) -> Mapping[str, Any]:
-        """The keywords that are of the part's own draft."""
+        """The keywords that are of the subschema's own draft."""
         if all(has_keyword(self.around.draft, name) for name in self.keywords):
             return self.keywords
         draft = self.around.draft
@@ -359,7 +359,7 @@ class Part:
         return self.value is True or (self.value is not False and not self.keywords)
 
     def complain(self, problem: object) -> ConstraintError:
-        """An error that names the part's place."""
+        """An error that names the subschema's place."""
         return ConstraintError(f"{short(self.place)}: {problem}")
 
     def _checked(self, name: str) -> Any:
@@ -383,25 +383,25 @@ class Part:
 
 
 class Literal(NamedTuple):
-    """A condition on a value: that a part holds, or that it does not."""
+    """A condition on a value: that a subschema holds, or that it does not."""
 
-    part: Part
+    subschema: Subschema
     negated: bool = False
 
     @property
     def opposite(self) -> Literal:
         """The condition that holds where this one does not."""
-        return Literal(self.part, not self.negated)
+        return Literal(self.subschema, not self.negated)
 
     @property
     def certain(self) -> bool:
         """Whether every value meets it."""
-        return self.part.value is False if self.negated else self.part.trivial
+        return self.subschema.value is False if self.negated else self.subschema.trivial
 
     @property
     def hopeless(self) -> bool:
         """Whether it is clear that no value meets it."""
-        return self.part.trivial if self.negated else self.part.value is False
+        return self.subschema.trivial if self.negated else self.subschema.value is False
 
 
 def _written(steps: tuple[str | int, ...]) -> str:
@@ -418,4 +418,4 @@ def unique(literals: Iterator[Literal] | tuple[Literal, ...]) -> tuple[Literal, 
 
 def place_of(literals: tuple[Literal, ...]) -> str:
     """Where conditions on a value are, for messages; the whole document where there are none."""
-    return literals[0].part.place if literals else "$"
+    return literals[0].subschema.place if literals else "$"
