@@ -37,7 +37,9 @@ def test_plugin_switched_off() -> None:
 
 
 def test_unsupported_vllm() -> None:
-    done = check("import vllm_dllm.vllm_seams.versions as v; v.vllm_version = lambda: '0.99.0'")
+    """Also where nothing of vLLM's is installed."""
+    version = "import vllm_dllm.vllm_seams.versions as v; v.vllm_version = lambda: '0.99.0'"
+    done = check(f"{version}; import sys; sys.modules['pydantic'] = None")
     assert done.returncode == 1
     assert "vLLM 0.99.0 is not supported (it has not been tested; needs >=" in done.stderr
 

@@ -89,7 +89,9 @@ def reason(error: BaseException) -> str:
     vLLM's configuration consists of pydantic dataclasses, which turn a `ValueError` of a check into
     several lines of text with the whole input. This returns the message of the check itself.
     """
-    from pydantic import ValidationError
+    if isinstance(error, installation.NotUsableError):
+        return str(error)
+    from pydantic import ValidationError  # which an installation that cannot serve may lack
 
     if isinstance(error, ValidationError):
         return "; ".join(_complaint(problem) for problem in error.errors(include_url=False))
