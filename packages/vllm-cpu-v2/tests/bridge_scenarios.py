@@ -3,7 +3,6 @@
 Usage: bridge_scenarios.py NAME [DIRECTORY]. The result is one line of JSON on stdout.
 """
 
-import importlib
 import json
 import logging
 import os
@@ -11,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_cpu_v2 import plugin, torchvision_schemas, unusable_modules
+# Python runs it when it starts, where the distribution is installed with its .pth file.
+import vllm_cpu_v2.import_hook  # noqa: F401
+from vllm_cpu_v2 import plugin
 
 # Stands in for a diffusion model, by a field of its config.json; LlamaForCausalLM for every other.
 BRIDGED = "Qwen2ForCausalLM"
@@ -68,8 +69,7 @@ def choice(directory: Path, architecture: str, **parallel: Any) -> Any:
 
 def runner(directory: Path) -> dict[str, Any]:
     """Install twice and read the runner choice of bridged and ordinary models."""
-    expected = plugin.parts()
-    untouched = not torchvision_schemas.declared() and "vllm.config" not in sys.modules
+    untouched = "vllm.config" not in sys.modules
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -84,12 +84,10 @@ def runner(directory: Path) -> dict[str, Any]:
     from vllm.triton_utils import triton
 
     out = {
-        "expected": expected,
         "untouched": untouched,
         "parts": parts,
         "log": lines,
         "torchvision": bool(torchvision.__version__),
-        "schemas": torchvision_schemas.declared(),
         "worker_imported": "vllm.v1.worker.cpu_worker" in sys.modules,
         "next_power_of_2": [triton.next_power_of_2(n) for n in (1, 5, 32)],
         "forced_by_us": os.environ.get(FORCE),
@@ -173,10 +171,7 @@ def elsewhere(directory: Path) -> dict[str, Any]:
     type(current_platform).is_cpu = lambda self: False
     plugin.register()
     parts = plugin.parts()
-    out = {"parts": parts, "schemas": torchvision_schemas.declared()}
-    # Only so that the configuration can be imported here at all.
-    torchvision_schemas.declare()
-    unusable_modules.hide()
+    out = {"parts": parts}
     from vllm.config import VllmConfig
     from vllm.triton_utils import triton
 
@@ -201,16 +196,11 @@ def ours(function: Any) -> bool:
 
 def early(directory: Path) -> dict[str, Any]:
     """Begin as a user's script does, with the hook that Python runs when it starts."""
-    sys.modules.pop("vllm_cpu_v2.import_hook", None)
-    importlib.import_module("vllm_cpu_v2.import_hook")
     from vllm import LLM
 
-    return {"llm": LLM.__name__, "schemas": torchvision_schemas.declared()}
+    return {"llm": LLM.__name__, "hook": "vllm_cpu_v2.foreign_binaries" in sys.modules}
 
 
 if __name__ == "__main__":
-    # A CPU installation may declare the schemas when Python starts. Here the package has to manage
-    # without, and would else be tested against that.
-    sys.meta_path[:] = [f for f in sys.meta_path if "import_hook" not in type(f).__module__]
     scenario = {f.__name__: f for f in (runner, worker, choices, elsewhere, real_triton, early)}
     print(json.dumps(scenario[sys.argv[1]](Path(sys.argv[2]))))

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm_cpu_v2 import launch, torchvision_schemas
+import vllm_cpu_v2.import_hook  # noqa: F401
+from vllm_cpu_v2 import launch
 
-torchvision_schemas.declare()
 importlib.import_module("vllm.v1.worker.cpu.shm")  # before any GPU module, as the worker does
 
 from vllm.v1.worker.gpu import block_table, buffer_utils, input_batch  # noqa: E402

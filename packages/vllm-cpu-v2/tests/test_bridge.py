@@ -39,17 +39,15 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_install_is_idempotent_and_says_what_it_did(runner: dict[str, Any]) -> None:
-    """Same words from looking and after two installs; one log line."""
+    """One log line after two installs."""
     assert runner["parts"][:2] == ["v2-runner", KERNELS]
-    assert runner["parts"] == runner["expected"]
-    assert runner["untouched"], "looking at the parts declared something"
+    assert runner["untouched"], "importing the plugin imported vLLM's configuration"
     assert runner["log"] == ["CPU bridge: " + ", ".join(runner["parts"])]
 
 
 def test_torchvision_imports_after_install(runner: dict[str, Any]) -> None:
-    """With or without a need to declare schemas; the words say which."""
+    """With or without a need to declare schemas."""
     assert runner["torchvision"]
-    assert runner["schemas"] == ("torchvision-schemas" in runner["parts"])
 
 
 def test_front_end_is_spared(runner: dict[str, Any]) -> None:
@@ -101,7 +99,7 @@ def test_the_platform_leaves_ordinary_models_alone(tmp_path: Path) -> None:
 
 
 def test_nothing_happens_on_another_platform(tmp_path: Path) -> None:
-    """No part, no replaced function, no schema."""
+    """No part, and no replaced function."""
     seen = play("elsewhere", tmp_path)
     assert seen.pop("parts") == []
     assert not any(seen.values()), seen
@@ -119,7 +117,7 @@ def test_real_triton_keeps_the_bridge_away(tmp_path: Path) -> None:
 def test_hook_comes_before_transformers(tmp_path: Path) -> None:
     """`from vllm import LLM` works in a fresh process that has only the start-up hook."""
     seen = play("early", tmp_path)
-    assert seen == {"llm": "LLM", "schemas": True}
+    assert seen == {"llm": "LLM", "hook": True}
 
 
 @pytest.mark.parametrize("module", ["buffer_utils", "block_table", "input_batch", "sample.logprob"])

@@ -28,8 +28,6 @@ from vllm.config import CompilationMode
 from vllm.utils import ompmultiprocessing
 from vllm.v1.engine import utils as launcher
 
-from vllm_cpu_v2.compilation import prepare_compiler_elsewhere
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -68,6 +66,8 @@ class ForkedEngine(ForkedProcess):
         """Start the server and have it fork the engine; the server ends after its last child."""
         vllm_config = self._kwargs["vllm_config"]  # type: ignore[attr-defined]
         if vllm_config.compilation_config.mode != CompilationMode.NONE:
+            from vllm_cpu_v2.compilation import prepare_compiler_elsewhere
+
             # On the very first start a core is idle while the server imports vLLM.
             prepare_compiler_elsewhere()
         with _running(_environment_of_worker(vllm_config)):

@@ -24,10 +24,10 @@ class PrepareImports(importlib.abc.MetaPathFinder):
         if fullname in ("transformers", "torchvision"):
             # This precedes the imports below, because they look for torchvision themselves.
             sys.meta_path.remove(self)
-            from vllm_cpu_v2 import torchvision_schemas, unusable_modules
+            from vllm_cpu_v2 import foreign_binaries
 
-            torchvision_schemas.declare()
-            unusable_modules.hide()
+            foreign_binaries.declare_operators()
+            foreign_binaries.hide_modules()
         return None
 
 

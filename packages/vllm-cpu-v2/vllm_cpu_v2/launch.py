@@ -32,13 +32,16 @@ STAND_INS: dict[str, Callable[..., None]] = {
     "sample.logprob._fill_logprob_token_ids_kernel": logprob_kernels.fill_logprob_token_ids,
 }
 
-# Kernel arguments that have no meaning here, so that a stand-in need not name them. Any other
-# argument that a stand-in does not know means that the kernel has changed, and stops the swap.
-_TILING = frozenset({"BLOCK_SIZE", "TRITON_BLOCK_SIZE", "TOPK_BLOCK_SIZE", "LOOKAHEAD_BLOCK"})
-# Strides of tensors, which the tensors have themselves. Stand-ins name only the strides of raw
-# addresses: `output_stride` and those of the block tables.
-_STRIDES = frozenset(
+# Kernel arguments that a stand-in need not name: sizes of tiles, which mean nothing here, and
+# strides that the tensors have themselves. (`output_stride` and `block_table_strides` belong to raw
+# addresses.) Any other argument that a stand-in does not know means that the kernel has changed,
+# and stops the swap.
+_NOT_NEEDED = frozenset(
     {
+        "BLOCK_SIZE",
+        "TRITON_BLOCK_SIZE",
+        "TOPK_BLOCK_SIZE",
+        "LOOKAHEAD_BLOCK",
         "num_blocks_stride",
         "slot_mappings_stride",
         "next_prefill_tokens_stride",
@@ -53,10 +56,6 @@ _STRIDES = frozenset(
         "topk_indices_stride",
         "per_req_token_ids_stride",
     }
-)
-# Options of a launch, not of a kernel.
-_LAUNCH_OPTIONS = frozenset(
-    {"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "enable_fp_fusion"}
 )
 
 
@@ -80,13 +79,17 @@ class KernelStandIn:
         """
         # A JIT wrapper keeps the Python function in `fn`; without Triton it is the function.
         parameters = inspect.signature(getattr(kernel, "fn", kernel)).parameters
-        accepted = dict(inspect.signature(function).parameters)
-        accepted.pop("grid")
-        self.original = kernel
-        self.function = function
+        self.original, self.function, self.arg_names = kernel, function, tuple(parameters)
         self.__name__ = getattr(kernel, "__name__", function.__name__)
-        self.arg_names = tuple(parameters)
-        unknown = parameters.keys() - accepted.keys() - _TILING - _STRIDES
+        accepted = dict(inspect.signature(function).parameters)
+        del accepted["grid"]
+        self._accepted = accepted.keys()
+        self._defaults = {
+            name: p.default
+            for name, p in parameters.items()
+            if name in self._accepted and p.default is not p.empty
+        }
+        unknown = parameters.keys() - self._accepted - _NOT_NEEDED
         # An argument with a default is not in every version of the kernel.
         needed = {name for name, p in accepted.items() if p.default is p.empty}
         missing = needed - parameters.keys()
@@ -95,38 +98,19 @@ class KernelStandIn:
                 f"the CPU stand-in for {self.__name__} does not fit this vLLM: "
                 f"unknown arguments {sorted(unknown)}, missing arguments {sorted(missing)}"
             )
-        self._names = frozenset(parameters)
-        self._dropped = tuple(parameters.keys() - accepted.keys())
-        self._defaults = {
-            name: p.default for name, p in parameters.items() if p.default is not p.empty
-        }
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """Return the launcher for one grid."""
         return partial(self._launch, grid)
 
-    def _launch(self, grid: Any, *args: Any, **kwargs: Any) -> None:
-        bound = dict(self._defaults)
-        bound.update(zip(self.arg_names, args, strict=False))
-        bound.update(kwargs)
-        if len(args) > len(self.arg_names) or bound.keys() != self._names:
-            self._refuse_or_strip(bound, len(args))
-        if callable(grid):
-            grid = grid(bound)
-        for name in self._dropped:
-            del bound[name]
-        self.function(grid, **bound)
+    def _launch(self, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
+        """Call the function with the arguments that it takes.
 
-    def _refuse_or_strip(self, bound: dict[str, Any], positional: int) -> None:
-        """Take launch options out of `bound`; raise for anything else that does not fit."""
-        for name in _LAUNCH_OPTIONS - self._names:
-            bound.pop(name, None)
-        unknown, missing = bound.keys() - self._names, self._names - bound.keys()
-        if unknown or missing or positional > len(self.arg_names):
-            raise KernelMismatchError(
-                f"launch of {self.__name__} with {positional} positional arguments of "
-                f"{len(self.arg_names)}: unknown {sorted(unknown)}, missing {sorted(missing)}"
-            )
+        The rest are those of `_NOT_NEEDED`, and Triton's options of a launch, such as `num_warps`.
+        """
+        bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        taken = {name: value for name, value in bound.items() if name in self._accepted}
+        self.function(grid, **self._defaults | taken)
 
 
 def swap_kernels() -> int:

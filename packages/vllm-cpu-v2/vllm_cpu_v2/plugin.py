@@ -9,6 +9,7 @@ forces a runner is read, but never set. On another platform nothing changes.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ def register() -> None:
     if _registered or not _on_cpu():
         return
     _registered = True
-    from vllm_cpu_v2 import torchvision_schemas, unusable_modules
-
-    # This comes first, because importing vLLM's configuration imports torchvision.
-    torchvision_schemas.declare()
-    unusable_modules.hide()
     if _lacks_triton():
         _complete_triton_placeholder()
         _offer_runner()
@@ -52,21 +48,20 @@ def register() -> None:
 
 
 def parts() -> tuple[str, ...]:
-    """Short names of what this process lacks and is given. This function changes nothing.
+    """Short names of what vLLM's CPU build lacks in this process and is given.
 
     An example is ("v2-runner", "triton-kernels:13", "torchvision-schemas"). The result is empty if
-    nothing is missing and on another platform, and is the same before and after `register`.
+    nothing is missing, and on another platform.
     """
     if not _on_cpu():
         return ()
-    from vllm_cpu_v2 import torchvision_schemas
-
     names: list[str] = []
     if _lacks_triton():
         from vllm_cpu_v2.launch import STAND_INS
 
         names += ["v2-runner", f"triton-kernels:{len(STAND_INS)}"]
-    if torchvision_schemas.declared() or torchvision_schemas.missing():
+    foreign = sys.modules.get("vllm_cpu_v2.foreign_binaries")  # loaded by `import_hook`
+    if foreign is not None and foreign.declared is not None:
         names.append("torchvision-schemas")
     return tuple(names)
 
