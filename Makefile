@@ -19,10 +19,10 @@ demo: setup ## serve a small checkpoint and chat with it (MODEL=tiny-llada2, tin
 	@$(bin)/vllm-dllm demo --model $(or $(MODEL),tiny-llada2)
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
-core := attention checkpoints constraints decoding engine families frontend kv_transfer ops settings startup
+core := attention checkpoints constraints decoding engine families kv_transfer ops settings startup tracing
 test-quick: setup ## unit tests of the core, in less than a minute: no engine, no server
 	@$(bin)/python -m pytest -n 2 --dist loadfile -m "not engine and not slow and not long" \
-	  tests/test_rooms.py $(addprefix tests/,$(core))
+	  tests/test_rooms.py $(wildcard $(addprefix tests/,$(core)))
 
 # Files in the order of tests/conftest.py: long ones first, so that none is left alone at the end.
 pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
