@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm_dllm.commands import installation
-from vllm_dllm.ranges import cut, shown
+from vllm_dllm.ranges import shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -97,7 +97,7 @@ def reason(error: BaseException) -> str:
         return "; ".join(_complaint(problem) for problem in error.errors(include_url=False))
     text = " ".join(str(error).split()).rstrip(".")
     expected = isinstance(error, (ValueError, RuntimeError, OSError)) and text
-    return cut(text if expected else f"{type(error).__name__}: {text}")
+    return text if expected else f"{type(error).__name__}: {text}"
 
 
 def _complaint(problem: ErrorDetails) -> str:
