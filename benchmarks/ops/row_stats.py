@@ -38,8 +38,8 @@ from vllm_dllm.ops.statistics.sampled import draw
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
-# The engine's own value (`worker/readout/contract.py`).
-TILE_BYTES = 1 << 30  # as in the engine on a GPU
+# The engine's own value on a GPU (`TILE_BYTES_GPU` in `vllm_dllm/engine/readout_noise.py`).
+TILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Upda
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings
-from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
 from vllm_dllm.ops.statistics.rows import RowStatistics
@@ -68,7 +68,7 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
     level = torch.zeros(4 * L, VOCABULARY)
     level[:, 7] = 0.1
     parts = OptionalParts(slots, "raw_logprobs")
-    readout = DenseReadout(lambda hidden: level.clone(), slots, parts)
+    readout = MaskedReadout(lambda hidden: level.clone(), slots, parts)
     found = readout.read(level, plan.request)
     greedy = (found.statistics.token == 7).all(1)
     assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from vllm_dllm.engine import readout as rule
-from vllm_dllm.engine.readout import tile_budget
 from vllm_dllm.settings.server import DllmSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -84,8 +83,3 @@ def test_a_kernel_that_does_not_run_fails() -> None:
 
     broken = SimpleNamespace(has_plain_head=True, tiled_head=no_head)
     assert rule._failures(broken, True) == ["RuntimeError: no kernel image"]
-
-
-def test_tiles_are_larger_on_gpus() -> None:
-    assert tile_budget(CPU) == 32 << 20
-    assert tile_budget(CUDA) == 1 << 30

@@ -11,7 +11,7 @@ import torch
 from vllm_dllm.decoding import LowConfidence
 from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout_dense import DenseReadout
+from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
@@ -52,7 +52,7 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
     parts = OptionalParts(slots, mode)
     parts.rows.enter(0, ASKED)
     parts.logprobs = reports = RecordedReports(slots, parts.rows, mode)
-    readout = DenseReadout(lambda hidden: hidden.clone(), slots, parts)
+    readout = MaskedReadout(lambda hidden: hidden.clone(), slots, parts)
     policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
     plan = CanvasUpdate(slots, policy, parts).plan(torch.arange(2), np.arange(2), L)
     readout.read(LOGITS, plan.request)

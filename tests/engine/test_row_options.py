@@ -11,13 +11,7 @@ import torch
 
 from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
 from vllm_dllm.engine.readout import ReadRequest
-from vllm_dllm.engine.row_options import (
-    MOST_SCORE,
-    LogitBiases,
-    RowOptions,
-    RowOptionState,
-    filtered,
-)
+from vllm_dllm.engine.row_options import MOST_SCORE, RowOptions, RowOptionState
 from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
 
 L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
@@ -122,7 +116,7 @@ def batches() -> list[list[str]]:
 def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) -> None:
     """Bit for bit what the reference says of the request alone, in slots that others have used."""
     options, rng = state(history), np.random.default_rng(2)
-    slots, biases = options.slots, LogitBiases(options)
+    slots = options.slots
     for names in batches():
         own = rng.permutation(SLOTS)[: len(names)].tolist()
         for slot, name in zip(own, names, strict=True):
@@ -137,7 +131,7 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
             if asked.biases:
                 before, start = history[slot].tolist(), int(slots.start[slot])
                 wanted[row] = biased(wanted[row], asked, before, start)
-        biases.apply(logits, request(own))
+        options.apply_biases(logits, request(own))
         got = logits.view(-1, L, VOCABULARY)
         for row in range(len(names)):
             assert torch.equal(got[row], wanted[row]), (names, row)
@@ -153,7 +147,7 @@ def test_filters_are_each_requests_own(history: torch.Tensor) -> None:
             put(options, slot, ASKED[name])
         logits = 2 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
         before = logits.clone()
-        got = filtered(logits, options, request(own)).view(-1, L, VOCABULARY)
+        got = options.filtered(logits, request(own)).view(-1, L, VOCABULARY)
         assert torch.equal(logits, before), "the given logits are still needed"
         for row, name in enumerate(names):
             rows = before[row * L : (row + 1) * L]
@@ -165,7 +159,7 @@ def test_without_filters_nothing_is_copied(history: torch.Tensor) -> None:
     options = state(history)
     put(options, 0, ASKED["penalties"])
     logits = torch.zeros(2 * L, VOCABULARY)
-    assert filtered(logits, options, request([0, 1])) is logits
+    assert options.filtered(logits, request([0, 1])) is logits
 
 
 def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None:
@@ -177,8 +171,8 @@ def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None
             put(options, 2, ASKED[before])
         put(options, 2, ASKED[name])
         logits = 2 * torch.randn(L, VOCABULARY, generator=seeded(4))
-        LogitBiases(options).apply(logits, request([2]))
-        return logits, filtered(logits, options, request([2])), options.slots.failure.clone()
+        options.apply_biases(logits, request([2]))
+        return logits, options.filtered(logits, request([2])), options.slots.failure.clone()
 
     for name in ASKED:
         fresh = result(None, name)

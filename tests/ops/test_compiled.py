@@ -15,7 +15,6 @@ from vllm_dllm.ops.statistics import tiled as tiled_stats
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import GROUP, draw, sampled_statistics
-from vllm_dllm.ops.statistics.sharded import partials_of_rank
 
 pytestmark = pytest.mark.slow
 
@@ -145,30 +144,6 @@ def test_rows(entropy: bool) -> None:
             exact_h = -torch.xlogy(exact, exact).sum(-1)
             budget = 3 * (want.entropy.double() - exact_h).abs().max() + 4e-6
             assert (got.entropy.double() - exact_h).abs().max() <= budget
-    assert graphs() == made
-
-
-@pytest.mark.parametrize("forbidden", [310, pytest.param(7, marks=pytest.mark.long)])
-def test_found_by_a_rank(forbidden: int) -> None:
-    """Of its own ids 300..419, with the forbidden one among them or not."""
-    function, first = compiled(partials_of_rank), 300
-    ahead(lambda rows: function(torch.zeros(8 + rows, 120), first, forbidden))
-    made = graphs()
-    for rows in (9, 24, 97):
-        logits = case(420, rows=rows)["logits"][:, first:].contiguous()
-        logits[0, 10] = 50.0
-        got, want = function(logits, first, forbidden), partials_of_rank(logits, first, forbidden)
-        for name in ("best", "token", "origin", "sample"):
-            assert torch.equal(getattr(got, name), getattr(want, name)), name
-        # The row that sees only -inf here has nothing to add.
-        origin = want.origin.double().clamp_min(-1e30)
-        weight = (logits.double() - origin[:, None]).exp()
-        for mine, eager, exact in (
-            (got.sum, want.sum, weight.sum(-1)),
-            (got.weighted, want.weighted, torch.xlogy(weight, weight).sum(-1)),
-        ):
-            budget = 3 * (eager.double() - exact).abs().max() + 4e-6
-            assert (mine.double() - exact).abs().max() <= budget
     assert graphs() == made
 
 

@@ -121,9 +121,8 @@ def our_graphs() -> int:
     from vllm_dllm.ops.statistics import tiled as tiled_stats
     from vllm_dllm.ops.statistics.rows import pure_row_statistics
     from vllm_dllm.ops.statistics.sampled import draw
-    from vllm_dllm.ops.statistics.sharded import partials_of_rank
 
-    rows = (candidate_keys, draw, partials_of_rank, pure_row_statistics, step_noise)
+    rows = (candidate_keys, draw, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
     updates = (step.read_rows, sampler._finish)
     return sum(len(entries(function.__code__)) for function in (*rows, *tiles, *updates))

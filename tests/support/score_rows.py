@@ -11,8 +11,8 @@ from vllm_dllm.decoding import MaskedAlgorithm, StepContext, Update
 from vllm_dllm.decoding.base import Canvas
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readout
-from vllm_dllm.engine.readout_dense import DenseReadout
-from vllm_dllm.engine.readout_tiled import TiledReadout
+from vllm_dllm.engine.readout_masked import MaskedReadout
+from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head
 
@@ -72,13 +72,13 @@ def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[OptionalParts],
         return logits[hidden[:, 0].long()].clone()
 
     if slots.kind.mask_token is not None:
-        return lambda parts: DenseReadout(rows, slots, parts)
+        return lambda parts: MaskedReadout(rows, slots, parts)
     head = Head(
         lambda hidden, first, end: rows(hidden)[:, first:end].float(),
         VOCABULARY,
         embedding=torch.eye(VOCABULARY),
     )
-    return lambda parts: TiledReadout(head, slots, parts)
+    return lambda parts: NoiseReadout(head, slots, parts)
 
 
 class AtOnce(MaskedAlgorithm):

@@ -44,7 +44,7 @@ from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.step import StepPlan
 from vllm_dllm.engine.to_device import can_pin, to_device
-from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows, RowChoice
+from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics, with_drawn
 from vllm_dllm.ops.statistics.sampled import draw_and_sum
 
@@ -243,7 +243,7 @@ class ConstrainedStep:
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
-    def choose_paths(self, chosen: RowChoice, request: ReadRequest) -> None:
+    def choose_paths(self, chosen: MaskedRows | NoiseRows, request: ReadRequest) -> None:
         """See `StepConstraint`."""
         slots, on_host = self.constraints.slots, request.on_host
         constrained, samples = slots.constrained[on_host], slots.samples[on_host]
@@ -257,7 +257,6 @@ class ConstrainedStep:
             if isinstance(chosen, MaskedRows):
                 path = follow_in_masked_rows(chosen, followed, draws)
             else:
-                assert isinstance(chosen, NoiseRows)
                 path = follow_in_noise_rows(chosen, followed, draws)
             self.path.put(index, path)
 

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.served_route import confirm_route
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readout, ReadoutSettings
+from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Mark, RequestLimits, SlotState
 from vllm_dllm.engine.step import CommitPolicy
@@ -45,12 +45,6 @@ class ModelFamily(Protocol):
 
     def embeddings(self, state: DiffusionModelState) -> Any:
         """The input embeddings; None for a model that reads token ids."""
-        ...
-
-    def readout(
-        self, model: nn.Module, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
-    ) -> Readout:
-        """The readout, which computes row statistics from hidden states."""
         ...
 
 
@@ -90,8 +84,9 @@ class DiffusionModelState(ModelState):
         self.attention: AttentionRule = family.attention(self.served, self.slots, own)
         self.embeddings = family.embeddings(self)
         self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode)
-        settings = ReadoutSettings.from_config(vllm_config, self.served.settings.kernels)
-        self.readout = family.readout(self.model, self.slots, self.parts, settings)
+        self.readout = make_readout(
+            self.model, self.slots, self.parts, vllm_config, self.served.settings.kernels
+        )
         self.warm_up = ReadoutWarmUp(
             self.readout,
             self.parts,
@@ -99,7 +94,7 @@ class DiffusionModelState(ModelState):
             self.model_config.get_hidden_size(),
             self.dtype,
             min(self.max_num_reqs, self.max_num_tokens // self.served.window_length),
-            settings.compile,
+            compiles(vllm_config),
             self.served.choose(),
         )
         self.model_seed = self.model_config.seed

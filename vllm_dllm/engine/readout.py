@@ -1,8 +1,8 @@
 """Readouts turn the hidden states of canvases into what a decoding algorithm reads.
 
-This file defines what a step asks of a readout and what it gets back, and chooses the readout once,
-when the engine starts. Each way to compute it has a file: whole rows of logits (`readout_dense`),
-tiles of the head (`readout_tiled`), and Triton kernels (`readout_triton`).
+This file defines what a step asks of a readout and what it gets back, and makes the readout once,
+when the engine starts: `readout_masked` for a masked model, `readout_noise` for a model of uniform
+noise. Both compute row statistics with torch, or with the Triton kernels of `readout_triton`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.token_choice import RowChoice
+    from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
 
 logger = init_logger("vllm.dllm")
 
-# How many bytes the temporaries between hidden states and statistics may use, for whole rows of
-# logits and for tiles. A small tile stays in a CPU's caches. On a GPU each operator on a tile
-# launches a kernel, so tiles are few and large.
-HEAD_BYTES = 256 << 20
-TILE_BYTES_CPU = 32 << 20
-TILE_BYTES_GPU = 1 << 30
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
 EXAMPLE_ROWS = 128
@@ -94,11 +88,6 @@ class ReadRequest:
             own_confidence_temperature=None if own is None else own[rows],
         )
 
-    def own_confidence_rows(self, length: int) -> torch.Tensor | None:
-        """`own_confidence_temperature` of the ``n * length`` positions."""
-        own = self.own_confidence_temperature
-        return None if own is None else own.repeat_interleave(length)
-
 
 class StepConstraint(Protocol):
     """What the constrained canvases of a step must follow; see `engine.constraints`.
@@ -114,7 +103,7 @@ class StepConstraint(Protocol):
         """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
         ...
 
-    def choose_paths(self, chosen: RowChoice, request: ReadRequest) -> None:
+    def choose_paths(self, chosen: MaskedRows | NoiseRows, request: ReadRequest) -> None:
         """Replace the tokens chosen for constrained canvases with those of paths.
 
         Args:
@@ -194,17 +183,6 @@ class Readout(Protocol):
         ...
 
 
-def tile_budget(device: torch.device) -> int:
-    """The number of bytes that a tile's temporaries may use on a device."""
-    return TILE_BYTES_CPU if device.type == "cpu" else TILE_BYTES_GPU
-
-
-def batch_extremes(state: SlotState) -> tuple[int, int]:
-    """The number of rows in the smallest and the largest possible batch of canvases."""
-    slots, length = state.tokens.shape
-    return length, slots * length
-
-
 class PredictionStore(Protocol):
     """Stores a self-conditioned model's last prediction of each canvas."""
 
@@ -223,7 +201,46 @@ class PredictionStore(Protocol):
         ...
 
 
-logger = init_logger("vllm.dllm")
+def make_readout(
+    model: Any, slots: SlotState, parts: OptionalParts, vllm_config: VllmConfig, kernels: str
+) -> Readout:
+    """Make the readout of a model.
+
+    Args:
+        model: has the members of `MaskedCanvasModel`; without masks, only `has_plain_head` and
+            `tiled_head`.
+        slots: the engine's slots.
+        parts: the engine's optional parts.
+        vllm_config: vLLM's configuration.
+        kernels: ``dllm.kernels``.
+    """
+    compile, masked = compiles(vllm_config), slots.kind.mask_token is not None
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    # An earlier pipeline stage has no head, and never reads.
+    triton = (not masked or model.has_head) and takes_triton(
+        kernels, model, masked, slots.device, ranks
+    )
+    if masked:
+        from vllm_dllm.engine.readout_masked import MaskedReadout
+
+        if not triton:
+            return MaskedReadout(model.head, slots, parts, compile)
+        from vllm_dllm.engine.readout_triton import MaskedKernels
+
+        return MaskedReadout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
+    from vllm_dllm.engine.readout_noise import NoiseReadout
+
+    if not triton:
+        return NoiseReadout(model.tiled_head(), slots, parts, compile)
+    from vllm_dllm.engine.readout_triton import statistics_by_kernels
+
+    return NoiseReadout(model.tiled_head(), slots, parts, compile, statistics_by_kernels)
+
+
+def compiles(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled too."""
+    compilation = vllm_config.compilation_config
+    return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
 
 
 def takes_triton(kernels: str, model: Any, masked: bool, device: torch.device, ranks: int) -> bool:
@@ -284,63 +301,3 @@ def _on_any_rank(failed: bool, device: torch.device, ranks: int) -> bool:
     if ranks == 1:
         return failed
     return bool(tensor_model_parallel_all_reduce(torch.tensor([float(failed)], device=device))[0])
-
-
-@dataclass(frozen=True)
-class ReadoutSettings:
-    """The settings that determine the choice of a readout.
-
-    Attributes:
-        kernels: ``dllm.kernels``, see `takes_triton`.
-        compile: whether to compile what runs after the model, because vLLM compiles the model too.
-        ranks: number of ranks that the head is spread over.
-    """
-
-    kernels: str
-    compile: bool
-    ranks: int
-
-    @classmethod
-    def from_config(cls, vllm_config: VllmConfig, kernels: str) -> ReadoutSettings:
-        """Build the settings from vLLM's configuration and ``dllm.kernels``."""
-        ranks = vllm_config.parallel_config.tensor_parallel_size
-        return cls(kernels, compiles(vllm_config), ranks)
-
-
-def compiles(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled too."""
-    compilation = vllm_config.compilation_config
-    return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
-
-
-def masked_readout(
-    model: Any, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
-) -> Readout:
-    """Build a masked model's readout. `model` has the members of `MaskedCanvasModel`."""
-    from vllm_dllm.engine.readout_dense import DenseReadout
-
-    common = slots, parts, settings.compile
-    if not model.has_head:  # an earlier pipeline stage, which never reads
-        return DenseReadout(model.head, *common)
-    if takes_triton(settings.kernels, model, True, slots.device, settings.ranks):
-        from vllm_dllm.engine.readout_triton import TritonDenseReadout
-
-        return TritonDenseReadout(model.head, model.tiled_head(), *common)
-    if settings.ranks > 1 and model.has_plain_head:
-        from vllm_dllm.engine.readout_tiled import ShardedReadout
-
-        return ShardedReadout(model.head, model.tiled_head(), *common)
-    return DenseReadout(model.head, *common)
-
-
-def noise_readout(
-    model: Any, slots: SlotState, parts: OptionalParts, settings: ReadoutSettings
-) -> Readout:
-    """Build a uniform-noise model's readout. `model` has `has_plain_head` and `tiled_head`."""
-    if takes_triton(settings.kernels, model, False, slots.device, settings.ranks):
-        from vllm_dllm.engine.readout_triton import TritonTiledReadout
-
-        return TritonTiledReadout(model.tiled_head(), slots, parts, settings.compile)
-    from vllm_dllm.engine.readout_tiled import TiledReadout
-
-    return TiledReadout(model.tiled_head(), slots, parts, settings.compile)

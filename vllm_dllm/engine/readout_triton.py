@@ -1,16 +1,9 @@
-"""Readouts that use this package's Triton kernels (``dllm.kernels=triton``)."""
+"""Row statistics by this package's Triton kernels (``dllm.kernels=triton``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
-
 import torch
 
-from vllm_dllm.engine.readout_dense import TilesReadout
-from vllm_dllm.engine.readout_tiled import TiledReadout
-from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.head_triton import head_statistics
 from vllm_dllm.ops.statistics.launch_triton import measured
@@ -19,57 +12,31 @@ from vllm_dllm.ops.statistics.rows_triton import measured_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import Result
 
-if TYPE_CHECKING:
-    from vllm_dllm.engine.optional_parts import OptionalParts
 
+class MaskedKernels:
+    """Statistics of a masked model: one pass over logits, or over the head without logits."""
 
-class TritonDenseReadout(TilesReadout):
-    """See `Readout`; for a masked model.
-
-    Statistics take one pass, either over logits or over the head without computing logits.
-    """
-
-    def __init__(
-        self,
-        head: Callable[[torch.Tensor], torch.Tensor],
-        tiles: Head,
-        slots: SlotState,
-        parts: OptionalParts,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(head, tiles, slots, parts, compile)
-        if tiles.weight is None:
+    def __init__(self, head: Head) -> None:
+        if head.weight is None:
             raise ValueError("this head has no weight for kernels to read")
+        self.head = head
         # Probabilities are the model's own, at temperature 1: no row counts as greedy.
-        self.greedy = torch.zeros((), dtype=torch.bool, device=tiles.weight.device)
+        self.greedy = torch.zeros((), dtype=torch.bool, device=head.weight.device)
 
-    def _statistics_of_rows(self) -> Callable[[torch.Tensor, int, bool], RowStatistics]:
-        return rows_by_kernel
-
-    def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
-        """Statistics ``[rows]`` of the likeliest tokens."""
-        partials = head_statistics(hidden, self.tiles, forbidden=self.mask_token)
-        if self.tiles.shard is not None:
-            partials = partials.merge_ranks(self.tiles.shard)
+    def from_hidden(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """The statistics of `row_statistics` from hidden states ``[rows, hidden]``."""
+        partials = head_statistics(hidden, self.head, forbidden=forbidden)
+        if self.head.shard is not None:
+            partials = partials.merge_ranks(self.head.shard)
         return greedy_part(measured(partials, self.greedy), entropy)
 
-
-def rows_by_kernel(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-    """Compute `row_statistics` with a Triton kernel."""
-    return greedy_part(measured_statistics(logits, forbidden=forbidden), entropy)
-
-
-class TritonTiledReadout(TiledReadout):
-    """See `Readout`; for a model of uniform noise."""
-
-    def __init__(
-        self, head: Head, slots: SlotState, parts: OptionalParts, compile: bool = False
-    ) -> None:
-        super().__init__(head, slots, parts, compile)
-        self.statistics = partial(tiles_by_kernel, compile=compile)
+    @staticmethod
+    def from_logits(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """The statistics of `row_statistics` from logits ``[rows, vocabulary]``."""
+        return greedy_part(measured_statistics(logits, forbidden=forbidden), entropy)
 
 
-def tiles_by_kernel(
+def statistics_by_kernels(
     hidden: torch.Tensor,
     head: Head,
     temperature: torch.Tensor,
@@ -77,6 +44,6 @@ def tiles_by_kernel(
     budget: int,
     compile: bool = False,
 ) -> Result:
-    """Compute `tiled_statistics` with Triton kernels."""
+    """The same as `tiled_statistics`, for a model of uniform noise."""
     statistics, soft = fused_statistics(hidden, head, temperature, keys.flatten(), budget, compile)
     return statistics.view(*keys.shape), soft

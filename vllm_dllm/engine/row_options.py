@@ -1,10 +1,8 @@
 """Options that change or read whole rows of logits: biases, filters and logprobs.
 
-This module is loaded for the first request that has one. It holds the requests' options, the form
-in which a step reads them, and the code by which biases and filters change the rows. Biases are
-applied in vLLM's order: allowed ids, bias, minimum length, bans, penalties. Penalties count only
-the tokens before the canvas, so that the tokens of a canvas do not depend on the order in which
-they are decided.
+This module is loaded for the first request that has one. Biases are applied in vLLM's order:
+allowed ids, bias, minimum length, bans, penalties. Penalties count only the tokens before the
+canvas, so that the tokens of a canvas do not depend on the order in which they are decided.
 """
 
 from __future__ import annotations
@@ -175,7 +173,7 @@ COSTLY = RowOptions(
 
 
 class RowOptionState:
-    """The options of the requests in all slots, and the form in which a step reads them.
+    """The options of the requests in all slots, and how they change the rows of a step.
 
     Everything is copied to the device when a request enters its slot, and a step only gathers.
 
@@ -245,70 +243,42 @@ class RowOptionState:
         rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
         return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
 
-    def work_of(self, on_host: np.ndarray) -> RowWork:
-        """The combined work on the rows of a batch, given its slots."""
-        return RowWork(int(np.bitwise_or.reduce(self.work[on_host])))
+    def apply_biases(self, logits: torch.Tensor, request: ReadRequest) -> None:
+        """Bias the logits ``[n * L, vocabulary]`` of a batch, in place.
 
-    def number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
-        """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""
-        return self.numbers[name].index_select(0, slots)
-
-    def shifts(self, on_host: np.ndarray) -> torch.Tensor:
-        """The values to add to each slot's logits, float32 ``[n, vocabulary]``."""
-        none = torch.zeros(self._vocabulary, device=self._device)
-        return torch.stack([self._shift.get(slot, none) for slot in on_host.tolist()])
-
-    def ends(self, on_host: np.ndarray) -> torch.Tensor:
-        """The tokens that would end each slot's output too early, bool ``[n, vocabulary]``."""
-        none = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-        return torch.stack([self._ends.get(slot, none) for slot in on_host.tolist()])
-
-
-class LogitBiases:
-    """Biases the logits of all requests of a batch that have biases, together."""
-
-    def __init__(self, options: RowOptionState) -> None:
-        self.options = options
-        self.slots = options.slots
-        self.vocabulary = options.slots.kind.vocabulary
-
-    def apply(self, logits: torch.Tensor, request: ReadRequest) -> None:
-        """Apply the biases of a batch to its logits ``[n * L, vocabulary]``, in place."""
+        For any parameters, the results are finite, or -inf for excluded tokens.
+        """
         canvases = logits.view(-1, self.slots.length, logits.shape[1])
-        asking = _asking(self.options, request, RowWork.BIASES)
+        asking = self._asking(request, RowWork.BIASES)
         if asking is None:
             return
         index, slots, on_host = asking
         own = canvases if index is None else canvases.index_select(0, index)
-        self._apply(own, slots, on_host)
-        if index is not None:
-            canvases.index_copy_(0, index, own)
-
-    def _apply(self, canvases: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray) -> None:
-        """Bias the logits of canvases, ``[n, L, vocabulary]``, in place.
-
-        For any parameters, the results are finite, or -inf for excluded tokens.
-        """
-        options, work = self.options, self.options.work_of(on_host)
-        scores = canvases.float()  # the same tensor if it is float32 already
+        work = self._work_of(on_host)
+        scores = own.float()  # the same tensor if it is float32 already
         if work & RowWork.SHIFT:
-            shift = options.shifts(on_host)[:, None]
+            none = torch.zeros(self._vocabulary, device=self._device)
+            shift = torch.stack([self._shift.get(slot, none) for slot in on_host.tolist()])[:, None]
             scores.add_(shift).masked_fill_(shift == -torch.inf, -torch.inf)
         if work & RowWork.MIN_TOKENS:
+            not_an_end = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
+            ends = torch.stack([self._ends.get(slot, not_an_end) for slot in on_host.tolist()])
             start = self.slots.start.index_select(0, slots)
-            before = start - options.number("prompt_length", slots)
+            before = start - self._number("prompt_length", slots)
             nth = before[:, None] + self.slots.position  # in the output, [n, L]
-            too_early = nth < options.number("min_tokens", slots)[:, None]
-            scores.masked_fill_(too_early[..., None] & options.ends(on_host)[:, None], -torch.inf)
+            too_early = nth < self._number("min_tokens", slots)[:, None]
+            scores.masked_fill_(too_early[..., None] & ends[:, None], -torch.inf)
         ruled_out = scores == -torch.inf
         if work & RowWork.PENALTIES:
             self._penalise(scores, slots)
-        most = MOST_SCORE[canvases.dtype]
-        canvases.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
+        most = MOST_SCORE[own.dtype]
+        own.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
         nothing_left = ruled_out.all(2).any(1)
         failure = self.slots.failure
         marked = failure.index_select(0, slots).masked_fill(nothing_left, int(Mark.NO_TOKEN_LEFT))
         failure.index_copy_(0, slots, marked)
+        if index is not None:
+            canvases.index_copy_(0, index, own)
 
     def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
         """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
@@ -316,18 +286,18 @@ class LogitBiases:
         They count the tokens before the canvas.
         """
         history = self.slots.history.index_select(0, slots)
-        tokens = history.long().clamp_(0, self.vocabulary - 1)  # [n, positions]
-        prompt_length = self.options.number("prompt_length", slots)[:, None]
+        tokens = history.long().clamp_(0, self._vocabulary - 1)  # [n, positions]
+        prompt_length = self._number("prompt_length", slots)[:, None]
         start = self.slots.start.index_select(0, slots)[:, None]
         position = torch.arange(tokens.shape[1], device=tokens.device)
         before = position < torch.maximum(start, prompt_length)
-        seen = torch.zeros((len(slots), self.vocabulary), device=scores.device)
+        seen = torch.zeros((len(slots), self._vocabulary), device=scores.device)
         count = torch.zeros_like(seen)
         seen.scatter_add_(1, tokens, before.float())
         count.scatter_add_(1, tokens, (before & (position >= prompt_length)).float())
 
         def number(name: str) -> torch.Tensor:
-            return self.options.number(name, slots)[:, None]
+            return self._number(name, slots)[:, None]
 
         repetition = torch.where(seen > 0, number("repetition"), 1.0)[:, None]
         positive = scores > 0
@@ -336,55 +306,55 @@ class LogitBiases:
         scores.mul_(torch.where(positive, 1.0, repetition))
         scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
 
+    def filtered(self, logits: torch.Tensor, request: ReadRequest) -> torch.Tensor:
+        """Return logits ``[n * L, vocabulary]`` in which tokens that filters exclude are -inf.
 
-def _asking(
-    options: RowOptionState, request: ReadRequest, work: RowWork
-) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
-    """The canvases of a batch whose requests ask for any of this work, or None if no request does.
+        The filters (top-k, top-p, min-p) of all requests of the batch are applied together. If no
+        request has a filter, the given logits are returned.
+        """
+        asking = self._asking(request, RowWork.FILTERS)
+        if asking is None:
+            return logits
+        index, slots, on_host = asking
+        canvases = logits.view(-1, self.slots.length, logits.shape[1])
+        own = logits if index is None else canvases.index_select(0, index).flatten(0, 1)
+        work = self._work_of(on_host)
 
-    Returns:
-        Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots on
-        the device and on the host.
-    """
-    asks = options.work[request.on_host] & work > 0
-    if not asks.any():
-        return None
-    if asks.all():
-        return None, request.slots, request.on_host
-    index = to_device(np.flatnonzero(asks), request.slots.device)
-    return index, request.slots.index_select(0, index), request.on_host[asks]
+        def per_row(name: str) -> torch.Tensor:
+            return self._number(name, slots).repeat_interleave(self.slots.length)
 
+        if work & RowWork.MIN_P:
+            floor = own.amax(-1) + per_row("min_p").log()
+            own = own.masked_fill(own < floor[:, None], -torch.inf)
+        k = per_row("top_k") if work & RowWork.TOP_K else None
+        p = per_row("top_p") if work & RowWork.TOP_P else None
+        own = apply_top_k_top_p(own.clone(), k, p)
+        if index is None:
+            return own
+        own = own.view(-1, self.slots.length, own.shape[1])
+        return canvases.index_copy(0, index, own).flatten(0, 1)
 
-def filtered(logits: torch.Tensor, options: RowOptionState, request: ReadRequest) -> torch.Tensor:
-    """Return logits ``[n * L, vocabulary]`` in which the tokens that filters exclude are -inf.
+    def _asking(
+        self, request: ReadRequest, work: RowWork
+    ) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
+        """The canvases of a batch whose requests ask for any of this work; None if there are none.
 
-    The filters (top-k, top-p, min-p) of all requests of the batch are applied together. If no
-    request has a filter, the given logits are returned.
-    """
-    asking = _asking(options, request, RowWork.FILTERS)
-    if asking is None:
-        return logits
-    index, own_slots, on_host = asking
-    if index is None:
-        return _filtered(logits, options, own_slots, on_host)
-    canvases = logits.view(-1, options.slots.length, logits.shape[1])
-    own = canvases.index_select(0, index)
-    changed = _filtered(own.flatten(0, 1), options, own_slots, on_host)
-    return canvases.index_copy(0, index, changed.view_as(own)).flatten(0, 1)
+        Returns:
+            Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots
+            on the device and on the host.
+        """
+        asks = self.work[request.on_host] & work > 0
+        if not asks.any():
+            return None
+        if asks.all():
+            return None, request.slots, request.on_host
+        index = to_device(np.flatnonzero(asks), request.slots.device)
+        return index, request.slots.index_select(0, index), request.on_host[asks]
 
+    def _work_of(self, on_host: np.ndarray) -> RowWork:
+        """The combined work on the rows of a batch, given its slots."""
+        return RowWork(int(np.bitwise_or.reduce(self.work[on_host])))
 
-def _filtered(
-    logits: torch.Tensor, options: RowOptionState, slots: torch.Tensor, on_host: np.ndarray
-) -> torch.Tensor:
-    """Filter logits ``[n * L, vocabulary]`` of ``slots`` (int64 ``[n]``), all with filters."""
-    work, length = options.work_of(on_host), options.slots.length
-
-    def per_row(name: str) -> torch.Tensor:
-        return options.number(name, slots).repeat_interleave(length)
-
-    if work & RowWork.MIN_P:
-        floor = logits.amax(-1) + per_row("min_p").log()
-        logits = logits.masked_fill(logits < floor[:, None], -torch.inf)
-    k = per_row("top_k") if work & RowWork.TOP_K else None
-    p = per_row("top_p") if work & RowWork.TOP_P else None
-    return apply_top_k_top_p(logits.clone(), k, p)
+    def _number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
+        """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""
+        return self.numbers[name].index_select(0, slots)

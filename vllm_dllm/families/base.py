@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm_dllm.decoding import Corruption
 
 if TYPE_CHECKING:
-    from torch import nn
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.readout import Readout, ReadoutSettings
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.settings.resolution import Served
 
@@ -85,16 +82,6 @@ class Family(ABC):
         With `own_backend` it is expressed for this package's attention backend, otherwise for
         vLLM's backends.
         """
-
-    @abstractmethod
-    def readout(
-        self,
-        model: nn.Module,
-        slots: SlotState,
-        parts: OptionalParts,
-        settings: ReadoutSettings,
-    ) -> Readout:
-        """The readout, which computes row statistics from hidden states."""
 
     def embeddings(self, state: Any) -> Any:
         """The input embeddings of vLLM's model state; None for a model that reads token ids."""

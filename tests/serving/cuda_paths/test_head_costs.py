@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import answers_of_child
-from vllm_dllm.engine.readout import TILE_BYTES_GPU
+from vllm_dllm.engine.readout_noise import TILE_BYTES_GPU
 
 # Kernels, requests, whether the sampler is compiled (as vLLM compiles models by default), and the
 # most kernels that a step may launch.

@@ -14,8 +14,8 @@ import torch
 from tests.support.sampler import Alive, sampler_of, size, slots_of, step, tensors_in
 from vllm_dllm.decoding import Credit, EntropyBound, JointThreshold, LowConfidence
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout_dense import DenseReadout
-from vllm_dllm.engine.readout_tiled import TiledReadout
+from vllm_dllm.engine.readout_masked import MaskedReadout
+from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind
@@ -62,8 +62,8 @@ def gemma(vocabulary: int) -> tuple[DiffusionSampler, torch.Tensor]:
         token, number = meta(*keys.shape, dtype=torch.int64), meta(*keys.shape)
         return SampledStatistics(token, number, token, number, number), meta(*states.shape)
 
-    def readout(parts: OptionalParts) -> TiledReadout:
-        made = TiledReadout(head, slots, parts)
+    def readout(parts: OptionalParts) -> NoiseReadout:
+        made = NoiseReadout(head, slots, parts)
         made.statistics = without_rows
         return made
 
@@ -83,7 +83,7 @@ def llada2(vocabulary: int) -> tuple[DiffusionSampler, torch.Tensor]:
         return meta(len(rows), vocabulary, dtype=torch.bfloat16)
 
     sampler = sampler_of(
-        slots, lambda parts: DenseReadout(head, slots, parts), [WARM_UP] * REQUESTS
+        slots, lambda parts: MaskedReadout(head, slots, parts), [WARM_UP] * REQUESTS
     )
     return sampler, meta(REQUESTS * length, hidden, dtype=torch.bfloat16)
 

@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters as dynamo
 
 from tests.support.drive import Family, gemma, llada2
 from tests.support.engine import Engine, our_graphs
-from vllm_dllm.engine.readout_dense import DenseReadout
-from vllm_dllm.engine.readout_tiled import TiledReadout
+from vllm_dllm.engine.readout_masked import MaskedReadout
+from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
 from vllm_dllm.ops.statistics.rows import pure_row_statistics
@@ -51,10 +51,10 @@ def answers(running: Engine, family: Family) -> list[list[list[int]]]:
 
 def is_compiled(running: Engine) -> bool:
     readout = running.runner.model_state.readout
-    if isinstance(readout, TiledReadout):
+    if isinstance(readout, NoiseReadout):
         assert (readout.noise == compiled(step_noise)) == readout.statistics.keywords["compile"]
         return readout.noise == compiled(step_noise)
-    assert type(readout) is DenseReadout
+    assert type(readout) is MaskedReadout
     functions = {
         readout.statistics: compiled(pure_row_statistics),
         readout.keys: compiled(candidate_keys),

@@ -28,8 +28,8 @@ from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine.block_and_canvas import read_again
 from vllm_dllm.engine.model_state import DiffusionModelState
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout_dense import DenseReadout
-from vllm_dllm.engine.readout_tiled import TiledReadout
+from vllm_dllm.engine.readout_masked import MaskedReadout
+from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.step import CommitPolicy
@@ -60,12 +60,12 @@ class FakeModel:
         self.readout: Any
         self.attention: Any
         if masked:
-            self.readout = DenseReadout(self._logits, self.slots, self.parts)
+            self.readout = MaskedReadout(self._logits, self.slots, self.parts)
             self.attention = BlockCausal(kind.length, device)
         else:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, hidden, torch.add, scale)
-            self.readout = TiledReadout(self._head(kind), self.slots, self.parts)
+            self.readout = NoiseReadout(self._head(kind), self.slots, self.parts)
             self.attention = CausalUnlessDenoised(self.slots)
         self.states = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=self._zeros(torch.int32, SEATS, POSITIONS)),

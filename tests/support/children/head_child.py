@@ -26,9 +26,8 @@ from torch.utils._pytree import tree_leaves
 from tests.support.children.fake_steps import FakeModel, diffusion_gemma
 from tests.support.fake_accelerator import NAME, Cost, fake_accelerator
 from tests.support.generated_kernels import generated_kernels
-from vllm_dllm.engine import readout_tiled as tiled_readout
-from vllm_dllm.engine import sampler, step
-from vllm_dllm.engine.readout_triton import TritonTiledReadout
+from vllm_dllm.engine import readout_noise, sampler, step
+from vllm_dllm.engine.readout_triton import statistics_by_kernels
 from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.ops.statistics import soft_embedding_triton
 from vllm_dllm.ops.statistics import tiled as tiled_statistics
@@ -36,7 +35,7 @@ from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 LAUNCHERS = ("head_triton", "soft_embedding_triton", "rows_triton")
-COMPILING = (step, sampler, soft_embedding_triton, tiled_readout, tiled_statistics)
+COMPILING = (step, sampler, soft_embedding_triton, readout_noise, tiled_statistics)
 # From a function to what is called in its place, like `compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -95,8 +94,10 @@ def prepare(model: FakeModel, kernels: str, requests: int, compiler: Compiler | 
         for module in COMPILING:
             module.compiled = compiler  # type: ignore[attr-defined]
         model.sampler.compiled_algorithm = "EntropyBound"
-    kind = TritonTiledReadout if kernels == "triton" else tiled_readout.TiledReadout
-    readout = kind(model.readout.head, model.slots, model.parts, compile=compiler is not None)
+    statistics = statistics_by_kernels if kernels == "triton" else tiled_statistics.tiled_statistics
+    readout = readout_noise.NoiseReadout(
+        model.readout.head, model.slots, model.parts, compiler is not None, statistics
+    )
     model.readout = model.sampler.readout = readout
     for slot in range(requests):
         model.admit(slot)

@@ -1,6 +1,6 @@
-"""The answers of an engine with several ranks, as JSON: a line for each batch of requests, with how
-often each rank asked for whole rows of logits by then; at last how often the engine preempted, and
-how many graphs of our functions each rank's compiler made when the engine started and in all.
+"""The answers of an engine with several ranks, as JSON: a line for each batch of requests; at last
+how often the engine preempted, and how many graphs of our functions each rank's compiler made when
+the engine started and in all.
 
 python -m tests.support.children.parallel_child MODEL '[[{"temperature": 0}]]' OPTIONS
 """
@@ -12,26 +12,6 @@ import sys
 from typing import Any
 
 from tests.support.engine import our_graphs, settings
-from vllm_dllm.engine.readout_dense import DenseReadout
-
-
-def watch(worker: Any) -> None:
-    """Count how often a rank asks for whole rows of logits."""
-    readout = getattr(worker.model_runner.sampler, "readout", None)
-    if not isinstance(readout, DenseReadout):
-        return  # another family, or an earlier pipeline stage
-    whole, readout.calls = readout.head, 0
-
-    def counted(hidden: Any) -> Any:
-        readout.calls += 1
-        return whole(hidden)
-
-    readout.head = counted
-
-
-def whole_rows(worker: Any) -> int | None:
-    """What `watch` has counted on a rank, None where it watches nothing."""
-    return getattr(getattr(worker.model_runner.sampler, "readout", None), "calls", None)
 
 
 def graphs(worker: Any) -> int:
@@ -50,9 +30,8 @@ if __name__ == "__main__":
     llm = LLM(
         model=sys.argv[1], disable_log_stats=False, **(settings(32) | json.loads(sys.argv[3]))
     )
-    llm.collective_rpc(watch)
     made = llm.collective_rpc(graphs)
     for cases in json.loads(sys.argv[2]):
-        print(json.dumps([answers(llm, cases), llm.collective_rpc(whole_rows)]), flush=True)
+        print(json.dumps(answers(llm, cases)), flush=True)
     preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
     print(json.dumps([preempted, made, llm.collective_rpc(graphs)]), flush=True)

@@ -11,13 +11,10 @@ from vllm_dllm.settings.generation_config import parse_checkpoint
 from vllm_dllm.settings.resolution import parameter_names
 
 if TYPE_CHECKING:
-    from torch import nn
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.readout import Readout, ReadoutSettings
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.settings.resolution import Served
 
@@ -69,18 +66,6 @@ class BlockCausalFamily(Family):
             return attention.block_causal_rules(slots)
         windows = len(slots.phase) if served.two_blocks else 0
         return attention.BlockCausal(served.length, slots.device, windows)
-
-    def readout(
-        self,
-        model: nn.Module,
-        slots: SlotState,
-        parts: OptionalParts,
-        settings: ReadoutSettings,
-    ) -> Readout:
-        """See `Family.readout`."""
-        from vllm_dllm.engine.readout import masked_readout
-
-        return masked_readout(model, slots, parts, settings)
 
     def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
         """See `Family.scheduler`."""

@@ -11,13 +11,10 @@ from vllm_dllm.settings.generation_config import parse_sampler
 from vllm_dllm.settings.server import native_gemma
 
 if TYPE_CHECKING:
-    from torch import nn
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.readout import Readout, ReadoutSettings
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
     from vllm_dllm.settings.resolution import Served
@@ -63,18 +60,6 @@ class DiffusionGemma(Family):
             window = WindowRule[served.settings.window.upper()]
             return attention.causal_unless_denoised_rules(slots, window)
         return attention.CausalUnlessDenoised(slots)
-
-    def readout(
-        self,
-        model: nn.Module,
-        slots: SlotState,
-        parts: OptionalParts,
-        settings: ReadoutSettings,
-    ) -> Readout:
-        """See `Family.readout`."""
-        from vllm_dllm.engine.readout import noise_readout
-
-        return noise_readout(model, slots, parts, settings)
 
     def embeddings(self, state: Any) -> InputEmbeddings:
         """See `Family.embeddings`: tokens, images, and the last prediction."""

@@ -1,4 +1,4 @@
-"""A masked model's readout from whole rows of logits, computed in parts that fit in memory."""
+"""A masked model's readout: one pass over the head, a few canvases at a time."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_dllm.engine.readout import HEAD_BYTES, Readings, ReadRequest
+from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
-from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import draw
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.token_choice import LogitsPipeline, MaskedRows
+    from vllm_dllm.engine.readout_triton import MaskedKernels
+    from vllm_dllm.engine.token_choice import MaskedPipeline
+
+# How many bytes whole rows of logits may use at a time.
+HEAD_BYTES = 256 << 20
 
 
-class DenseReadout:
+class MaskedReadout:
     """See `Readout`. The mask token is never chosen.
 
-    Subclasses compute statistics without logits where they can. If a request of the batch needs
-    whole rows of logits for more than a choice or a draw, the batch uses the logits here.
-
     Attributes:
-        head: computes logits ``[rows, vocabulary]`` from hidden states ``[rows, hidden]``.
+        head: computes logits ``[rows, vocabulary]`` from hidden states ``[rows, hidden]``; if the
+            head is spread over ranks, they exchange logits.
         canvases: how many canvases are computed at a time.
+        kernels: Triton kernels, which need no logits for the likeliest tokens; None for torch.
         statistics: a function like `row_statistics`.
         keys: `candidate_keys`, compiled or not.
         draw: `sampled.draw`, compiled or not.
@@ -41,6 +43,7 @@ class DenseReadout:
         slots: SlotState,
         parts: OptionalParts,
         compile: bool = False,
+        kernels: MaskedKernels | None = None,
     ) -> None:
         if slots.kind.mask_token is None:
             raise ValueError("this readout is for models with a mask token")
@@ -49,33 +52,35 @@ class DenseReadout:
         self.parts = parts
         self.mask_token = slots.kind.mask_token
         self.canvases = max(1, HEAD_BYTES // (4 * slots.kind.vocabulary * slots.length))
-        self.compile = compile
+        self.kernels = kernels
+        own = compiled(pure_row_statistics) if compile else row_statistics
+        self.statistics = own if kernels is None else kernels.from_logits
         self.keys = compiled(candidate_keys) if compile else candidate_keys
-        self.statistics = self._statistics_of_rows()
         self.draw = compiled(draw) if compile else draw
 
     @cached_property
-    def pipeline(self) -> LogitsPipeline[MaskedRows]:
+    def pipeline(self) -> MaskedPipeline:
         """The pipeline that chooses tokens from whole rows of logits."""
-        from vllm_dllm.engine.token_choice import LogitsPipeline, MaskedChoice
+        from vllm_dllm.engine.token_choice import MaskedPipeline
 
-        choice = MaskedChoice(self.parts, self.mask_token, self.statistics, self.draw)
-        return LogitsPipeline(self.parts, choice)
-
-    def _statistics_of_rows(self) -> Callable[[torch.Tensor, int, bool], RowStatistics]:
-        return compiled(pure_row_statistics) if self.compile else row_statistics
+        return MaskedPipeline(self.parts, self.mask_token, self.statistics, self.draw)
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""
-        adjusts, asks = request.adjust is not None, request.ask is not None
-        if request.needs_rows or request.constraint is not None or adjusts or asks:
+        if (
+            request.draws
+            or request.needs_rows
+            or request.constraint is not None
+            or request.adjust is not None
+            or request.ask is not None
+        ):
             return self._from_logits(hidden, request)
-        if request.draws:
-            return self._drawn(hidden, request)
         return Readings(self._likeliest(hidden, request.entropy).view(-1, self.slots.length))
 
     def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
+        if self.kernels is not None:
+            return self.kernels.from_hidden(hidden, self.mask_token, entropy)
         at_once = self.canvases * self.slots.length
         if len(hidden) <= at_once:
             return self.statistics(self.head(hidden), self.mask_token, entropy)
@@ -84,10 +89,6 @@ class DenseReadout:
             for rows in hidden.split(at_once)
         ]
         return type(parts[0]).join(parts)
-
-    def _drawn(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
-        """Readings with drawn tokens (see `with_drawn`); this class computes logits for them."""
-        return self._from_logits(hidden, request)
 
     def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """Readings from whole rows of logits, a few canvases at a time."""
@@ -110,10 +111,9 @@ class DenseReadout:
                 asked.append(logits.gather(1, ids).float() - total)
             del logits, chosen  # the rows of one part at a time
         joined = type(statistics[0]).join(statistics).view(-1, length)
-        log_p = torch.cat(asked).view(count, length, -1) if asked else None
         return Readings(
             joined,
-            log_probabilities=log_p,
+            log_probabilities=torch.cat(asked).view(count, length, -1) if asked else None,
             logprob=torch.cat(logprob).view(-1, length) if logprob else None,
         )
 
@@ -130,22 +130,3 @@ class DenseReadout:
         # Make it contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         self.draw(scaled, torch.arange(len(hidden), device=hidden.device))
-
-
-class TilesReadout(DenseReadout):
-    """A `DenseReadout` whose subclasses also read the head in tiles, without logits.
-
-    Attributes:
-        tiles: the same head, for computations without logits.
-    """
-
-    def __init__(
-        self,
-        head: Callable[[torch.Tensor], torch.Tensor],
-        tiles: Head,
-        slots: SlotState,
-        parts: OptionalParts,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(head, slots, parts, compile)
-        self.tiles = tiles
