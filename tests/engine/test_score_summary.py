@@ -44,13 +44,12 @@ def test_rows_are_summarized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     whole = ScoreSummary.from_scores(rows, candidates, 2, True)
     sizes = []
 
-    def scores_of(positions: slice) -> torch.Tensor:
+    def scores_of(index: int, positions: slice) -> torch.Tensor:
         sizes.append(len(rows[positions]))
         return rows[positions]
 
     monkeypatch.setattr(logprobs, "SUMMARY_BYTES", 4 * 4 * VOCABULARY + 3)
-    device = torch.device("cpu")
-    parts = summarize(scores_of, candidates, 2, True, 4 * VOCABULARY, device)
+    parts = summarize(scores_of, candidates[None], [0], (2, True), 4 * VOCABULARY)
     assert sizes == [4, 4, 2]
     for name, tensor in vars(whole).items():
-        assert torch.equal(getattr(parts, name), tensor), name
+        assert torch.equal(getattr(parts, name)[0], tensor), name

@@ -11,21 +11,16 @@ are summarized as they are read (see `ScoreSummary`), and a request's memory doe
 size of the vocabulary. Reading loops over the requests that ask. Everything after that is tensor
 operations on all of them at once, and nothing waits for the device: vLLM gets the rows of whole
 canvases, starting with the tokens that leave, and uses as many rows as there are tokens.
-
-The exception is a request for more than `MOST_ON_DEVICE` logprobs (``--max-logprobs``). Its rows
-are copied to a table in host memory as they are read, and only the rows that leave are passed on.
-All of that waits for the device.
+``--max-logprobs`` is limited at start-up, because there are tables for all slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.engine.readout import Readings
@@ -36,10 +31,6 @@ from vllm_dllm.engine.to_device import to_device
 
 # How many bytes of scores in float32 are summarized at a time.
 SUMMARY_BYTES = 64 << 20
-# The maximum number of logprobs per position, excluding the chosen token's, that are kept on the
-# device. A request may name equally many ids.
-MOST_ON_DEVICE = MAX_LOGPROB_TOKEN_IDS
-HOST = torch.device("cpu")
 
 
 class LogprobReports:
@@ -50,8 +41,8 @@ class LogprobReports:
         ids: int32 ``[slots, L, W]``, where W grows with the requests that ask.
         scores: float32 ``[slots, L, W]``, the scores of `ids`.
         ranks: int32 ``[slots, L]``, the ranks of the chosen tokens.
-        on_host: by slot, the tables of requests that ask for more than `MOST_ON_DEVICE`.
-        pending: by slot, the summaries read in this step, until `report`.
+        pending: the summaries read in this step, until `observe`, each with the slots of its
+            canvases.
     """
 
     def __init__(self, slots: SlotState, rows: RowOptionState, mode: str) -> None:
@@ -63,13 +54,11 @@ class LogprobReports:
         self.ids = torch.zeros((*shape, 0), dtype=torch.int32, device=device)
         self.scores = torch.zeros((*shape, 0), device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.on_host: dict[int, LogprobsTensors] = {}
-        self.pending: dict[int, ScoreSummary] = {}
+        self.pending: list[tuple[list[int], ScoreSummary]] = []
         self._named: dict[int, torch.Tensor] = {}
 
     def leave(self, slot: int) -> None:
         """Drop the logprobs of the request in ``slot``."""
-        self.on_host.pop(slot, None)
         self._named.pop(slot, None)
 
     def asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
@@ -78,11 +67,9 @@ class LogprobReports:
 
     def _most(self, options: RowOptions) -> int:
         """The number of logprobs a request gets per position, excluding the chosen token's."""
-        vocabulary = self.slots.kind.vocabulary
         if options.token_ids:
             return len(options.token_ids)
-        most = options.logprobs or 0
-        return vocabulary if most == -1 else min(most, vocabulary)
+        return min(options.logprobs or 0, self.slots.kind.vocabulary)
 
     def capture(
         self,
@@ -99,32 +86,22 @@ class LogprobReports:
             candidates: int64 ``[n, L, C]``, the tokens that the canvases may hold after the step.
         """
         alike: dict[int, list[tuple[int, int]]] = {}
+        asked: list[tuple[int | torch.Tensor, list[tuple[int, int]]]] = []
         for index, slot, options in self.asking(on_host):
-            most = self._most(options)
-            if not options.token_ids and most <= MOST_ON_DEVICE:
-                alike.setdefault(most, []).append((index, slot))
-                continue
-
-            def rows(positions: slice, index: int = index) -> torch.Tensor:
-                return scores_of(index, positions)
-
-            self.pending[slot] = summarize(
-                rows,
-                candidates[index],
-                self._named_ids(slot, options) if options.token_ids else most,
-                not self.reports_logits,
-                4 * self.slots.kind.vocabulary,
-                HOST if most > MOST_ON_DEVICE else candidates.device,
-            )
-        for most, canvases in alike.items():
-            found = summarize_canvases(
+            if options.token_ids:
+                asked.append((self._named_ids(slot, options), [(index, slot)]))
+            else:
+                alike.setdefault(self._most(options), []).append((index, slot))
+        for what, canvases in (*asked, *alike.items()):
+            indices, slots = map(list, zip(*canvases, strict=True))
+            summary = summarize(
                 scores_of,
                 candidates,
-                [index for index, _ in canvases],
-                (most, not self.reports_logits),
+                indices,
+                (what, not self.reports_logits),
                 4 * self.slots.kind.vocabulary,
             )
-            self.pending.update(zip((slot for _, slot in canvases), found, strict=True))
+            self.pending.append((slots, summary))
 
     def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
         """The ids whose logprobs a request asks for, int64; they are copied to the device once."""
@@ -136,70 +113,31 @@ class LogprobReports:
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
-        """See `StepObserver`."""
-        self.report(outcome.canvas.tokens, decided, plan.request.slots, plan.request.on_host)
-
-    def report(
-        self, tokens: torch.Tensor, decided: torch.Tensor, slots: torch.Tensor, on_host: np.ndarray
-    ) -> None:
-        """Keep the logprobs of the positions that this step decided.
+        """See `StepObserver`: keep the logprobs of the positions that this step decided.
 
         A request ends with an error if its algorithm has chosen a token that is not among the
         candidates (see `Algorithm.step`), because that token's score is no longer available.
-
-        Args:
-            tokens: int64 ``[n, L]``, the updated canvases.
-            decided: bool ``[n, L]``, positions whose token was chosen in this step.
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same slots as a numpy array.
         """
         if not self.pending:
             return
-        read, self.pending = self.pending, {}
-        order = [index for index, slot in enumerate(on_host.tolist()) if slot in read]
-        few = [i for i in order if read[int(on_host[i])].ids.shape[1] <= MOST_ON_DEVICE]
-        if few:
-            summaries = [read[int(on_host[i])] for i in few]
-            self._keep(summaries, *self._rows((tokens, decided, slots), few))
-        for i in sorted(set(order) - set(few)):
-            self._keep_on_host(int(on_host[i]), read[int(on_host[i])], tokens[i], decided[i])
-
-    def _keep(
-        self,
-        summaries: list[ScoreSummary],
-        tokens: torch.Tensor,
-        decided: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
-        """Write the rows of these canvases, tensors ``[m, ...]``, to the device's tables."""
-        self._widen(1 + max(summary.ids.shape[1] for summary in summaries))
-        whole = stacked(summaries, self.ids.shape[2] - 1)
+        read, self.pending = self.pending, []
+        row_of = {slot: row for row, slot in enumerate(plan.request.on_host.tolist())}
+        rows = [row_of[slot] for slots, _ in read for slot in slots]
+        tensors = outcome.canvas.tokens, decided, plan.request.slots
+        tokens, decided, slots = self._rows(tensors, rows)
+        self._widen(1 + max(summary.ids.shape[-1] for _, summary in read))
+        whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)
         score, rank, known = whole.chosen(tokens)
         new = (
             (self.ids, torch.cat([tokens[..., None].int(), whole.ids], -1)),
             (self.scores, torch.cat([score[..., None], whole.scores], -1)),
             (self.ranks, rank),
         )
-        for table, rows in new:
-            where = decided.view(*decided.shape, *[1] * (rows.ndim - 2))
-            kept = torch.where(where, rows, table.index_select(0, slots))
+        for table, values in new:
+            where = decided.view(*decided.shape, *[1] * (values.ndim - 2))
+            kept = torch.where(where, values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
         self._refuse(slots, decided & ~known)
-
-    def _keep_on_host(
-        self, slot: int, summary: ScoreSummary, tokens: torch.Tensor, decided: torch.Tensor
-    ) -> None:
-        """Write to one canvas' table on the host; `tokens` and `decided` are ``[L]``."""
-        score, rank, known = summary.chosen(tokens)
-        self._refuse(torch.tensor([slot], device=tokens.device), (decided & ~known)[None])
-        new = LogprobsTensors(
-            torch.cat([tokens[:, None].to(HOST, torch.int32), summary.ids], 1),
-            torch.cat([score[:, None].to(HOST), summary.scores], 1),
-            rank.to(HOST),
-        )
-        is_new, old = decided.to(HOST), self.on_host.setdefault(slot, new)
-        for mine, theirs in zip(old[:3], new[:3], strict=True):
-            mine[is_new] = theirs[is_new]
 
     def _refuse(self, slots: torch.Tensor, unknown: torch.Tensor) -> None:
         """End the requests that have an unknown token; `unknown` is bool ``[m, L]``."""
@@ -211,8 +149,8 @@ class LogprobReports:
         self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
 
     def _rows(self, tensors: tuple[torch.Tensor, ...], rows: list[int]) -> tuple[torch.Tensor, ...]:
-        """Select these rows of tensors ``[n, ...]``; `rows` is increasing."""
-        if len(rows) == len(tensors[0]):
+        """Select these rows of tensors ``[n, ...]``."""
+        if rows == list(range(len(tensors[0]))):
             return tensors
         index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
         return tuple(tensor.index_select(0, index) for tensor in tensors)
@@ -233,8 +171,6 @@ class LogprobReports:
         asking = [row for row in self.asking(on_host) if row[2].returns]
         if not asking:
             return None
-        if any(slot in self.on_host for _, slot, _ in asking):
-            return self._collect_on_host(on_host, num_sampled, first)
         length = self.slots.length
         # A request that asks for fewer logprobs shows only its own columns.
         width = 1 + max(self._most(options) for _, _, options in asking)
@@ -252,35 +188,11 @@ class LogprobReports:
             cu_num_generated_tokens=starts.tolist(),
         )
 
-    def _collect_on_host(
-        self, on_host: np.ndarray, num_sampled: torch.Tensor, first: torch.Tensor
-    ) -> LogprobsTensors | None:
-        """Collect only the rows that leave, because a request has its table on the host."""
-        parts, starts, rows = [], [], 0
-        counts = zip(on_host.tolist(), num_sampled.tolist(), first.tolist(), strict=True)
-        for slot, count, begin in counts:
-            starts.append(rows)
-            table = (self.on_host.get(slot) or self.copy(slot)) if count else None
-            if table is not None:
-                parts.append([tensor[begin : begin + count].to(HOST) for tensor in table[:3]])
-                rows += count
-        if not parts:
-            return None
-        widest = max(scores.shape[1] for _, scores, _ in parts)
-        return LogprobsTensors(
-            torch.cat([padded(ids, widest, 0) for ids, _, _ in parts]),
-            torch.cat([padded(scores, widest, -torch.inf) for _, scores, _ in parts]),
-            torch.cat([ranks for _, _, ranks in parts]),
-            cu_num_generated_tokens=starts,
-        )
-
     def copy(self, slot: int) -> LogprobsTensors | None:
         """Copy the logprobs of the request in ``slot``, so that another request may enter it.
 
         None if the request does not ask for logprobs.
         """
-        if slot in self.on_host:
-            return self.on_host[slot]
         options = self.rows.by_slot.get(slot)
         if options is None or not options.reports:
             return None
@@ -291,9 +203,6 @@ class LogprobReports:
     def restore(self, slot: int, copy: LogprobsTensors) -> None:
         """Restore the `copy` of a request to the ``slot`` that it has entered."""
         width = copy.logprobs.shape[1]
-        if width > 1 + MOST_ON_DEVICE:
-            self.on_host[slot] = copy
-            return
         self._widen(width)
         self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
         self.scores[slot, :, :width].copy_(copy.logprobs)
@@ -302,15 +211,15 @@ class LogprobReports:
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The scores of a canvas' rows that may be reported.
+    """The scores of rows that may be reported; the rows of canvases have the shape ``[m, L]``.
 
     Attributes:
-        ids: int32 ``[L, K]``, the likeliest tokens, or those that a request has named.
-        scores: float32 ``[L, K]``, their scores.
-        candidates: int64 ``[L, C]``, the tokens that a position may hold after the step.
-        candidate_scores: float32 ``[L, C]``.
-        candidate_ranks: int32 ``[L, C]``, how many tokens of the row score at least as much as the
-            candidate, itself included. vLLM's kernel counts ties the same way.
+        ids: int32 ``[..., K]``, the likeliest tokens, or those that a request has named.
+        scores: float32 ``[..., K]``, their scores.
+        candidates: int64 ``[..., C]``, the tokens that a position may hold after the step.
+        candidate_scores: float32 ``[..., C]``.
+        candidate_ranks: int32 ``[..., C]``, how many tokens of the row score at least as much as
+            the candidate, itself included. vLLM's kernel counts ties the same way.
     """
 
     ids: torch.Tensor
@@ -354,10 +263,6 @@ class ScoreSummary:
             top, own = top - total, own - total
         return cls(ids.int(), top, candidates, own, torch.stack(ranks, 1))
 
-    def move_report(self, device: torch.device) -> ScoreSummary:
-        """Return the same summary with `ids` and `scores` on another device."""
-        return replace(self, ids=self.ids.to(device), scores=self.scores.to(device))
-
     def chosen(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return each token's score (float32), rank (int32) and whether it is a candidate (bool).
 
@@ -374,90 +279,49 @@ class ScoreSummary:
 
 
 def summarize(
-    scores_of: Callable[[slice], torch.Tensor],
-    candidates: torch.Tensor,
-    asked: int | torch.Tensor,
-    normalizes: bool,
-    row_bytes: int,
-    device: torch.device,
-) -> ScoreSummary:
-    """Summarize the rows of a canvas, a few at a time.
-
-    Args:
-        scores_of: maps a slice of positions to their scores ``[rows, vocabulary]``, which may be
-            computed on demand and are not kept.
-        candidates: int64 ``[L, C]``.
-        asked: as for `ScoreSummary.from_scores`.
-        normalizes: as for `ScoreSummary.from_scores`.
-        row_bytes: size of a row in float32.
-        device: where the reported ids and scores go.
-    """
-    length, at_once = len(candidates), max(1, SUMMARY_BYTES // row_bytes)
-    parts = []
-    for first in range(0, length, at_once):
-        rows = slice(first, min(first + at_once, length))
-        part = ScoreSummary.from_scores(scores_of(rows), candidates[rows], asked, normalizes)
-        parts.append(part.move_report(device))
-    return _combined(torch.cat, parts)
-
-
-def summarize_canvases(
     scores_of: Callable[[int, slice], torch.Tensor],
     candidates: torch.Tensor,
     indices: Sequence[int],
-    how: tuple[int, bool],
+    how: tuple[int | torch.Tensor, bool],
     row_bytes: int,
-) -> list[ScoreSummary]:
-    """Summarize canvases that ask for equally many tokens, several at a time if rows are short.
+) -> ScoreSummary:
+    """Summarize canvases that ask for the same, several at a time or a few rows at a time.
 
     Args:
-        scores_of: as for `summarize`, with a canvas' index in the batch as its first argument.
+        scores_of: maps a canvas' index in the batch and a slice of positions to their scores
+            ``[rows, vocabulary]``, which may be computed on demand and are not kept.
         candidates: int64 ``[n, L, C]``, the batch's candidates.
-        indices: the canvases to summarize.
+        indices: the m canvases to summarize.
         how: `asked` and `normalizes` of `ScoreSummary.from_scores`.
         row_bytes: size of a row in float32.
+
+    Returns:
+        The summary of the canvases, ``[m, L]`` rows.
     """
-    length, (asked, normalizes) = candidates.shape[1], how
-    at_once, found = SUMMARY_BYTES // (row_bytes * length), []
-    if at_once < 2:
-        device = candidates.device
-        return [
-            summarize(
-                partial(scores_of, index), candidates[index], asked, normalizes, row_bytes, device
-            )
-            for index in indices
-        ]
+    length, rows_at_once = candidates.shape[1], max(1, SUMMARY_BYTES // row_bytes)
+    at_once, parts = max(1, rows_at_once // length), []
     for first in range(0, len(indices), at_once):
         some = indices[first : first + at_once]
-        rows = torch.cat([scores_of(index, slice(0, length)) for index in some])
-        of = torch.cat([candidates[index] for index in some])
-        whole = ScoreSummary.from_scores(rows, of, asked, normalizes)
-        columns = [getattr(whole, f.name).split(length) for f in fields(ScoreSummary)]
-        found += [ScoreSummary(*parts) for parts in zip(*columns, strict=True)]
-    return found
+        for begin in range(0, length, rows_at_once):
+            rows = slice(begin, min(begin + rows_at_once, length))
+            scores = torch.cat([scores_of(index, rows) for index in some])
+            own = torch.cat([candidates[index, rows] for index in some])
+            parts.append(ScoreSummary.from_scores(scores, own, *how))
+    columns = (torch.cat([getattr(part, f.name) for part in parts]) for f in fields(ScoreSummary))
+    return ScoreSummary(*(column.unflatten(0, (len(indices), length)) for column in columns))
 
 
-def stacked(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
-    """Stack the summaries of canvases along a leading dimension, with `width` columns to report.
+def joined(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
+    """Join the summaries of canvases, ``[m, L]`` rows each, with `width` columns to report.
 
     The columns after a canvas' own are id 0 at -inf.
     """
-    parts = [
-        replace(
-            part,
-            ids=padded(part.ids, width, 0),
-            scores=padded(part.scores, width, -torch.inf),
-        )
-        for part in summaries
-    ]
-    return _combined(torch.stack, parts)
-
-
-def _combined(
-    combine: Callable[[list[torch.Tensor]], torch.Tensor], parts: Sequence[ScoreSummary]
-) -> ScoreSummary:
     return ScoreSummary(
-        *(combine([getattr(part, f.name) for part in parts]) for f in fields(ScoreSummary))
+        torch.cat([padded(part.ids, width, 0) for part in summaries]),
+        torch.cat([padded(part.scores, width, -torch.inf) for part in summaries]),
+        torch.cat([part.candidates for part in summaries]),
+        torch.cat([part.candidate_scores for part in summaries]),
+        torch.cat([part.candidate_ranks for part in summaries]),
     )
 
 

@@ -158,13 +158,7 @@ class PassRecorder:
         from_rows = self.parts.rows.records[on_host]
         if not from_rows.any():
             return read
-        # The table has no columns while every request that asks has its own on the host.
-        table_rows = self.parts.logprobs.scores[to_device(on_host, self.slots.device)]
-        scores = padded(table_rows, 1, 0)[..., 0]
-        for index, slot in enumerate(on_host.tolist()):
-            table = self.parts.logprobs.on_host.get(slot)
-            if table is not None:
-                scores[index] = table.logprobs[:, 0].to(scores.device)
+        scores = self.parts.logprobs.scores[to_device(on_host, self.slots.device), :, 0]
         return torch.where(to_device(from_rows, scores.device)[:, None], scores, read)
 
     def add_to(

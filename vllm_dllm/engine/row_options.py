@@ -60,7 +60,7 @@ class RowOptions:
             or output.
         prompt_length: number of prompt tokens, after which the output begins.
         logprobs: how many of the likeliest tokens to report in addition to the chosen one; None for
-            no report, -1 for the whole vocabulary.
+            no report.
         token_ids: ids to report in addition to the chosen one, in place of the likeliest.
         records: whether records of the request's steps need the logprobs of chosen tokens.
     """

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
@@ -149,6 +150,11 @@ def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
     yield (
         model.logits_processors,
         "--logits-processors: not supported for diffusion models yet; remove it",
+    )
+    yield (
+        not 0 <= model.max_logprobs <= MAX_LOGPROB_TOKEN_IDS,
+        f"--max-logprobs {model.max_logprobs}: at most {MAX_LOGPROB_TOKEN_IDS} logprobs of a token "
+        f"are kept until its canvas leaves; set it to {MAX_LOGPROB_TOKEN_IDS} or less",
     )
     yield (
         grammars.backend != "auto",

@@ -101,7 +101,7 @@ class Watched:
         self.held, self.read = 0, 0
         self.reported: list[int] = []
         reports = sampler.parts.logprobs
-        report, capture = reports.report, reports.capture
+        observe, capture = reports.observe, reports.capture
 
         def rows() -> int:
             return size(tensor for tensor in alive.now() if vocabulary in tensor.shape)
@@ -113,10 +113,10 @@ class Watched:
         def watched(*args: Any) -> None:
             self.reported.append(rows())
             before = size(tensors_in(reports))
-            report(*args)
+            observe(*args)
             self.held = max(before, size(tensors_in(reports)))
 
-        reports.capture, reports.report = captured, watched
+        reports.capture, reports.observe = captured, watched
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.serving.engines.test_traces import check
-from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_LLADA2
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import count_calls, engine
-from tests.support.mixed_requests import FAMILIES, TRACED, completions, mixed
+from tests.support.mixed_requests import FAMILIES, completions, mixed
 
 pytestmark = pytest.mark.engine
 
@@ -61,12 +60,3 @@ def test_logprobs_are_those_that_a_request_gets(family: str) -> None:
         assert one.token_ids == other.token_ids
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-6)
         assert mine.probabilities == pytest.approx(theirs.probabilities, abs=1e-6)
-
-
-def test_more_logprobs_than_are_kept_on_the_device() -> None:
-    """An engine ended when the first traced request asked for all logprobs."""
-    options = {"temperature": 0, "max_tokens": 8, "logprobs": -1, "extra_args": {}}
-    with engine(TINY_LLADA2, 32, max_logprobs=-1) as running:
-        (prompt, _), *_ = mixed("llada2", 1)
-        ((completion,),) = completions(running, [(prompt, options)], TRACED)
-    check(prompt, completion, masked=True)

@@ -140,6 +140,7 @@ OPTIONS = [
         "remove it",
     ),
     Mistake(EVERY, {"logits_processors": ["a:B"]}, "--logits-processors", "remove it"),
+    Mistake(EVERY, {"max_logprobs": -1}, "--max-logprobs -1", "set it to 128 or less"),
     *(
         Mistake(EVERY, {"load_format": name}, f"--load-format {name}", f"`pip install {package}`")
         for name, package in (
