@@ -246,9 +246,10 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     import torch
 
     from vllm_dllm.decoding import get_algorithm
+    from vllm_dllm.engine.algorithms import AlgorithmSlots
     from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
     from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.slots import AlgorithmSlots, CanvasKind, SlotState
+    from vllm_dllm.engine.slots import CanvasKind, SlotState
 
     device = torch.device("cpu")
     mask = None if model.is_uniform else model.vocabulary - 1

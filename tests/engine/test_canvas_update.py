@@ -14,7 +14,7 @@ from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.readout_masked import MaskedReadout
-from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import Choice
@@ -49,7 +49,7 @@ def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 1
     for slot, algorithm in enumerate(algorithms):
         choice = Choice(algorithm, algorithm.config(), 9, 4, {})
         slots.enter(slot, [1] * L, seed=slot)
-        slots.configure(slot, choice, temperature, RequestLimits(tokens))
+        slots.configure(slot, choice, temperature, tokens)
     slots.phase.fill_(Phase.DENOISE)
     return slots
 

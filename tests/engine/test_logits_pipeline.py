@@ -13,7 +13,7 @@ from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
-from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
 from vllm_dllm.settings.resolution import Choice
 
@@ -47,7 +47,7 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
     for slot, temperature in enumerate(temperatures):
         choice = Choice(LowConfidence(), LowConfidence.config(), 9, 4, {})
         slots.enter(slot, [1] * L, seed=slot)
-        slots.configure(slot, choice, temperature, RequestLimits(100))
+        slots.configure(slot, choice, temperature, 100)
     slots.phase.fill_(Phase.DENOISE)
     parts = OptionalParts(slots, mode)
     parts.rows.enter(0, ASKED)

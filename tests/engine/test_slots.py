@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.engine.slots import (
-    MAX_END_TOKENS,
-    AlgorithmBatch,
-    CanvasKind,
-    Phase,
-    RequestLimits,
-    SlotState,
-)
+from vllm_dllm.engine.algorithms import AlgorithmBatch
+from vllm_dllm.engine.slots import MAX_END_TOKENS, CanvasKind, Phase, SlotState
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice, Served
 from vllm_dllm.settings.server import DllmSettings
@@ -67,7 +61,7 @@ def test_literal_mask_in_the_tail_is_the_users(slots: SlotState) -> None:
 def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> None:
     used, fresh = make(), make()
     used.enter(2, [1, 2, 3], seed=5)
-    used.configure(2, choice(used), 0.7, RequestLimits(9, [4, 5], read_only=True))
+    used.configure(2, choice(used), 0.7, 9, [4, 5], read_only=True)
     used.seed_canvas(2, range(L), pinned=[1, 3])
     (bank,) = used.algorithms.by_name.values()
     for tensor in (used.step, used.ready, *bank.state.values()):
@@ -75,7 +69,7 @@ def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> No
     used.phase[2] = Phase.COMMIT
     for state in (used, fresh):
         state.enter(2, [8], seed=9)
-        state.configure(2, choice(state), 0.0, RequestLimits(4, [6]))
+        state.configure(2, choice(state), 0.0, 4, [6])
     (new,) = fresh.algorithms.by_name.values()
     for got, want in ((used, fresh), (bank, new)):
         for name, tensor in vars(want).items():
@@ -109,7 +103,7 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     slots = make()
     for slot in range(3):
         slots.enter(slot, [1, 2, 3], seed=slot)
-        slots.configure(slot, choice(slots), 0.0, RequestLimits(9))
+        slots.configure(slot, choice(slots), 0.0, 9)
     (bank,) = slots.algorithms.by_name.values()
     before, masked = slots.tokens.clone(), slots.masked.clone()
     some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
@@ -129,7 +123,7 @@ def test_slots_with_different_algorithms() -> None:
     served = Served("mask", "LowConfidence", DllmSettings(), length=L)
     for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
         asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
-        slots.configure(slot, served.choose(asked), 0.0, RequestLimits(9))
+        slots.configure(slot, served.choose(asked), 0.0, 9)
 
     def batches(*slot_ids: int) -> list[AlgorithmBatch]:
         at = torch.tensor(slot_ids)
@@ -156,7 +150,7 @@ def test_seed_canvas_and_pins() -> None:
 
 
 def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
-    slots.configure(0, choice(slots), 0.0, RequestLimits(9, range(MAX_END_TOKENS + 4)))
+    slots.configure(0, choice(slots), 0.0, 9, range(MAX_END_TOKENS + 4))
     assert slots.end_tokens[0].tolist() == list(range(MAX_END_TOKENS))
 
 

@@ -18,7 +18,7 @@ from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readout
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.sampler import DiffusionSampler
-from vllm_dllm.engine.slots import CanvasKind, Phase, RequestLimits, SlotState
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.settings.resolution import Choice
 
@@ -36,7 +36,7 @@ def slots_of(
     for slot, algorithm in enumerate(algorithms):
         choice = Choice(algorithm, algorithm.config(), 9, 4, {})
         slots.enter(slot, [1] * kind.length, seed=slot)
-        slots.configure(slot, choice, temperature, RequestLimits(10 * kind.length))
+        slots.configure(slot, choice, temperature, 10 * kind.length)
     slots.phase.fill_(Phase.DENOISE)
     if device == "meta":  # nothing can be copied from there
         slots.spoiled_on_host = slots.spoiled_on_host.to(device)

@@ -54,7 +54,6 @@ NUMBERS = 1 << 32
 # Roughly how many states a canvas follows, and how many parts of a constraint are cached.
 MOST_STATES = CompileLimits().window_states
 MOST_VIEWS = 64
-FREE = -1
 # How many unions of automata are cached, one for each set of canvases. A steady batch has one set
 # for each part that the readout splits it into, or two if some of its requests draw.
 MOST_KEPT = 8
@@ -89,7 +88,7 @@ class Constraints:
 
     Attributes:
         state: int64 ``[slots]``, the state in the slot's view after the tokens output so far.
-        followers: the constraints of running requests, by number.
+        followed: by slot, the constraint of its request; slots with equal constraints share one.
         views: by slot, the part of its constraint that its canvas follows.
     """
 
@@ -99,11 +98,9 @@ class Constraints:
         self.state = torch.zeros(count, dtype=torch.int64, device=device)
         self.device = device
         self.length = slots.length
-        self.followers: dict[int, Follower] = {}
+        self.followed: dict[int, SharedConstraint] = {}
         self.views: dict[int, View] = {}
-        self._which: np.ndarray = np.full(count, FREE, dtype=np.int64)
         self.starts = CanvasStarts(count, device)
-        self._next = 0
         self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
         self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.join)
 
@@ -117,7 +114,11 @@ class Constraints:
         """
         self.leave(slot)
         self.slots.constrained[slot] = True
-        self._which[slot] = self._number(packed)
+        digest = hashlib.sha256(packed).digest()
+        same = (each for each in self.followed.values() if each.digest == digest)
+        self.followed[slot] = next(same, None) or SharedConstraint(
+            digest, packed, self.length, self.device
+        )
         self.resume(slot, output, len(output))
 
     def resume(self, slot: int, output: np.ndarray, before: int) -> None:
@@ -128,43 +129,29 @@ class Constraints:
             output: int ``[tokens]``, all tokens that the request has output.
             before: how many of them were output before the canvas began.
         """
-        follower, tokens = self.followers[int(self._which[slot])], output.tolist()
-        first = follower.after(tokens[:before])
-        view = self.views[slot] = follower.view(START if first == NO_STATE else first)
+        constraint, tokens = self.followed[slot], output.tolist()
+        first = constraint.after(tokens[:before])
+        view = self.views[slot] = constraint.view(START if first == NO_STATE else first)
         self.starts.enter(slot, moves=not view.whole)
-        reached = NO_STATE if first == NO_STATE else follower.after(tokens[before:], first)
+        reached = NO_STATE if first == NO_STATE else constraint.after(tokens[before:], first)
         self.state[slot].fill_(view.place(reached))
 
     def _begin_canvases(self) -> None:
         """Give canvases that have begun the nearby part of their constraints."""
         for slot, place in self.starts.begun():
-            follower = self.followers[int(self._which[slot])]
-            self.views[slot], place = follower.next_view(self.views[slot], place)
+            self.views[slot], place = self.followed[slot].next_view(self.views[slot], place)
             self.state[slot].fill_(place)
             self.starts.answer(slot)
 
     def leave(self, slot: int) -> None:
         """Free ``slot``, and free its constraint unless other slots follow it."""
-        number, self._which[slot] = int(self._which[slot]), FREE
         self.slots.constrained[slot] = False
         self.starts.leave(slot)
-        if number == FREE:
-            return
         self.views.pop(slot, None)
-        if not (self._which == number).any():
-            del self.followers[number]
+        constraint = self.followed.pop(slot, None)
+        if constraint is not None and constraint not in self.followed.values():
             self._automata.kept.clear()
             self._classes.kept.clear()
-
-    def _number(self, packed: bytes) -> int:
-        """The number of a constraint; requests with equal constraints share one."""
-        key = hashlib.sha256(packed).hexdigest()
-        for number, follower in self.followers.items():
-            if follower.key == key:
-                return number
-        self._next += 1
-        self.followers[self._next] = Follower(key, packed, self.length, self.device)
-        return self._next
 
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
         """Return what the canvases of a step must follow.
@@ -186,30 +173,18 @@ class Constraints:
         waits = self.starts.waits(request.slots, request.on_host)
         return ConstrainedStep(self, request.slots, window, ConstrainedPath.empty(window), waits)
 
-    def of_batch(self, on_host: np.ndarray) -> BatchConstraint:
+    def for_batch(self, on_host: np.ndarray) -> BatchConstraint:
         """What constrained canvases must follow; cached for later steps with the same canvases.
 
         Args:
             on_host: their slots, int ``[n]``.
         """
         edges = [self.views[slot].edges for slot in on_host.tolist()]
-        classes = [self.followers[number].classes for number in self._which[on_host].tolist()]
+        classes = [self.followed[slot].classes for slot in on_host.tolist()]
         return BatchConstraint(self._automata.union(edges), self._classes.union(classes))
 
     def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
         return AutomatonBatch.union(parts, lambda array: to_device(array, self.device))
-
-    def advance(
-        self, slots: torch.Tensor, path: ConstrainedPath, out: torch.Tensor, leaves: torch.Tensor
-    ) -> None:
-        """Advance the states of ``slots`` (int64 ``[n]``) by the tokens that were output.
-
-        `out` int64 ``[n]`` is the length of the prefix of each canvas that has been output so far.
-        Where it has not grown, the state stays the same. Where a canvas `leaves`, bool ``[n]``, the
-        next one begins.
-        """
-        self.state.index_copy_(0, slots, path.states.gather(1, out[:, None])[:, 0])
-        self.starts.tell(self.state, slots, leaves)
 
 
 class ConstrainedStep:
@@ -252,7 +227,7 @@ class ConstrainedStep:
             if not len(where):
                 continue
             index = to_device(where, slots.device)
-            constraint = self.constraints.of_batch(on_host[where])
+            constraint = self.constraints.for_batch(on_host[where])
             followed = Followed(constraint, self.window.take(index), index, where)
             if isinstance(chosen, MaskedRows):
                 path = follow_in_masked_rows(chosen, followed, draws)
@@ -272,7 +247,10 @@ class ConstrainedStep:
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
         """See `StepConstraint`."""
-        self.constraints.advance(self.slots, self.path, out, leaves)
+        state = self.constraints.state
+        # Where `out` has not grown, the state stays the same.
+        state.index_copy_(0, self.slots, self.path.states.gather(1, out[:, None])[:, 0])
+        self.constraints.starts.ask(state, self.slots, leaves)
 
 
 @dataclass(frozen=True)
@@ -378,22 +356,22 @@ class View:
         return int(found[0]) if len(found) else self.edges.dead
 
 
-class Follower:
-    """A constraint that requests follow.
+class SharedConstraint:
+    """A constraint that one or more running requests follow.
 
     Attributes:
-        key: digest of the packed constraint.
+        digest: SHA-256 of the packed constraint.
         configurations: its states, explored as far as canvases reach.
         classes: its classes of tokens, on the device.
     """
 
-    def __init__(self, key: str, packed: bytes, length: int, device: torch.device) -> None:
+    def __init__(self, digest: bytes, packed: bytes, length: int, device: torch.device) -> None:
         """Unpack the constraint that comes with a request, and copy its classes to the device.
 
         Everything that depends on the constraint's values is computed on the host, so nothing waits
         for the device. `length` is L.
         """
-        self.key = key
+        self.digest = digest
         self.length = length
         self.configurations: Configurations = CompiledConstraint(packed).configurations()
         tables = self.configurations.tables
@@ -511,7 +489,7 @@ class CanvasStarts:
             return None
         return self.asked.index_select(0, slots) != self.answered.index_select(0, slots)
 
-    def tell(self, states: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor) -> None:
+    def ask(self, states: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor) -> None:
         """Let the canvases that follow those that leave ask for their parts, and start the copy.
 
         Args:

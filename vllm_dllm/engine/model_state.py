@@ -19,7 +19,7 @@ from vllm_dllm.attention.served_route import confirm_route
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
-from vllm_dllm.engine.slots import CanvasKind, Mark, RequestLimits, SlotState
+from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
 from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.settings.request import Asked, RequestOptions
@@ -134,7 +134,7 @@ class DiffusionModelState(ModelState):
         except Exception:
             logger.exception("dllm: request %s could not be admitted", new_req_data.req_id)
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
-            self.slots.configure(req_index, self.served.choose(), 0.0, RequestLimits(1))
+            self.slots.configure(req_index, self.served.choose(), 0.0, tokens=1)
             self.parts.leave(req_index)
             self.slots.failure[req_index].fill_(int(Mark.NOT_TAKEN_UP))
 
@@ -155,7 +155,11 @@ class DiffusionModelState(ModelState):
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
-        limits = RequestLimits(
+        choice = resolved.choice(self.served.corruption)
+        self.slots.configure(
+            req_index,
+            choice,
+            params.temperature,
             limit - (len(prompt) - prompt_length),
             ends,
             read_only=resolved.read_only,
@@ -163,8 +167,6 @@ class DiffusionModelState(ModelState):
             records=bool(resolved.asked),
             whole=bool(resolved.asked & Asked.REPLAY),
         )
-        choice = resolved.choice(self.served.corruption)
-        self.slots.configure(req_index, choice, params.temperature, limits)
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         packed = extra.get(AUTOMATON) if self.sees_logits else None

@@ -35,7 +35,7 @@ logger = init_logger("vllm.dllm")
 EXAMPLE_ROWS = 128
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadRequest:
     """The canvases of a batch, and what must be read from the model's output for them.
 

@@ -10,18 +10,18 @@ State that only some requests need (constraints, biases, logprobs, records) is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Algorithm, BaseAlgorithm, Canvas, MaskedAlgorithm
+from vllm_dllm.decoding import Canvas
+from vllm_dllm.engine.algorithms import AlgorithmStates
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
-from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import Choice
 
 if TYPE_CHECKING:
@@ -95,169 +95,6 @@ class SlotStatus:
 STATUS = tuple(f.name for f in fields(SlotStatus))
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    """When a request ends, and how its output leaves.
-
-    Attributes:
-        tokens: how many tokens the request may still output.
-        ends: token ids that end the request.
-        read_only: the first canvas is the whole answer.
-        stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
-        records: every pass over the request's canvases is recorded.
-        whole: a canvas leaves when all its positions are decided, not when its answer is.
-    """
-
-    tokens: int
-    ends: Iterable[int] = ()
-    read_only: bool = False
-    stream_prefix: bool = False
-    records: bool = False
-    whole: bool = False
-
-
-class AlgorithmSlots:
-    """One algorithm's tensors for all slots. The rows of slots with other algorithms are ignored.
-
-    Attributes:
-        algorithm: the decoding rule.
-        parameters: the algorithm's settings by name, float32 ``[slots]`` each.
-        state: the algorithm's tensors between steps by name, see `StateTensor`.
-        adjusts, asks, schedules: whether the algorithm overrides `adjust`, `ask` and `temperature`.
-            A step only calls methods that are overridden.
-    """
-
-    def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
-        """Allocate the tensors for this number of slots, filled with their initial values."""
-        self.algorithm = algorithm
-        self.parameters = {
-            name: torch.zeros(slots, device=device) for name in algorithm.config.ranges()
-        }
-        self.state = {}
-        for name, spec in algorithm.state.items():
-            shape = (slots, *([length] if spec.per_position else []), *spec.extra)
-            self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
-        rule: Any = type(algorithm)
-        self.adjusts = rule.adjust is not BaseAlgorithm.adjust
-        self.asks = rule.ask is not BaseAlgorithm.ask
-        self.schedules = rule.temperature is not MaskedAlgorithm.temperature
-
-    def enter(self, slot: int, settings: AlgorithmConfig) -> None:
-        """Set the parameters and the initial state of the request that enters ``slot``."""
-        for name, value in settings.values().items():
-            self.parameters[name][slot].fill_(float(value))
-        for name, spec in self.algorithm.state.items():
-            self.state[name][slot].fill_(spec.initial)
-
-    def keep(
-        self, slots: torch.Tensor, new: Mapping[str, torch.Tensor], leaves: torch.Tensor
-    ) -> None:
-        """Store the state of ``slots`` (int64 ``[n]``) for the next step.
-
-        Args:
-            slots: int64 ``[n]``.
-            new: the tensors that the step returned, ``[n, ...]`` each.
-            leaves: bool ``[n]``, canvases that leave. Their state is reset to its initial values.
-        """
-        for name, spec in self.algorithm.state.items():
-            reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
-            self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
-
-
-@dataclass(frozen=True)
-class AlgorithmBatch:
-    """The canvases of a batch that share an algorithm, with their rows of the algorithm's tensors.
-
-    Attributes:
-        all_slots: the algorithm, and its tensors for all slots.
-        index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
-        slots: int64 ``[m]``, the slots of these canvases.
-        canvas: the canvases, ``[m, L]``.
-        parameters: the algorithm's settings by name, float32 ``[m]`` each.
-        state: the algorithm's tensors by name, ``[m, ...]`` each.
-    """
-
-    all_slots: AlgorithmSlots
-    index: torch.Tensor | None
-    slots: torch.Tensor
-    canvas: Canvas
-    parameters: Mapping[str, torch.Tensor]
-    state: Mapping[str, torch.Tensor]
-
-    def mark(self, flags: torch.Tensor) -> None:
-        """Set the flags of these canvases in `flags` (bool ``[n]``, for the whole batch)."""
-        if self.index is None:
-            flags.fill_(True)
-        else:
-            flags.index_fill_(0, self.index, True)
-
-
-class AlgorithmStates:
-    """The tensors of every algorithm that any request has used so far.
-
-    Attributes:
-        by_name: the tensors by the algorithm's name, in the order in which they were first used.
-    """
-
-    def __init__(self, slots: int, length: int, device: torch.device) -> None:
-        self.by_name: dict[str, AlgorithmSlots] = {}
-        self._shape = slots, length
-        self._device = device
-        # The position of each slot's algorithm in `by_name`; on the host.
-        self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
-
-    def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
-        """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
-        name = algorithm.name
-        if name not in self.by_name:
-            self.by_name[name] = AlgorithmSlots(algorithm, *self._shape, self._device)
-        self.by_name[name].enter(slot, settings)
-        self._which[slot] = list(self.by_name).index(name)
-
-    def for_slot(self, slot: int) -> AlgorithmSlots:
-        """Return the tensors of the algorithm that decodes the request in ``slot``."""
-        return list(self.by_name.values())[self._which[slot]]
-
-    def only(self, name: str, on_host: np.ndarray) -> bool:
-        """Whether the requests in these slots (a numpy array) are all decoded by this algorithm."""
-        return name in self.by_name and bool(
-            (self._which[on_host] == list(self.by_name).index(name)).all()
-        )
-
-    def batches(
-        self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas
-    ) -> list[AlgorithmBatch]:
-        """Group the canvases of a batch by algorithm.
-
-        Args:
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same slots as a numpy array.
-            canvas: the canvases, ``[n, L]``.
-
-        Returns:
-            One entry for each algorithm of the batch.
-        """
-        which = self._which[on_host]
-        algorithms = list(self.by_name.values())
-        if (which == which[0]).all():  # most batches have one algorithm
-            return [self.batch(algorithms[which[0]], None, slots, canvas)]
-        batches = []
-        for number in np.unique(which):
-            index = to_device(np.flatnonzero(which == number), self._device)
-            own_slots = slots.index_select(0, index)
-            batches.append(self.batch(algorithms[number], index, own_slots, canvas.take(index)))
-        return batches
-
-    @staticmethod
-    def batch(
-        all_slots: AlgorithmSlots, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
-    ) -> AlgorithmBatch:
-        """Return the rows of an algorithm's tensors for some canvases; see `AlgorithmBatch`."""
-        parameters = {name: t.index_select(0, slots) for name, t in all_slots.parameters.items()}
-        state = {name: t.index_select(0, slots) for name, t in all_slots.state.items()}
-        return AlgorithmBatch(all_slots, index, slots, canvas, parameters, state)
-
-
 class SlotState:
     """The slots' tensors, indexed by vLLM's request index.
 
@@ -277,7 +114,7 @@ class SlotState:
         temperature: float32 ``[slots]``, the request's temperature.
         seed: int64 ``[slots]``, the seed of all random numbers of the request.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
-        stream_prefix: bool ``[slots]``, see `RequestLimits`.
+        stream_prefix: bool ``[slots]``, see `configure`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         spoiled: bool ``[slots]``, the last pass over the canvas met NaN or infinities.
         failure: int32 ``[slots]``, a `Mark` if the request fails because of its own parameters,
@@ -287,7 +124,7 @@ class SlotState:
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
         streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
-        records, whole: on the host, bool ``[slots]``, see `RequestLimits`.
+        records, whole: on the host, bool ``[slots]``, see `configure`.
         constrained: on the host, bool ``[slots]``, whether the request follows a constraint.
         needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
             read whole rows of logits.
@@ -360,25 +197,47 @@ class SlotState:
         self.failure[slot].fill_(int(Mark.NONE))
 
     def configure(
-        self, slot: int, choice: Choice, temperature: float, limits: RequestLimits
+        self,
+        slot: int,
+        choice: Choice,
+        temperature: float,
+        tokens: int,
+        ends: Iterable[int] = (),
+        *,
+        read_only: bool = False,
+        stream_prefix: bool = False,
+        records: bool = False,
+        whole: bool = False,
     ) -> None:
-        """Store the decoding settings, temperature and limits of the request in ``slot``."""
+        """Store how the request in ``slot`` is decoded, when it ends, and how its output leaves.
+
+        Args:
+            slot: the request's slot.
+            choice: how it is decoded.
+            temperature: the request's temperature.
+            tokens: how many tokens the request may still output.
+            ends: token ids that end the request.
+            read_only: the first canvas is the whole answer.
+            stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
+            records: every pass over the request's canvases is recorded.
+            whole: a canvas leaves when all its positions are decided, not when its answer is.
+        """
         self.max_steps[slot].fill_(choice.max_steps)
         self.schedule_steps[slot].fill_(choice.schedule_steps)
         self.temperature[slot].fill_(temperature)
-        self.remaining[slot].fill_(limits.tokens)
-        self.read_only[slot].fill_(limits.read_only)
-        self.stream_prefix[slot].fill_(limits.stream_prefix)
+        self.remaining[slot].fill_(tokens)
+        self.read_only[slot].fill_(read_only)
+        self.stream_prefix[slot].fill_(stream_prefix)
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
-        ids = sorted(set(limits.ends))[:MAX_END_TOKENS]
+        ids = sorted(set(ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
         self.end_tokens[slot].copy_(to_device(row, self.device))
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
         self.one_step[slot] = choice.max_steps == 1
-        self.streams[slot] = limits.stream_prefix
-        self.records[slot] = limits.records
-        self.whole[slot] = limits.whole
+        self.streams[slot] = stream_prefix
+        self.records[slot] = records
+        self.whole[slot] = whole
 
     def read(self, slots: torch.Tensor) -> tuple[SlotStatus, Canvas]:
         """Copy the state and the canvases of the requests in ``slots`` (int64 ``[n]``)."""

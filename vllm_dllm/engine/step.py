@@ -7,30 +7,34 @@
 - `CanvasUpdate.keep` writes that to the slots.
 
 All of this consists of tensor operations on all canvases at once; the only loop is over the
-algorithms that share the batch. Optional parts join a step in two places: a `StepConstraint` makes
-canvases wait and keeps their tokens to paths, and a `StepObserver` sees what was decided.
+algorithms that share the batch (`engine.algorithms`). Optional parts join a step in two places: a
+`StepConstraint` makes canvases wait and keeps their tokens to paths, and a `StepObserver` sees what
+was decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Canvas, StepContext, Update, emitted_length
+from vllm_dllm.decoding import Canvas, StepContext, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
-from vllm_dllm.engine.readout import Readings, ReadRequest
-from vllm_dllm.engine.slots import (
+from vllm_dllm.engine.algorithms import (
     AlgorithmBatch,
     AlgorithmSlots,
-    AlgorithmStates,
-    Phase,
-    SlotState,
-    SlotStatus,
+    adjustments,
+    asked_ids,
+    edited,
+    in_batch_order,
+    own_confidence,
+    temperatures,
 )
+from vllm_dllm.engine.readout import Readings, ReadRequest
+from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.vllm_seams.channels import PassFlags
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
 
     from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.vllm_seams.channels import TracedLogprobs
-
-MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 # Status, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]
@@ -186,27 +188,25 @@ class CanvasUpdate:
         """
         state, read = self.slots, _read_batch_compiled if compile else _read_batch
         now, before, batches, temperature = read(state, slots, on_host)
-        algorithms, draws = [each.all_slots for each in batches], bool(state.samples[on_host].any())
+        draws = bool(state.samples[on_host].any())
         request = ReadRequest(
             slots,
             on_host,
             width,
+            temperature,
             draws=draws,
             needs_rows=bool(state.needs_rows[on_host].any()),
-            adjust=_adjustments(batches) if any(each.adjusts for each in algorithms) else None,
-            ask=_asked_ids(batches) if any(each.asks for each in algorithms) else None,
-            entropy=any(each.algorithm.reads_entropy for each in algorithms),
-            temperature=temperature,
+            adjust=adjustments(batches),
+            ask=asked_ids(batches),
+            entropy=any(batch.algorithm.reads_entropy for batch in batches),
             may_go_on=not state.one_step[on_host].all(),
-            own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
+            own_confidence_temperature=own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
         )
-        observers = self.parts.observers(on_host)
-        plan = StepPlan(before, now, batches, request, observers)
+        plan = StepPlan(before, now, batches, request, self.parts.observers(on_host))
         if state.constrained[on_host].any():
-            revises = _edited(plan) & ~self._finished(now)
-            constraint = self.parts.constraints.begin_step(plan, revises)
-            plan = replace(plan, request=replace(request, constraint=constraint))
+            may_revise = edited(batches) & ~self._finished(now)
+            request.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
     def _finished(self, now: SlotStatus) -> torch.Tensor:
@@ -304,8 +304,8 @@ class CanvasUpdate:
         state, now, leaves, begins = self.slots, plan.status, outcome.leaves, outcome.begins
         slots, width = plan.request.slots, plan.request.width
         for batch, new in zip(plan.batches, outcome.state, strict=True):
-            if batch.all_slots.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
+            if batch.algorithm.state:
+                batch.all_slots.keep(batch.slots, new, batch.rows(begins))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
@@ -322,7 +322,7 @@ class CanvasUpdate:
     ) -> torch.Tensor:
         """The length of the prefix that may leave, int64 ``[n]``; edited canvases leave whole."""
         width = plan.request.width
-        edits = [batch.all_slots.algorithm.edits for batch in plan.batches]
+        edits = [batch.algorithm.edits for batch in plan.batches]
         if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
@@ -331,7 +331,7 @@ class CanvasUpdate:
             is_whole = to_device(whole, canvas.tokens.device)
             ready = torch.where(is_whole, emitted_length(canvas, reach, early=False), ready)
         if any(edits):
-            ready = torch.where(_edited(plan), torch.where(done, width, 0), ready)
+            ready = torch.where(edited(plan.batches), torch.where(done, width, 0), ready)
         return ready
 
     def _needs_no_commit(
@@ -386,17 +386,8 @@ def read_rows(
 ) -> tuple[SlotStatus, Canvas, dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
     """Read status, canvases, parameters, state and temperatures, ready to be compiled."""
     now, before = state.read(slots)
-    batch = AlgorithmStates.batch(all_slots, None, slots, before)
+    batch = all_slots.batch(None, slots, before)
     return now, before, dict(batch.parameters), dict(batch.state), _temperatures([batch], now)
-
-
-def _edited(plan: StepPlan) -> torch.Tensor:
-    """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
-    edited = torch.zeros_like(plan.status.read_only)
-    for batch in plan.batches:
-        if batch.all_slots.algorithm.edits:
-            batch.mark(edited)
-    return edited
 
 
 def _denoised(
@@ -408,45 +399,30 @@ def _denoised(
         The canvases and whether they are done (bool ``[n]``), in batch order, and what each
         algorithm keeps for its next step.
     """
-    updates = [_step(batch, plan, readings, present) for batch in plan.batches]
+    now, statistics, updates = plan.status, readings.statistics, []
+    for batch in plan.batches:
+        step = batch.rows(now.step)
+        context = StepContext(
+            statistics=statistics if batch.index is None else statistics.take(batch.index),
+            last=step + 1 >= batch.rows(now.max_steps),
+            parameters=batch.parameters,
+            state=batch.state,
+            step=step,
+            noise=batch.rows(readings.noise),
+            present=batch.rows(present),
+            asked=batch.rows(readings.log_probabilities),
+        )
+        updates.append(batch.algorithm.step(batch.canvas, context))
     state = [update.state for update in updates]
     if len(updates) == 1:
         return updates[0].canvas, updates[0].done, state
-    tokens, masked, done = (
-        _in_batch_order(parts, plan.batches)
-        for parts in (
-            [update.canvas.tokens for update in updates],
-            [update.canvas.masked for update in updates],
-            [update.done for update in updates],
-        )
-    )
+    tokens = in_batch_order([update.canvas.tokens for update in updates], plan.batches)
+    masked = in_batch_order([update.canvas.masked for update in updates], plan.batches)
+    done = in_batch_order([update.done for update in updates], plan.batches)
+    assert tokens is not None
+    assert masked is not None
+    assert done is not None
     return Canvas(tokens, masked, plan.before.fixed), done, state
-
-
-def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
-    """The rows ``[m, ...]`` of an algorithm's canvases in a tensor ``[n, ...]`` of all of them."""
-    if tensor is None or batch.index is None:
-        return tensor
-    return tensor.index_select(0, batch.index)
-
-
-def _step(
-    batch: AlgorithmBatch, plan: StepPlan, readings: Readings, present: torch.Tensor | None
-) -> Update:
-    """Run one step of an algorithm on its canvases."""
-    now, index, statistics = plan.status, batch.index, readings.statistics
-    step = _rows(batch, now.step)
-    context = StepContext(
-        statistics=statistics if index is None else statistics.take(index),
-        last=step + 1 >= _rows(batch, now.max_steps),
-        parameters=batch.parameters,
-        state=batch.state,
-        step=step,
-        noise=_rows(batch, readings.noise),
-        present=_rows(batch, present),
-        asked=_rows(batch, readings.log_probabilities),
-    )
-    return batch.all_slots.algorithm.step(batch.canvas, context)
 
 
 def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
@@ -460,55 +436,4 @@ def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
 
 
 def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.Tensor:
-    """The temperature at which this step's logits are sampled, float32 ``[n]``."""
-    if not any(batch.all_slots.schedules for batch in batches):
-        return now.temperature
-    parts = []
-    for batch in batches:
-        of_all = now.temperature, now.step, now.schedule_steps
-        own, step, last = (_rows(batch, tensor) for tensor in of_all)
-        parts.append(batch.all_slots.algorithm.temperature(own, (step, last), batch.parameters))
-    return parts[0] if len(parts) == 1 else _in_batch_order(parts, batches)
-
-
-def _adjustments(batches: Sequence[AlgorithmBatch]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """See `ReadRequest.adjust`."""
-    parts = [batch.all_slots.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
-    ids = _in_batch_order([part and part[0] for part in parts], batches)
-    amounts = _in_batch_order([part and part[1] for part in parts], batches)
-    return None if ids is None or amounts is None else (ids, amounts)
-
-
-def _asked_ids(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
-    """See `ReadRequest.ask`."""
-    return _in_batch_order([b.all_slots.algorithm.ask(b.state) for b in batches], batches)
-
-
-def _own_confidence(
-    batches: Sequence[AlgorithmBatch], temperature: torch.Tensor
-) -> torch.Tensor | None:
-    """See `ReadRequest.own_confidence_temperature`; `temperature` is float32 ``[n]``."""
-    owns = [batch.all_slots.algorithm.own_confidence for batch in batches]
-    if not any(owns):
-        return None
-    parts = [
-        torch.full_like(batch.slots, own, dtype=torch.bool)
-        for batch, own in zip(batches, owns, strict=True)
-    ]
-    own = _in_batch_order(parts, batches)
-    return None if own is None else temperature * own
-
-
-def _in_batch_order(
-    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
-) -> torch.Tensor | None:
-    """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
-    first = next((part for part in parts if part is not None), None)
-    if first is None or batches[0].index is None:
-        return first
-    count = sum(len(batch.slots) for batch in batches)
-    whole = first.new_zeros((count, *first.shape[1:]))
-    for part, batch in zip(parts, batches, strict=True):
-        if part is not None and batch.index is not None:
-            whole.index_copy_(0, batch.index, part)
-    return whole
+    return temperatures(batches, now.temperature, (now.step, now.schedule_steps))

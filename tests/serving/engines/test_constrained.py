@@ -86,7 +86,7 @@ def test_others_in_the_batch_do_not_notice(running: Engine) -> None:
     together = running.generate(mixed_prompts, mixed)
     assert together[::2] == alone
     assert all(reason == "stop" for _, reason in together[1::2])
-    assert len(running.runner.model_state.parts.constraints.followers) <= 1
+    assert len(running.runner.model_state.parts.constraints.followed) <= 1
 
 
 def test_a_constraint_that_changes_nothing_changes_nothing(running: Engine) -> None:
