@@ -2,7 +2,7 @@
 table of steps.
 
 One step passes through `model_state` (vLLM's runner calls it before the forward pass), `sampler`
-(after it), `step`, `readout` (the implementation is chosen at start-up), and `slots`.
+(after it), `step` with `algorithms`, `readout` (made at start-up), and `slots`.
 
 The rest is loaded when it is needed: `optional_parts` names the features that only some requests
 use (`constraints`, `row_options` and `token_choice`, `logprobs`, `records`); `block_and_canvas` is

@@ -63,7 +63,7 @@ class LogprobReports:
 
     def asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that ask for logprobs."""
-        return [row for row in self.rows.of_batch(on_host) if row[2].reports]
+        return [row for row in self.rows.in_batch(on_host) if row[2].reports]
 
     def _most(self, options: RowOptions) -> int:
         """The number of logprobs a request gets per position, excluding the chosen token's."""
@@ -137,12 +137,8 @@ class LogprobReports:
             where = decided.view(*decided.shape, *[1] * (values.ndim - 2))
             kept = torch.where(where, values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
-        self._refuse(slots, decided & ~known)
-
-    def _refuse(self, slots: torch.Tensor, unknown: torch.Tensor) -> None:
-        """End the requests that have an unknown token; `unknown` is bool ``[m, L]``."""
-        failure = self.slots.failure
-        marks = torch.where(unknown.any(1), int(Mark.UNREAD_TOKEN), failure.index_select(0, slots))
+        failure, unknown = self.slots.failure, (decided & ~known).any(1)
+        marks = torch.where(unknown, int(Mark.UNREAD_TOKEN), failure.index_select(0, slots))
         failure.index_copy_(0, slots, marks)
 
     def _widen(self, width: int) -> None:

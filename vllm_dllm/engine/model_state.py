@@ -217,7 +217,7 @@ class DiffusionModelState(ModelState):
         ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
         """
         if self.sampler is not None:
-            self.sampler.prepare()
+            self.warm_up.compile(self.sampler)
         layers = self.vllm_config.compilation_config.static_forward_context
         self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
 
@@ -246,7 +246,7 @@ class DiffusionModelState(ModelState):
         # vLLM's pipeline stages drop the result of a prompt whose request may output only one
         # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None
-        if self.policy.fused and not self.policy.two_blocks:
+        if self.policy.granted:
             from vllm_dllm.engine.block_and_canvas import read_again
 
             read_again(input_batch, req_states.all_token_ids.gpu)

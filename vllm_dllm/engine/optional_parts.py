@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.sampling_params import SamplingParams
@@ -43,50 +43,34 @@ ROW_PARAMETERS = (
 DEFAULTS = SamplingParams()
 
 
-class RequestPart(Protocol):
-    """State that is kept for the requests in some slots."""
-
-    def leave(self, slot: int) -> None:
-        """Forget the request in ``slot``, if it is known."""
-        ...
-
-
-AnyPart = TypeVar("AnyPart", bound=RequestPart)
-
-
 class OptionalParts:
-    """The optional parts of an engine's steps.
-
-    Attributes:
-        made: the parts that requests have asked for so far.
-    """
+    """The optional parts of an engine's steps; each is made when it is first used."""
 
     def __init__(self, slots: SlotState, logprobs_mode: str) -> None:
         """`logprobs_mode` is vLLM's ``--logprobs-mode``."""
         self.slots = slots
         self.logprobs_mode = logprobs_mode
-        self.made: list[RequestPart] = []
 
     @cached_property
     def constraints(self) -> Constraints:
         """The constraints of requests."""
         from vllm_dllm.engine.constraints import Constraints
 
-        return self._kept(Constraints(self.slots))
+        return Constraints(self.slots)
 
     @cached_property
     def rows(self) -> RowOptionState:
         """The options that change or read whole rows of logits."""
         from vllm_dllm.engine.row_options import RowOptionState
 
-        return self._kept(RowOptionState(self.slots))
+        return RowOptionState(self.slots)
 
     @cached_property
     def logprobs(self) -> LogprobReports:
         """The logprobs of canvases that have not left yet."""
         from vllm_dllm.engine.logprobs import LogprobReports
 
-        return self._kept(LogprobReports(self.slots, self.rows, self.logprobs_mode))
+        return LogprobReports(self.slots, self.rows, self.logprobs_mode)
 
     @cached_property
     def records(self) -> PassRecorder:
@@ -94,10 +78,6 @@ class OptionalParts:
         from vllm_dllm.engine.records import PassRecorder
 
         return PassRecorder(self.slots, self)
-
-    def _kept(self, part: AnyPart) -> AnyPart:
-        self.made.append(part)
-        return part
 
     def enter(
         self,
@@ -136,14 +116,15 @@ class OptionalParts:
         if options is not None:
             self.rows.enter(slot, options)
 
-    def all(self) -> list[RequestPart]:
-        """Return every part, as if requests had asked for all of them."""
-        return [self.constraints, self.rows, self.logprobs]
+    def all(self) -> tuple[Constraints, RowOptionState, LogprobReports]:
+        """The parts that keep something for each request, as if requests had asked for all."""
+        return self.constraints, self.rows, self.logprobs
 
     def leave(self, slot: int) -> None:
         """Forget the request in ``slot``."""
-        for part in self.made:
-            part.leave(slot)
+        for name in ("constraints", "rows", "logprobs"):
+            if name in vars(self):  # it has been made
+                getattr(self, name).leave(slot)
 
     def observers(self, on_host: np.ndarray) -> Sequence[StepObserver]:
         """The observers of the requests in these slots, int ``[n]``."""

@@ -238,7 +238,7 @@ class RowOptionState:
             no_id = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
             self._ends[slot] = no_id.index_fill_(0, ends, True)
 
-    def of_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
+    def in_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that have options."""
         rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
         return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]

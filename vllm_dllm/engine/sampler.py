@@ -29,8 +29,7 @@ from vllm_dllm.engine.slots import Mark, Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.engine.warm_up import ReadoutWarmUp
-from vllm_dllm.ops.compiled import compiled, compiling_ahead
-from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.vllm_seams.channels import encode_passes
 
 
@@ -56,41 +55,12 @@ class DiffusionSampler:
         self.parts = parts
         self.predictions = predictions
         self.warm_up = warm_up
-        # The algorithm whose canvases are updated by compiled functions, or None.
+        # The algorithm whose canvases are updated by compiled functions, or None; see
+        # `ReadoutWarmUp.compile_updates`.
         self.compiled_algorithm: str | None = None
         slots.history = req_states.all_token_ids.gpu
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
-
-    def prepare(self) -> None:
-        """Compile what runs after the model, unless it has been compiled already.
-
-        Canvases that start as random tokens are updated by compiled functions on a GPU, where every
-        operator would otherwise launch a kernel. Only the server's own algorithm is compiled, and
-        only if this package provides it: other algorithms need not be compilable.
-        """
-        warm_up = self.warm_up
-        if warm_up is None or not warm_up.compiles:
-            return
-        warm_up.compile()
-        choice = warm_up.choice
-        on_gpu = self.slots.device.type != "cpu"
-        if self.slots.kind.mask_token is None and choice.is_ours and on_gpu:
-            self.compile_updates(choice)
-
-    def compile_updates(self, choice: Choice) -> None:
-        """Compile the update of canvases decoded by this choice, for one canvas and for several.
-
-        This writes to slots, which are set up again for every request.
-        """
-        assert self.warm_up is not None
-        self.compiled_algorithm = choice.algorithm.name
-        with compiling_ahead():
-            for count in range(1, min(2, len(self.slots.tokens)) + 1):
-                self.slots.algorithms.enter(count - 1, choice.algorithm, choice.settings)
-                hidden = self.warm_up.hidden(count * self.slots.length)
-                slot = torch.arange(count, device=hidden.device)
-                self._update(hidden, slot, np.arange(count), self.slots.length)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> None:
         """Do nothing: the model state has already set the slot up with these parameters."""
@@ -114,7 +84,7 @@ class DiffusionSampler:
         if self.warm_up is not None and widths.any() and not input_batch.num_draft_tokens:
             # In the dummy batch with which vLLM measures memory, each request has one token of
             # logits.
-            self.prepare()
+            self.warm_up.compile(self)
             self.warm_up.fill()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         observers = self.parts.observers(on_host)
@@ -124,7 +94,7 @@ class DiffusionSampler:
             hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
             widths //= 2
         if input_batch.num_draft_tokens and widths.all():
-            output = self._update(hidden_states, slot, on_host, self._width(widths))
+            output = self.update(hidden_states, slot, on_host, self._width(widths))
         else:
             output = self._among_prefills(hidden_states, input_batch, slot, widths)
         if first is not None and input_batch.num_draft_tokens:
@@ -153,7 +123,7 @@ class DiffusionSampler:
             row = to_device(is_canvas := np.flatnonzero(widths), device)
             on_host = input_batch.idx_mapping_np[is_canvas]
             width = self._width(widths[is_canvas])
-            output = self._update(hidden_states, slot[row], on_host, width)
+            output = self.update(hidden_states, slot[row], on_host, width)
             sampled.index_copy_(0, row, output.sampled_token_ids)
             num_sampled.index_copy_(0, row, output.num_sampled)
             num_rejected.index_copy_(0, row, output.num_rejected)
@@ -186,7 +156,7 @@ class DiffusionSampler:
         tokens = canvas if window is None else window.inputs(slot, canvas)
         self.req_states.draft_tokens.index_copy_(0, slot, tokens)
 
-    def _update(
+    def update(
         self,
         hidden_states: torch.Tensor,
         slot: torch.Tensor,

@@ -72,6 +72,11 @@ class CommitPolicy:
     fused: bool = False
     two_blocks: bool = False
 
+    @property
+    def granted(self) -> bool:
+        """Whether the scheduler grants 2 L tokens to a step that also commits a block."""
+        return self.fused and not self.two_blocks
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -222,18 +227,19 @@ class CanvasUpdate:
         """
         now, policy, constraint = plan.status, self.policy, plan.request.constraint
         commits = now.phase == int(Phase.COMMIT)
-        # Without lockstep the two are the same, and one comparison is enough.
+        # Without lockstep a finished canvas commits at once, and one comparison is enough.
         skips = self._finished(now) if policy.sync else commits
-        waits = None if constraint is None else constraint.waits  # for its constraint
+        waits = None if constraint is None else constraint.waits
+        if waits is not None:
+            skips = skips | waits
+        stays = skips if policy.sync else waits
 
         canvas, done, state = _denoised(plan, readings, present)
         if constraint is not None and self.slots.kind.mask_token is not None:
             canvas = constraint.kept_to_paths(canvas, skips)
-        if waits is not None:
-            skips = skips | waits
-        stays = skips if policy.sync else waits
         if stays is not None:
             canvas = _kept_where(stays, plan.before, canvas)
+
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
         ready = self._ready(plan, canvas, done, reach)
@@ -242,13 +248,8 @@ class CanvasUpdate:
 
         ready_to_leave = (ready > 0) & (ready > 0).all() if policy.sync else ready > 0
         needs_no_commit = self._needs_no_commit(plan, canvas, reach <= ready)
-        if policy.fused:  # left without commit
-            leaves = commits | ready_to_leave
-        else:
-            leaves = commits | (ready_to_leave & needs_no_commit)
-        advances = leaves
-        if policy.fused and not policy.two_blocks:
-            advances = leaves & (commits | needs_no_commit)
+        leaves = commits | (ready_to_leave if policy.fused else ready_to_leave & needs_no_commit)
+        advances = leaves & (commits | needs_no_commit) if policy.granted else leaves
         streamed = self._streamed(plan, canvas, ready_to_leave, limit)
         return StepOutcome(
             canvas=canvas,
@@ -275,7 +276,7 @@ class CanvasUpdate:
         flags = torch.add(commits * int(PassFlags.COMMITTED), leaves, alpha=int(PassFlags.LEFT))
         if skips is not None:
             flags = torch.add(flags, skips, alpha=int(PassFlags.WAITED))
-        if self.policy.fused and not self.policy.two_blocks:
+        if self.policy.granted:
             flags = torch.add(flags, leaves & ~advances, alpha=int(PassFlags.KV_PENDING))
         return flags
 

@@ -1,11 +1,12 @@
-"""Prepares the readout before the first request: it is compiled, and it reads its largest batch
-while vLLM measures how much memory a step uses.
+"""Prepares a step before the first request: what runs after the model is compiled, and the readout
+reads its largest batch while vLLM measures how much memory a step uses.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from vllm_dllm.engine.readout import EXAMPLE_ROWS, Readout, ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiling_ahead
 from vllm_dllm.settings.resolution import Choice
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.sampler import DiffusionSampler
 
 logger = init_logger("vllm.dllm")
 
@@ -44,8 +48,12 @@ class ReadoutWarmUp:
     compiles: bool
     choice: Choice
 
-    def compile(self) -> None:
-        """Compile the readout, unless it has been compiled already.
+    def compile(self, sampler: DiffusionSampler) -> None:
+        """Compile what runs after the model, unless it has been compiled already.
+
+        Canvases that start as random tokens are updated by compiled functions on a GPU, where every
+        operator would otherwise launch a kernel. Only the server's own algorithm is compiled, and
+        only if this package provides it: other algorithms need not be compilable.
 
         This must not happen while the model is loaded: compiled functions depend on the number of
         threads, which vLLM's GPU worker changes afterwards, so requests would compile them all
@@ -57,8 +65,24 @@ class ReadoutWarmUp:
         begin = time.perf_counter()
         logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
         with compiling_ahead():
-            self.readout.warm_up(self.hidden(EXAMPLE_ROWS))
+            self.readout.warm_up(self._hidden(EXAMPLE_ROWS))
         logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
+        on_gpu = self.slots.device.type != "cpu"
+        if self.slots.kind.mask_token is None and self.choice.is_ours and on_gpu:
+            self.compile_updates(sampler)
+
+    def compile_updates(self, sampler: DiffusionSampler) -> None:
+        """Compile the update of canvases without request options, for one canvas and for several.
+
+        This writes to slots, which are set up again for every request.
+        """
+        sampler.compiled_algorithm = self.choice.algorithm.name
+        with compiling_ahead():
+            for count in range(1, min(2, len(self.slots.tokens)) + 1):
+                self.slots.algorithms.enter(count - 1, self.choice.algorithm, self.choice.settings)
+                hidden = self._hidden(count * self.slots.length)
+                slot = torch.arange(count, device=hidden.device)
+                sampler.update(hidden, slot, np.arange(count), self.slots.length)
 
     def fill(self) -> None:
         """Read the largest batch: with all canvases drawn, then also with all options of `COSTLY`.
@@ -69,7 +93,7 @@ class ReadoutWarmUp:
         """
         from vllm_dllm.engine.row_options import COSTLY
 
-        hidden = self.hidden(self.canvases * self.slots.length)
+        hidden = self._hidden(self.canvases * self.slots.length)
         on_host: np.ndarray = np.arange(self.canvases)
         costly = range(min(self.canvases, self.readout.canvases))
         with torch.inference_mode():
@@ -95,6 +119,6 @@ class ReadoutWarmUp:
             entropy=True,
         )
 
-    def hidden(self, rows: int) -> torch.Tensor:
+    def _hidden(self, rows: int) -> torch.Tensor:
         """Example hidden states, ``[rows, hidden]``."""
         return torch.zeros((rows, self.hidden_size), dtype=self.dtype, device=self.slots.device)

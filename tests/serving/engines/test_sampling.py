@@ -124,7 +124,7 @@ def test_greedy_ignores_the_seed(running: Engine) -> None:
 
 def test_a_drawn_token_can_be_sure(running: Engine) -> None:
     """With draws as likely as the argmax, the threshold still lets many pass at once."""
-    count = count_calls(running.runner.sampler, "_update")
+    count = count_calls(running.runner.sampler, "update")
     tokens(running, params(temperature=1.0, top_k=1, diffusion_threshold=0.01, max_tokens=BLOCK))
     assert len(count) <= 4
 

@@ -98,8 +98,7 @@ def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
     ]
     with family.start() as running:
         want = [running.generate(prompts[: len(some)], some) for some in batches]
-        sampler = running.runner.sampler
-        sampler.compile_updates(running.runner.model_state.served.choose())
+        running.runner.model_state.warm_up.compile_updates(running.runner.sampler)
         made = our_graphs()
         assert made >= 4, "one canvas, and several, before and behind the readout"
         assert [running.generate(prompts[: len(some)], some) for some in batches] == want

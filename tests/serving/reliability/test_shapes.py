@@ -134,10 +134,10 @@ def test_gemma_prompt_leaves_less_than_a_canvas(left: int, little: tuple[Family,
     """The canvas is as narrow as the context is then, and gives what a narrow canvas gives."""
     family, running = little
     (prompt,) = family.prompts((430 - left,), seed=34)
-    updates = count_calls(running.runner.sampler, "_update")
+    updates = count_calls(running.runner.sampler, "update")
     params = family.params(1000, ignore_eos=True, diffusion_max_steps=2)
     tokens, reason = running.generate([prompt], [params])[0]
-    del running.runner.sampler._update
+    del running.runner.sampler.update
     assert (len(tokens), reason) == (left, "length")
     assert len(updates) <= 2 + 3, "a commit and another canvas at most"
     if left < family.length:
