@@ -5,11 +5,11 @@ paths through an automaton are found. One step serves all constrained canvases o
 their automata; see `canvas_grammar.decoding` for the computation.
 
 The canvas of a large constraint follows only the part near the canvas' first state, and only the
-host can find that part. When a canvas leaves, its slot *asks*: a number on the device grows. The
-numbers and the states are copied to the host after every step, and the host answers at the first
-step that can read the copy without waiting. Until then the new canvas waits: steps leave it
-unchanged. On a GPU each canvas waits for one step, because the host prepares a step while the
-previous one is running. The number of steps depends on nothing else, so all ranks agree.
+host can find that part. When a canvas leaves, the next one *waits*: steps leave it unchanged. Which
+canvases wait, and their states, is copied to the host after every step, and the host answers at the
+first step that can read the copy without waiting for the device. On a GPU each canvas waits for one
+step, because the host prepares a step while the previous one is running. The number of steps
+depends on nothing else, so all ranks agree.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics, with_drawn
 from vllm_dllm.ops.statistics.sampled import draw_and_sum
 
-# The range of numbers reserved for one request in a slot, so that a late copy is never taken for
-# another request's.
-NUMBERS = 1 << 32
 # Roughly how many states a canvas follows, and how many parts of a constraint are cached.
 MOST_STATES = CompileLimits().window_states
 MOST_VIEWS = 64
@@ -447,36 +444,36 @@ class _Copy:
 
 
 class CanvasStarts:
-    """Tracks slots that have begun a canvas and ask for the part of the constraint that it follows.
+    """Tracks canvases that have begun and wait for the part of the constraint that they follow.
 
     Attributes:
         late: how many steps pass between a copy and its use, 0 or 1.
+        waiting: bool ``[slots]``, canvases that wait.
     """
 
     def __init__(self, slots: int, device: torch.device, late: int | None = None) -> None:
         self.late = int(can_pin(device)) if late is None else late
-        self.asked = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.answered = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.moving = torch.zeros(slots, dtype=torch.int64, device=device)
-        # On the host: which constraints are larger than a view, and the last answers.
+        self.waiting = torch.zeros(slots, dtype=torch.bool, device=device)
+        # Which constraints are larger than a view, on the device and on the host.
+        self._moving = torch.zeros(slots, dtype=torch.bool, device=device)
         self._moves: np.ndarray = np.zeros(slots, dtype=bool)
-        self._last: np.ndarray = np.zeros(slots, dtype=np.int64)
+        # Copies are numbered; those before a slot's request or last answer do not count for it.
+        self._first: np.ndarray = np.zeros(slots, dtype=np.int64)
+        self._next = 0
         self._free = [_Copy(slots, device) for _ in range(self.late + 1)]
-        self._waiting: list[_Copy] = []
-        self._requests = 0
+        self._in_flight: list[tuple[int, _Copy]] = []
 
     def enter(self, slot: int, moves: bool) -> None:
         """Set up ``slot`` for a canvas that has its part; `moves` if the next may need another."""
-        self._requests += 1
-        first = self._requests * NUMBERS
-        self._moves[slot], self._last[slot] = moves, first
-        self.moving[slot].fill_(int(moves))
-        self.asked[slot].fill_(first)
-        self.answered[slot].fill_(first)
+        self._moves[slot] = moves
+        self._moving[slot].fill_(moves)
+        self.answer(slot)
 
     def leave(self, slot: int) -> None:
-        """Stop expecting canvases of ``slot``."""
-        self._moves[slot] = False
+        """Stop expecting canvases of ``slot``, whose next request may have no constraint."""
+        if self._moves[slot]:
+            self._moves[slot] = False
+            self.waiting[slot].fill_(False)
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
         """Canvases that have no answer yet, bool ``[n]``; None if none can be waiting.
@@ -487,10 +484,10 @@ class CanvasStarts:
         """
         if not self.late or not self._moves[on_host].any():
             return None
-        return self.asked.index_select(0, slots) != self.answered.index_select(0, slots)
+        return self.waiting.index_select(0, slots)
 
     def ask(self, states: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Let the canvases that follow those that leave ask for their parts, and start the copy.
+        """Let the canvases that follow those that leave wait for their parts, and start the copy.
 
         Args:
             states: int64, the states of all slots.
@@ -499,22 +496,24 @@ class CanvasStarts:
         """
         if not self._moves.any():
             return
-        self.asked.index_add_(0, slots, self.moving.index_select(0, slots) * leaves)
+        begun = leaves & self._moving.index_select(0, slots)
+        self.waiting.index_copy_(0, slots, self.waiting.index_select(0, slots) | begun)
         copy = self._free.pop()
-        copy.take(torch.stack([self.asked, states]))
-        self._waiting.append(copy)
+        copy.take(torch.stack([self.waiting.long(), states]))
+        self._in_flight.append((self._next, copy))
+        self._next += 1
 
     def begun(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the slots that ask and the states in which their canvases begin."""
-        while len(self._waiting) > self.late:
-            copy = self._waiting.pop(0)
-            asked, states = copy.read()
-            slots = np.flatnonzero(self._moves & (asked == self._last + 1))
+        """Iterate over the slots that wait and the states in which their canvases begin."""
+        while len(self._in_flight) > self.late:
+            number, copy = self._in_flight.pop(0)
+            waiting, states = copy.read()
+            slots = np.flatnonzero(self._moves & (waiting > 0) & (self._first <= number))
             found = list(zip(slots.tolist(), states[slots].tolist(), strict=True))
             self._free.append(copy)
             yield from found
 
     def answer(self, slot: int) -> None:
         """Record that the canvas of ``slot`` has its part of the constraint."""
-        self._last[slot] += 1
-        self.answered[slot].fill_(int(self._last[slot]))
+        self.waiting[slot].fill_(False)
+        self._first[slot] = self._next
