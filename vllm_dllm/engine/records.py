@@ -3,8 +3,8 @@
 Records travel with the step's logprobs; see `vllm_seams.channels`.
 
 The logprob of a decided token usually follows from the probability that the decoding algorithm
-reads anyway; `need_rows` says when it does not. Only then are whole rows of logits read, as for a
-request that asks for logprobs.
+reads anyway; `PassRecorder._needs_no_rows` says when. Otherwise whole rows of logits are read, as
+for a request that asks for logprobs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import BaseAlgorithm
-from vllm_dllm.engine.logprobs import padded
 from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.engine.slots import CanvasKind, SlotState
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
@@ -39,40 +38,6 @@ if TYPE_CHECKING:
 
 # Maps a batch's tensor ``[n, ...]`` to the rows of its recorded canvases, ``[m, ...]``.
 Selection = Callable[[torch.Tensor], torch.Tensor]
-
-
-def need_rows(
-    choice: Choice,
-    kind: CanvasKind,
-    temperature: float,
-    read_only: bool,
-    rows: RowOptions | None,
-    raw: bool,
-) -> bool:
-    """Whether the logprobs of a recorded request do not follow from what its algorithm reads.
-
-    A masked model's logprobs come from the raw logits by default. They follow from the probability
-    of the likeliest token and the weight of the drawn one (`Readings.logprob`), unless logits were
-    biased. A uniform-noise model divides by the temperature, and a temperature of 0 leaves nothing
-    to read; see `token_choice`.
-
-    Args:
-        choice: how the request is decoded; its algorithm may choose ids that it has asked for.
-        kind: the kind of the model's canvases.
-        temperature: the request's temperature.
-        read_only: whether the first canvas is the whole answer.
-        rows: the request's row options.
-        raw: whether a masked model's logprobs come from the raw logits.
-    """
-    algorithm: Any = type(choice.algorithm)
-    if algorithm.ask is not BaseAlgorithm.ask or not choice.is_ours:
-        return True
-    draws = temperature > 0
-    if kind.mask_token is None:
-        return rows is not None or not draws or read_only
-    if rows is not None and (rows.biases or rows.returns):
-        return True
-    return draws and not raw
 
 
 class PassRecorder:
@@ -101,21 +66,31 @@ class PassRecorder:
         Arguments are as for `OptionalParts.enter`.
         """
         rows = RowOptions.from_params(params, prompt_length, resolved.constrained)
-        logprobs = self.parts.logprobs
-        if (
-            is_constrained
-            or logprobs.reports_logits
-            or need_rows(
-                choice,
-                self.slots.kind,
-                params.temperature,
-                resolved.read_only,
-                rows,
-                logprobs.of_raw_logits,
-            )
-        ):
-            return RowOptions.from_params(params, prompt_length, resolved.constrained, records=True)
-        return rows
+        if not is_constrained and self._needs_no_rows(choice, params, resolved, rows):
+            return rows
+        return RowOptions.from_params(params, prompt_length, resolved.constrained, records=True)
+
+    def _needs_no_rows(
+        self, choice: Choice, params: Any, resolved: ResolvedRequest, rows: RowOptions | None
+    ) -> bool:
+        """Whether a request's logprobs follow from what its algorithm reads, without whole rows.
+
+        A masked model's logprobs come from the raw logits by default. They follow from the
+        probability of the likeliest token and the weight of the drawn one (`Readings.logprob`),
+        unless logits were biased, or the algorithm may choose ids that it has asked for. A
+        uniform-noise model divides by the temperature, and a temperature of 0 leaves nothing to
+        read; see `token_choice`.
+        """
+        algorithm: Any = type(choice.algorithm)
+        asks, logprobs = algorithm.ask is not BaseAlgorithm.ask, self.parts.logprobs
+        if asks or not choice.is_ours or logprobs.reports_logits:
+            return False
+        draws = params.temperature > 0
+        if self.slots.kind.mask_token is None:
+            return rows is None and draws and not resolved.read_only
+        if rows is not None and (rows.biases or rows.returns):
+            return False
+        return logprobs.of_raw_logits or not draws
 
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
