@@ -185,14 +185,15 @@ class Constraints:
 
 
 class ConstrainedStep:
-    """See `StepConstraint`.
+    """What the canvases of a step must follow, those without a constraint among them.
 
     Attributes:
         slots: int64 ``[n]``, the slots of the batch.
         window: the canvases as their constraints see them: which tokens are fixed, and which may
             change.
         path: the paths of constrained canvases, written when they are chosen.
-        waits: see `StepConstraint`.
+        waits: canvases whose constraint has not been looked up yet, which stay as they are; bool
+            ``[n]``, or None if there can be none.
     """
 
     def __init__(
@@ -210,13 +211,19 @@ class ConstrainedStep:
         self.waits = waits
 
     def part(self, rows: slice) -> ConstrainedStep:
-        """See `StepConstraint`."""
+        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
         waits = None if self.waits is None else self.waits[rows]
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
     def choose_paths(self, chosen: MaskedRows | NoiseRows, request: ReadRequest) -> None:
-        """See `StepConstraint`."""
+        """Replace the tokens chosen for constrained canvases with those of paths.
+
+        Args:
+            chosen: what was chosen from the whole rows of logits of these canvases; updated in
+                place.
+            request: the request for these canvases.
+        """
         slots, on_host = self.constraints.slots, request.on_host
         constrained, samples = slots.constrained[on_host], slots.samples[on_host]
         for draws in (False, True):
@@ -233,17 +240,25 @@ class ConstrainedStep:
             self.path.put(index, path)
 
     def kept_to_paths(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
-        """See `StepConstraint`."""
+        """The canvases after an algorithm's step, with the path's token at decided positions.
+
+        `skips` (bool ``[n]``) are canvases that this pass does not denoise.
+        """
         fixed = canvas.fixed | skips[:, None]
         tokens = self.path.keep(canvas.tokens, canvas.masked, fixed)
         return replace(canvas, tokens=tokens)
 
     def feasible(self) -> torch.Tensor:
-        """See `StepConstraint`."""
+        """Canvases that have a path, bool ``[n]``; an unconstrained canvas always has one."""
         return self.path.feasible
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """See `StepConstraint`."""
+        """Advance the constraints by the tokens that were output.
+
+        Args:
+            out: int64 ``[n]``, length of the prefix of each canvas that has been output so far.
+            leaves: bool ``[n]``, canvases after which the next one begins.
+        """
         state = self.constraints.state
         # Where `out` has not grown, the state stays the same.
         state.index_copy_(0, self.slots, self.path.states.gather(1, out[:, None])[:, 0])

@@ -18,15 +18,14 @@ from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.logger import init_logger
 from vllm.triton_utils import HAS_TRITON
 
-from vllm_dllm.decoding import Canvas
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.rows import RowStatistics
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from vllm_dllm.engine.constraints import ConstrainedStep
     from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
 
 logger = init_logger("vllm.dllm")
 
@@ -67,7 +66,7 @@ class ReadRequest:
     adjust: tuple[torch.Tensor, torch.Tensor] | None = None
     ask: torch.Tensor | None = None
     entropy: bool = False
-    constraint: StepConstraint | None = None
+    constraint: ConstrainedStep | None = None
     may_go_on: bool = True
     own_confidence_temperature: torch.Tensor | None = None
     logprob: bool = False
@@ -87,51 +86,6 @@ class ReadRequest:
             constraint=None if self.constraint is None else self.constraint.part(rows),
             own_confidence_temperature=None if own is None else own[rows],
         )
-
-
-class StepConstraint(Protocol):
-    """What the constrained canvases of a step must follow; see `engine.constraints`.
-
-    Attributes:
-        waits: canvases whose constraint has not been looked up yet, which stay as they are; bool
-            ``[n]``, or None if there can be none.
-    """
-
-    waits: torch.Tensor | None
-
-    def part(self, rows: slice) -> StepConstraint:
-        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
-        ...
-
-    def choose_paths(self, chosen: MaskedRows | NoiseRows, request: ReadRequest) -> None:
-        """Replace the tokens chosen for constrained canvases with those of paths.
-
-        Args:
-            chosen: what was chosen from the whole rows of logits of these canvases; updated in
-                place.
-            request: the request for these canvases.
-        """
-        ...
-
-    def kept_to_paths(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
-        """The canvases after an algorithm's step, with the path's token at decided positions.
-
-        `skips` (bool ``[n]``) are canvases that this pass does not denoise.
-        """
-        ...
-
-    def feasible(self) -> torch.Tensor:
-        """Canvases that have a path, bool ``[n]``; an unconstrained canvas always has one."""
-        ...
-
-    def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Advance the constraints by the tokens that were output.
-
-        Args:
-            out: int64 ``[n]``, length of the prefix of each canvas that has been output so far.
-            leaves: bool ``[n]``, canvases after which the next one begins.
-        """
-        ...
 
 
 @dataclass

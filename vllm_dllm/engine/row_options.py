@@ -44,23 +44,16 @@ class RowWork(IntFlag):
 class RowOptions:
     """The options of a request that change or read whole rows of logits.
 
+    The defaults change nothing. Unless described here, a field is that of vLLM's
+    ``SamplingParams``.
+
     Attributes:
-        top_k: keep this many of the likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens up to this total probability; 1 keeps all.
-        min_p: keep tokens with at least this share of the likeliest token's probability; 0 keeps
-            all.
-        logit_bias: the values to add to logits, by token id.
         allowed: only these ids may be chosen; empty for all.
         banned: these ids may not be chosen.
         min_tokens: `ends` may not be chosen before this many output tokens.
         ends: ids that end the request; empty if `min_tokens` is 0.
-        presence: subtracted from the logit of every token that occurs in the output.
-        frequency: subtracted from a token's logit once for each occurrence in the output.
-        repetition: divides the positive and multiplies the negative logits of tokens in the prompt
-            or output.
+        presence, frequency, repetition: the penalties.
         prompt_length: number of prompt tokens, after which the output begins.
-        logprobs: how many of the likeliest tokens to report in addition to the chosen one; None for
-            no report.
         token_ids: ids to report in addition to the chosen one, in place of the likeliest.
         records: whether records of the request's steps need the logprobs of chosen tokens.
     """

@@ -7,9 +7,9 @@
 - `CanvasUpdate.keep` writes that to the slots.
 
 All of this consists of tensor operations on all canvases at once; the only loop is over the
-algorithms that share the batch (`engine.algorithms`). Optional parts join a step in two places: a
-`StepConstraint` makes canvases wait and keeps their tokens to paths, and a `StepObserver` sees what
-was decided.
+algorithms that share the batch (`engine.algorithms`). Optional parts join a step in two places: the
+constraint of a `ReadRequest` makes canvases wait and keeps their tokens to paths, and a
+`StepObserver` sees what was decided.
 """
 
 from __future__ import annotations
