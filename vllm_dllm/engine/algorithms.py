@@ -27,6 +27,7 @@ class AlgorithmSlots:
         algorithm: the decoding rule.
         parameters: the algorithm's settings by name, float32 ``[slots]`` each.
         state: the algorithm's tensors between steps by name, see `StateTensor`.
+        schedules: whether the algorithm overrides `temperature`.
     """
 
     def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
@@ -39,6 +40,8 @@ class AlgorithmSlots:
         for name, spec in algorithm.state.items():
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
             self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
+        rule: Any = type(algorithm)
+        self.schedules = rule.temperature is not MaskedAlgorithm.temperature
 
     def enter(self, slot: int, settings: AlgorithmConfig) -> None:
         """Set the parameters and the initial state of the request that enters ``slot``."""
@@ -197,9 +200,8 @@ def temperatures(
 
     The arguments are those of `Algorithm.temperature` for the whole batch.
     """
-    rules: list[Any] = [type(batch.algorithm) for batch in batches]
-    if all(rule.temperature is MaskedAlgorithm.temperature for rule in rules):
-        return temperature  # without a schedule
+    if not any(batch.all_slots.schedules for batch in batches):
+        return temperature
     parts = []
     for batch in batches:
         own, step, last = (batch.rows(tensor) for tensor in (temperature, *progress))
