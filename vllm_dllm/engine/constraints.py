@@ -234,7 +234,8 @@ class ConstrainedStep:
             constraint = self.constraints.for_batch(on_host[where])
             followed = Followed(constraint, self.window.take(index), index, where)
             if isinstance(chosen, MaskedRows):
-                path = follow_in_masked_rows(chosen, followed, draws)
+                own = request.own_confidence_temperature
+                path = follow_in_masked_rows(chosen, followed, draws, own)
             else:
                 path = follow_in_noise_rows(chosen, followed, draws)
             self.path.put(index, path)
@@ -287,13 +288,16 @@ class Followed:
         return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
 
 
-def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> ConstrainedPath:
+def follow_in_masked_rows(
+    rows: MaskedRows, followed: Followed, draws: bool, own: torch.Tensor | None
+) -> ConstrainedPath:
     """Replace a masked model's tokens and their confidences with those of paths.
 
     The confidence of a most probable path's token is its probability; that of a drawn path's
-    token comes from `with_drawn`. Positions after the end of the text have confidence 1.
+    token comes from `with_drawn`. Positions after the end of the text have confidence 1. `own` is
+    `ReadRequest.own_confidence_temperature`.
     """
-    statistics, shape, index = rows.statistics, (-1, rows.length), followed.index
+    statistics, shape, index = rows.statistics, (len(rows.samples), -1), followed.index
     greedy = rows.greedy.view(*shape).take(index)
     if draws and rows.tempered is not None and rows.filtered is not None:
         assert rows.keys is not None
@@ -304,7 +308,6 @@ def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> 
         tempered = followed.logits(rows.tempered)
         both = torch.stack([chosen.token, greedy.token], -1)
         weight, largest = tempered.pick(both).unbind(-1)
-        own = rows.own_confidence_temperature
         own = None if own is None else own.index_select(0, index)[:, None]
         sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token, own)
         sure = torch.where(chosen.inside, sampled.probability, 1.0)
@@ -316,9 +319,9 @@ def follow_in_masked_rows(rows: MaskedRows, followed: Followed, draws: bool) -> 
     statistics.token.view(shape).index_copy_(0, index, chosen.token)
     statistics.probability.view(shape).index_copy_(0, index, sure)
     if isinstance(statistics, EntropyStatistics):
-        own = statistics.entropy.view(shape)
-        entropy = torch.where(chosen.inside, own.index_select(0, index), 0.0)
-        own.index_copy_(0, index, entropy)
+        every = statistics.entropy.view(shape)
+        entropy = torch.where(chosen.inside, every.index_select(0, index), 0.0)
+        every.index_copy_(0, index, entropy)
     return chosen
 
 

@@ -45,24 +45,20 @@ class MaskedRows:
         greedy: ``[rows]``, the statistics as if no request drew.
         logits: ``[rows, ids]``, the biased logits.
         samples: bool ``[n]``, on the host, whether a request draws.
-        length: L.
         logprob: float32 ``[rows]``, see `Readings`.
         tempered: ``[rows, ids]``, logits divided by the temperature; None if no request draws.
         filtered: ``[rows, ids]``, `tempered` with -inf for tokens that filters exclude, or None.
         keys: int64 ``[n, L]``, the keys of the random numbers, or None.
-        own_confidence_temperature: see `ReadRequest`.
     """
 
     statistics: RowStatistics
     greedy: RowStatistics
     logits: torch.Tensor
     samples: np.ndarray
-    length: int
     logprob: torch.Tensor | None
     tempered: torch.Tensor | None = None
     filtered: torch.Tensor | None = None
     keys: torch.Tensor | None = None
-    own_confidence_temperature: torch.Tensor | None = None
 
     def reported(self, index: int, positions: slice) -> torch.Tensor:
         """The scores from which logprobs are computed, ``[positions, vocabulary]``.
@@ -75,7 +71,7 @@ class MaskedRows:
         """
         drawn = self.filtered if self.samples[index] else None
         rows = self.logits if drawn is None else drawn
-        return rows.unflatten(0, (-1, self.length))[index, positions]
+        return rows.unflatten(0, (len(self.samples), -1))[index, positions]
 
 
 @dataclass
@@ -215,7 +211,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         greedy = self.statistics(logits, self.mask_token, request.entropy)
         logprob = greedy.probability.log() if request.logprob else None
         if keys is None or not samples.any():
-            return MaskedRows(greedy, greedy, logits, samples, length, logprob)
+            return MaskedRows(greedy, greedy, logits, samples, logprob)
         temperature = request.temperature.repeat_interleave(length)
         tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
         tempered[:, self.mask_token] = -torch.inf
@@ -232,18 +228,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             chosen = with_drawn(greedy, weight, temperature > 0, drawn, own)
             if request.logprob:
                 logprob = drawn_logprob(greedy, weight, temperature)
-        return MaskedRows(
-            statistics=chosen,
-            greedy=greedy,
-            logits=logits,
-            samples=samples,
-            length=length,
-            logprob=logprob,
-            tempered=tempered,
-            filtered=kept,
-            keys=keys,
-            own_confidence_temperature=request.own_confidence_temperature,
-        )
+        return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
 
 
 class NoisePipeline(LogitsPipeline[NoiseRows]):
