@@ -64,12 +64,12 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
     slots = slots_with(Cooling(), LowConfidence(), Cooling(), LowConfidence())
     slots.step.copy_(torch.tensor([0, 1, 3, 3]))
     _, plan = plan_of(slots)
-    assert plan.request.temperature.tolist() == [0.75, 1, 0, 1]
+    assert plan.temperature.tolist() == [0.75, 1, 0, 1]
     level = torch.zeros(4 * L, VOCABULARY)
     level[:, 7] = 0.1
     parts = OptionalParts(slots, "raw_logprobs")
     readout = MaskedReadout(lambda hidden: level.clone(), slots, parts)
-    found = readout.read(level, plan.request)
+    found = readout.read(level, plan)
     greedy = (found.statistics.token == 7).all(1)
     assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"
 
@@ -137,4 +137,4 @@ def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
     # Only two of its tokens are wanted, and nobody reads its keys and values.
     assert outcome.leaves.tolist() == [False, True, False]
     assert outcome.out.tolist() == [0, 2, 0]
-    assert np.array_equal(plan.request.on_host, [0, 1, 2])
+    assert np.array_equal(plan.on_host, [0, 1, 2])

@@ -55,7 +55,7 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
     readout = MaskedReadout(lambda hidden: hidden.clone(), slots, parts)
     policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
     plan = CanvasUpdate(slots, policy, parts).plan(torch.arange(2), np.arange(2), L)
-    readout.read(LOGITS, plan.request)
+    readout.read(LOGITS, plan)
     assert list(reports.seen) == [0], "only requests that ask"
     return reports.seen[0]
 

@@ -158,17 +158,17 @@ class Constraints:
             revises: bool ``[n]``, canvases whose visible tokens may change in this step.
         """
         self._begin_canvases()
-        request, now, before = plan.request, plan.status, plan.before
+        now, before = plan.status, plan.before
         stays = torch.where(revises[:, None], before.fixed, ~before.masked)
         window = CanvasWindow(
-            state=self.state.index_select(0, request.slots),
+            state=self.state.index_select(0, plan.slots),
             first=now.tail,
             budget=now.remaining,
-            width=torch.zeros_like(now.tail) + request.width,
+            width=torch.zeros_like(now.tail) + plan.width,
             forced=torch.where(stays, before.tokens, -1),
         )
-        waits = self.starts.waits(request.slots, request.on_host)
-        return ConstrainedStep(self, request.slots, window, ConstrainedPath.empty(window), waits)
+        waits = self.starts.waits(plan.slots, plan.on_host)
+        return ConstrainedStep(self, plan.slots, window, ConstrainedPath.empty(window), waits)
 
     def for_batch(self, on_host: np.ndarray) -> BatchConstraint:
         """What constrained canvases must follow; cached for later steps with the same canvases.

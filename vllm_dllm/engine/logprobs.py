@@ -121,9 +121,9 @@ class LogprobReports:
         if not self.pending:
             return
         read, self.pending = self.pending, []
-        row_of = {slot: row for row, slot in enumerate(plan.request.on_host.tolist())}
+        row_of = {slot: row for row, slot in enumerate(plan.on_host.tolist())}
         rows = [row_of[slot] for slots, _ in read for slot in slots]
-        tensors = outcome.canvas.tokens, decided, plan.request.slots
+        tensors = outcome.canvas.tokens, decided, plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
         self._widen(1 + max(summary.ids.shape[-1] for _, summary in read))
         whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)

@@ -8,7 +8,7 @@ noise. Both compute row statistics with torch, or with the Triton kernels of `re
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -75,16 +75,20 @@ class ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
         rows = slice(first, end)
         own = self.own_confidence_temperature
-        return replace(
-            self,
-            slots=self.slots[rows],
-            on_host=self.on_host[rows],
-            width=self.width if isinstance(self.width, int) else self.width[rows],
-            temperature=self.temperature[rows],
+        return ReadRequest(
+            self.slots[rows],
+            self.on_host[rows],
+            self.width if isinstance(self.width, int) else self.width[rows],
+            self.temperature[rows],
+            draws=self.draws,
+            needs_rows=self.needs_rows,
             adjust=None if self.adjust is None else (self.adjust[0][rows], self.adjust[1][rows]),
             ask=None if self.ask is None else self.ask[rows],
+            entropy=self.entropy,
             constraint=None if self.constraint is None else self.constraint.part(rows),
+            may_go_on=self.may_go_on,
             own_confidence_temperature=None if own is None else own[rows],
+            logprob=self.logprob,
         )
 
 

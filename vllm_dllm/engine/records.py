@@ -96,8 +96,8 @@ class PassRecorder:
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
         """See `StepObserver`: record this pass, after `LogprobReports.observe`."""
-        request, state = plan.request, self.slots
-        recorded = state.records[request.on_host]
+        state = self.slots
+        recorded = state.records[plan.on_host]
         index = None if recorded.all() else to_device(np.flatnonzero(recorded), state.device)
 
         def rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -110,10 +110,10 @@ class PassRecorder:
             chosen = chosen & by_model
         probability = torch.where(chosen, probability, UNDECIDED)
         probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
-        if not isinstance(request.width, int):
-            tokens = tokens.masked_fill(state.position >= rows(request.width)[:, None], ABSENT)
-        start = state.start.index_select(0, request.slots)
-        on_host = request.on_host[recorded]
+        if not isinstance(plan.width, int):
+            tokens = tokens.masked_fill(state.position >= rows(plan.width)[:, None], ABSENT)
+        start = state.start.index_select(0, plan.slots)
+        on_host = plan.on_host[recorded]
         logprobs = self._logprobs(on_host, logprob)
         headers = (rows(start).int(), rows(plan.status.step), rows(outcome.flags).int())
         self.pending = StepRecords(

@@ -177,11 +177,11 @@ class DiffusionSampler:
             hidden_states = self._padded(hidden_states, width)
         compile = self.compiles(on_host) and present is None
         plan = self.canvas_update.plan(slot, on_host, width, compile)
-        readings = self.readout.read(hidden_states, plan.request)
+        readings = self.readout.read(hidden_states, plan)
         # Constraints and observers loop over requests, so they are not compiled; neither are
         # batches without a soft embedding, which would need a separate graph.
-        joined = plan.request.constraint is not None or bool(plan.observers)
-        compile = compile and plan.request.may_go_on and not joined
+        joined = plan.constraint is not None or bool(plan.observers)
+        compile = compile and plan.may_go_on and not joined
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
         # One byte per slot is copied asynchronously, and read steps later.
@@ -202,7 +202,7 @@ class DiffusionSampler:
         Marks the slots of the others as spoiled. Both hidden states and probabilities are checked:
         a greedy choice may hide NaN in the hidden states, and the head may introduce more.
         """
-        slot, constraint = plan.request.slots, plan.request.constraint
+        slot, constraint = plan.slots, plan.constraint
         probability = readings.statistics.probability
         # A sum in float32 is finite if all its terms are.
         finite = hidden.sum(-1, dtype=torch.float32).view(probability.shape).isfinite().all(-1)
@@ -236,15 +236,15 @@ class DiffusionSampler:
         """
         length, tail, tokens = self.slots.length, plan.status.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
-        ends = self.slots.failure[plan.request.slots].clamp_min(int(Mark.UNSOUND))
+        ends = self.slots.failure[plan.slots].clamp_min(int(Mark.UNSOUND))
         # The scheduler ends requests that are not sound. If a canvas' keys and values are pending,
         # it goes back to the start of that canvas.
         nans = encode_passes(sound, outcome.flags, ends)
         sampled = ((outcome.out - tail) * sound).int()
         if self.slots.window is None:
-            rejected = plan.request.width * ~(outcome.advances & sound)
+            rejected = plan.width * ~(outcome.advances & sound)
         else:
-            rejected = self.slots.window.move(plan.request.slots, outcome.leaves, tokens)
+            rejected = self.slots.window.move(plan.slots, outcome.leaves, tokens)
         return tokens.gather(1, source), nans, sampled, rejected.int()
 
 
@@ -259,7 +259,7 @@ def _finish(
 
     When this is compiled, a few hundred small operators become a handful of kernels.
     """
-    update, slot = sampler.canvas_update, plan.request.slots
+    update, slot = sampler.canvas_update, plan.slots
     outcome = update.decide(plan, readings, present)
     if plan.observers:
         decided = update.decided(plan, outcome)

@@ -78,23 +78,21 @@ class CommitPolicy:
         return self.fused and not self.two_blocks
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """The batch before the update.
+@dataclass(kw_only=True)
+class StepPlan(ReadRequest):
+    """The batch before the update, and what must be read from the model's output for it.
 
     Attributes:
         before: the canvases, ``[n, L]``.
         status: the progress of their requests.
         batches: the canvases, grouped by algorithm.
-        request: what must be read from the model's output.
         observers: the observers that see what this step decides.
     """
 
     before: Canvas
     status: SlotStatus
     batches: Sequence[AlgorithmBatch]
-    request: ReadRequest
-    observers: Sequence[StepObserver] = ()
+    observers: Sequence[StepObserver]
 
 
 @dataclass(frozen=True)
@@ -194,7 +192,7 @@ class CanvasUpdate:
         state, read = self.slots, _read_batch_compiled if compile else _read_batch
         now, before, batches, temperature = read(state, slots, on_host)
         draws = bool(state.samples[on_host].any())
-        request = ReadRequest(
+        plan = StepPlan(
             slots,
             on_host,
             width,
@@ -207,11 +205,14 @@ class CanvasUpdate:
             may_go_on=not state.one_step[on_host].all(),
             own_confidence_temperature=own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
+            before=before,
+            status=now,
+            batches=batches,
+            observers=self.parts.observers(on_host),
         )
-        plan = StepPlan(before, now, batches, request, self.parts.observers(on_host))
         if state.constrained[on_host].any():
             may_revise = edited(batches) & ~self._finished(now)
-            request.constraint = self.parts.constraints.begin_step(plan, may_revise)
+            plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
     def _finished(self, now: SlotStatus) -> torch.Tensor:
@@ -225,7 +226,7 @@ class CanvasUpdate:
 
         `present` is as in `StepContext`.
         """
-        now, policy, constraint = plan.status, self.policy, plan.request.constraint
+        now, policy, constraint = plan.status, self.policy, plan.constraint
         commits = now.phase == int(Phase.COMMIT)
         # Without lockstep a finished canvas commits at once, and one comparison is enough.
         skips = self._finished(now) if policy.sync else commits
@@ -303,7 +304,7 @@ class CanvasUpdate:
             The tokens to read next, int64 ``[n, L]``.
         """
         state, now, leaves, begins = self.slots, plan.status, outcome.leaves, outcome.begins
-        slots, width = plan.request.slots, plan.request.width
+        slots, width = plan.slots, plan.width
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.algorithm.state:
                 batch.all_slots.keep(batch.slots, new, batch.rows(begins))
@@ -314,20 +315,20 @@ class CanvasUpdate:
         state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
         state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
         state.step.index_copy_(0, slots, (now.step + 1).masked_fill(begins, 0))
-        if plan.request.constraint is not None:
-            plan.request.constraint.advance(outcome.out, leaves)
+        if plan.constraint is not None:
+            plan.constraint.advance(outcome.out, leaves)
         return state.advance(slots, outcome.canvas, leaves, width, fresh)
 
     def _ready(
         self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
     ) -> torch.Tensor:
         """The length of the prefix that may leave, int64 ``[n]``; edited canvases leave whole."""
-        width = plan.request.width
+        width = plan.width
         edits = [batch.algorithm.edits for batch in plan.batches]
         if all(edits):
             return torch.where(done, width, 0)
         ready = emitted_length(canvas, reach, self.policy.early)
-        whole = self.slots.whole[plan.request.on_host]
+        whole = self.slots.whole[plan.on_host]
         if self.policy.early and whole.any():
             is_whole = to_device(whole, canvas.tokens.device)
             ready = torch.where(is_whole, emitted_length(canvas, reach, early=False), ready)
@@ -357,10 +358,10 @@ class CanvasUpdate:
 
         It is unchanged unless `stream_prefix` lets the prefix decided so far leave.
         """
-        state, request, tail = self.slots, plan.request, plan.status.tail
-        if state.kind.mask_token is None or not state.streams[request.on_host].any():
+        state, tail = self.slots, plan.status.tail
+        if state.kind.mask_token is None or not state.streams[plan.on_host].any():
             return tail
-        sends = state.stream_prefix.index_select(0, request.slots) & ~ready_to_leave
+        sends = state.stream_prefix.index_select(0, plan.slots) & ~ready_to_leave
         # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
         # share a page that has been output in full before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)

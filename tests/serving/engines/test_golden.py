@@ -160,7 +160,7 @@ def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
             changed = (outcome.canvas.tokens != plan.before.tokens).any(1)
             changed &= plan.status.phase != Phase.COMMIT
             for n in changed.nonzero()[:, 0].tolist():
-                slot = int(plan.request.on_host[n])
+                slot = int(plan.on_host[n])
                 canvases.setdefault(slot, []).append(outcome.canvas.tokens[n].tolist())
             return outcome
 
