@@ -259,7 +259,11 @@ def fake_accelerator() -> Iterator[torch.device]:
         # The plain form that runs on a GPU without Triton; the CPU's would wait.
         stack.enter_context(mock.patch.object(row_options, "apply_top_k_top_p", filters))
         stack.enter_context(
-            mock.patch.object(TokenClasses, "of", _with_values(TokenClasses.from_class_of_token))
+            mock.patch.object(
+                TokenClasses,
+                "from_class_of_token",
+                _with_values(TokenClasses.from_class_of_token),
+            )
         )
         stack.enter_context(FakeDevice())
         yield torch.device(NAME)
