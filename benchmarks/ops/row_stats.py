@@ -30,10 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.head_triton import HeadTile, head_statistics
-from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics, measured
-from vllm_dllm.ops.statistics.rows import row_statistics
-from vllm_dllm.ops.statistics.rows_triton import measured_statistics
+from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
+from vllm_dllm.ops.statistics.rows_triton import Tile, head_statistics, logits_statistics
 from vllm_dllm.ops.statistics.sampled import draw
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import tiled_statistics
@@ -123,21 +121,21 @@ class Batch:
         head = Head(logits, shape.vocabulary, embedding, None, weight, shape.cap)
         return cls(shape, hidden, head, temperature, keys)
 
-    def ours(self) -> tuple[MeasuredStatistics, torch.Tensor | None]:
+    def ours(self) -> tuple[RowStatistics, torch.Tensor | None]:
         """The statistics as the engine would compute them."""
         if self.shape.soft:
             return fused_statistics(self.hidden, self.head, self.temperature, self.keys, TILE_BYTES)
         return self.first_pass(), None
 
-    def first_pass(self, tile: HeadTile | None = None) -> MeasuredStatistics:
+    def first_pass(self, tile: Tile | None = None) -> RowStatistics:
         """Statistics without the soft embedding."""
         if self.shape.soft:
             partials = head_statistics(
                 self.hidden, self.head, self.temperature, self.keys, tile=tile
             )
-            return measured(partials, self.temperature == 0)
+            return partials.sampled_statistics(self.temperature == 0)
         partials = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
-        return measured(partials, torch.zeros((), dtype=torch.bool, device=self.hidden.device))
+        return partials.greedy_statistics(entropy=True)
 
 
 def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
@@ -172,7 +170,7 @@ def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "tiled", lambda: tiled_statistics(*arguments, TILE_BYTES)
     weight = batch.head.weight
     if not batch.shape.soft:
-        yield "product, rows", lambda: measured_statistics(batch.hidden @ weight.T, forbidden=0)
+        yield "product, rows", lambda: logits_statistics(batch.hidden @ weight.T, 0)
     yield "product alone", lambda: batch.hidden @ weight.T
 
 
@@ -231,7 +229,6 @@ def check(batch: Batch) -> dict[str, float]:
     compare(
         "entropy", statistics.entropy[sure], *(-torch.xlogy(t, t).sum(-1)[sure] for t in (p, rough))
     )
-    compare("log_sum_exp", statistics.log_sum_exp, exact.logsumexp(-1), eager.logsumexp(-1))
     if soft is not None:
         table = batch.head.embedding
         rounded = rough.to(table.dtype).float() @ table.float()
@@ -270,7 +267,7 @@ def timed(batch: Batch, machine: Machine) -> dict[str, Any]:
     return row
 
 
-def tiles(rows: int) -> Iterator[HeadTile]:
+def tiles(rows: int) -> Iterator[Tile]:
     """Other tiles that may suit a number of rows."""
     of_rows = [r for r in (16, 32, 64, 128) if r < 2 * rows]
     for r in of_rows[-2:]:
@@ -278,7 +275,7 @@ def tiles(rows: int) -> Iterator[HeadTile]:
             for depth, stages in ((64, 3), (64, 4), (64, 5), (128, 3)):
                 for warps in (4, 8):
                     if 2 * (r + ids) * depth * stages <= 220 << 10 and r * ids <= 4096 * warps:
-                        yield HeadTile(r, ids, depth, warps, stages, 2 if warps == 4 else 1)
+                        yield Tile(r, ids, depth, warps, stages, 2 if warps == 4 else 1)
 
 
 def sweep(batch: Batch) -> dict[str, float]:

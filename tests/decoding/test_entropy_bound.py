@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.decoding import Canvas, EntropyBound, StepContext
-from vllm_dllm.ops.statistics.sampled import SampledStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics
 
 RULE = EntropyBound()
 # Exact in binary, so that sums and comparisons with the bound are, too.

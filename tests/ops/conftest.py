@@ -16,20 +16,20 @@ def garbage_before_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         value = float("nan") if dtype.is_floating_point else 987_654_321
         return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
-    from tests.support.ops.triton_statistics import launch, soft_embedding
+    from tests.support.ops.triton_statistics import rows_triton, soft_embedding
 
-    for module in (launch, soft_embedding):
+    for module in (rows_triton, soft_embedding):
         monkeypatch.setattr(module, "empty", poisoned)
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the kernels that ran; running the reference fails the test."""
-    from tests.support.ops.triton_statistics import head_triton, rows_triton, soft_embedding, unread
+    from tests.support.ops.triton_statistics import rows_triton, soft_embedding, unread
     from vllm_dllm.ops.statistics import tiled
 
     found: list[str] = []
-    for module in (rows_triton, head_triton, soft_embedding):
+    for module in (rows_triton, soft_embedding):
         for name, kernel in vars(module).items():
             if name.endswith("_kernel"):
                 run = counted(name, kernel.run, found)

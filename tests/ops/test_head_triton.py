@@ -16,14 +16,11 @@ from tests.support.ops.triton_statistics import (
     check,
     check_all,
     draws,
-    head_triton,
-    launch,
     rows_triton,
     soft_embedding,
 )
 from vllm_dllm.ops.statistics.head import Shard
-from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics
-from vllm_dllm.ops.statistics.rows import row_statistics
+from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics, row_statistics
 from vllm_dllm.ops.statistics.sampled import GROUP
 
 pytestmark = pytest.mark.usefixtures("garbage_before_kernels")
@@ -47,7 +44,7 @@ def test_heads_and_soft_embeddings(
     case = Product.make(sizes, dtype, cap)
     temperature, keys = draws(sizes[0])
     got, soft = soft_embedding.fused_statistics(case.hidden, case.head, temperature, keys, 1 << 15)
-    assert {"head_kernel", "head_draw_kernel", "weights_kernel", "sum_kernel"} <= set(launches)
+    assert {"rows_kernel", "merge_kernel", "weights_kernel", "sum_kernel"} == set(launches)
     check_all(got, case.exact, case.eager, temperature, keys, cap)
     greedy = (temperature == 0)[:, None]
     embedding = case.head.embedding
@@ -67,11 +64,11 @@ def test_only_what_is_wanted_is_computed(launches: list[str]) -> None:
     temperature, keys = draws(5)
     head = replace(case.head, embedding=None)
     assert soft_embedding.fused_statistics(case.hidden, head, temperature, keys, 1)[1] is None
-    assert launches == ["head_kernel", "head_draw_kernel"]
-    found = head_triton.head_statistics(case.hidden, head, forbidden=3, tile=TILE)
+    assert launches == ["rows_kernel", "merge_kernel"]
+    found = rows_triton.head_statistics(case.hidden, head, forbidden=3, tile=TILE)
     assert torch.equal(found.sample, found.token)
     want = row_statistics(case.eager.clone(), 3, entropy=True)
-    got = launch.measured(found, torch.zeros((), dtype=torch.bool, device=DEVICE))
+    got = found.greedy_statistics(entropy=True)
     assert torch.equal(got.token, want.token)
     torch.testing.assert_close(got.probability, want.probability, atol=4e-6, rtol=0)
     torch.testing.assert_close(got.entropy, want.entropy, atol=4e-6, rtol=0)
@@ -92,12 +89,8 @@ def test_a_head_that_kernels_cannot_read_is_refused() -> None:
     refused("of width 8", case.hidden[:, :8].contiguous())
     refused("contiguous rows", case.hidden, weight=case.head.weight.T.contiguous().T)
     refused("contiguous rows", case.hidden, embedding=case.head.embedding.T.contiguous().T)
-    with pytest.raises(ValueError, match="no embedding"):
-        head = replace(case.head, embedding=None)
-        found = head_triton.head_statistics(case.hidden, case.head)
-        soft_embedding.soft_embedding(case.hidden, head, temperature, found, 1)
     with pytest.raises(ValueError, match="contiguous along the vocabulary"):
-        rows_triton.measured_statistics(torch.zeros(9, 4, device=DEVICE).T)
+        rows_triton.logits_statistics(torch.zeros(9, 4, device=DEVICE).T)
 
 
 @pytest.mark.parametrize("vocabulary", [40, 3 * GROUP + 10, 500])
@@ -108,7 +101,7 @@ def test_ranks_find_what_one_finds(vocabulary: int) -> None:
     width = GROUP * -(-vocabulary // (GROUP * ranks))
     everyone = ThreadCollectives(ranks)
 
-    def rank(n: int) -> tuple[MeasuredStatistics, torch.Tensor]:
+    def rank(n: int) -> tuple[SampledStatistics, torch.Tensor]:
         first, end = n * width, min((n + 1) * width, vocabulary)
         # A rank's weight has rows of padding behind its ids.
         own = torch.full((width, 32), torch.nan, device=DEVICE)
@@ -128,6 +121,28 @@ def test_ranks_find_what_one_finds(vocabulary: int) -> None:
         torch.testing.assert_close(got_soft, soft, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("forbidden", [3, 130])
+def test_the_forbidden_id_of_one_rank(forbidden: int) -> None:
+    """It counts on the rank that has it; the other has such an id in its padding at most."""
+    case, width = Product.make((9, 200, 32)), 128
+    everyone = ThreadCollectives(2)
+
+    def rank(n: int) -> RowStatistics:
+        shard = Shard(n * width, min((n + 1) * width, 200), width, everyone.gather, everyone.sum)
+        weight = case.head.weight[shard.first : shard.end]
+        head = replace(case.head, weight=weight, shard=shard)
+        found = rows_triton.head_statistics(case.hidden, head, forbidden=forbidden, tile=TILE)
+        return found.merge_ranks(shard).greedy_statistics(entropy=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(rank, range(2)))
+    want = row_statistics(case.eager.clone(), forbidden, entropy=True)
+    for got in results:
+        assert torch.equal(got.token, want.token)
+        torch.testing.assert_close(got.probability, want.probability, atol=4e-6, rtol=0)
+        torch.testing.assert_close(got.entropy, want.entropy, atol=4e-6, rtol=0)
+
+
 @pytest.mark.parametrize("budget", [1, 40_000, 1 << 20])
 def test_the_workspace_keeps_to_its_budget(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with several parts of a sum, and with weights of which float16 has no probabilities."""
@@ -143,7 +158,7 @@ def test_the_workspace_keeps_to_its_budget(budget: int, monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr(soft_embedding, "empty", watched)
-    found = head_triton.head_statistics(case.hidden, even, temperature, keys)
+    found = rows_triton.head_statistics(case.hidden, even, temperature, keys)
     soft = soft_embedding.soft_embedding(case.hidden, even, temperature, found, budget)
     assert len(taken) == 1
     assert taken[0] <= max(budget, 20 * 128 * 2)

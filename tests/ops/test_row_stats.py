@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dllm.ops.statistics.rows import (
-    EntropyStatistics,
-    drawn_logprob,
-    drawn_weight,
-    row_statistics,
-    with_drawn,
-)
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, row_statistics
+from vllm_dllm.ops.statistics.sampled import drawn_logprob, drawn_weight, with_drawn
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,11 +11,10 @@ from tests.support.ops.triton_statistics import (
     DTYPES,
     ROW_TILE,
     TILE,
+    Product,
     check,
-    check_all,
     decided,
     draws,
-    head_triton,
     random,
     rows_triton,
     unread,
@@ -24,7 +23,7 @@ from vllm_dllm.ops.noise import keyed
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import row_statistics
-from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX, draw, sampled_statistics
+from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX, draw
 
 noise_kernels = interpreted("tests.support.ops.draw_noise_triton")
 pytestmark = pytest.mark.usefixtures("garbage_before_kernels")
@@ -53,15 +52,9 @@ def test_rows_of_logits(dtype: torch.dtype, rows: int, vocabulary: int) -> None:
     logits = wide[:, 3 : vocabulary + 3]
     logits.copy_(random(rows, vocabulary) * 5)
     logits[0, vocabulary // 2 :] = -torch.inf
-    temperature, keys = draws(rows)
     before = logits.clone()
-    got = rows_triton.measured_statistics(logits, temperature, keys, tile=ROW_TILE)
+    check_rows(logits, None)
     assert torch.equal(logits, before)
-    # Where logits are few, more of them tie.
-    check_all(got, logits.double(), logits.float(), temperature, keys)
-    want, _ = sampled_statistics(logits, temperature, keys)
-    raw_is_first = torch.equal(want.token, logits.float().argmax(-1))
-    assert torch.equal(got.token, want.token) or not raw_is_first
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -73,24 +66,42 @@ def test_a_forbidden_id_counts_but_is_not_chosen(dtype: torch.dtype) -> None:
     logits[10, ::2] = -torch.inf
     logits[11] = 2.0  # all tied
     logits[12, 1:] = -torch.inf
-    temperature, keys = draws(rows)
-    got = rows_triton.measured_statistics(logits, None, None, forbidden, ROW_TILE)
-    want = row_statistics(logits.clone(), forbidden, entropy=True)
+    check_rows(logits, forbidden)
+
+
+def check_rows(logits: torch.Tensor, forbidden: int | None) -> None:
+    """Statistics of logits in memory against the reference."""
+    found = rows_triton.logits_statistics(logits, forbidden, ROW_TILE)
+    got = found.greedy_statistics(entropy=True)
+    # A column that is never chosen and weighs nothing stands in for no forbidden id.
+    nothing = torch.full_like(logits[:, :1], -torch.inf)
+    with_it = torch.cat([logits, nothing], 1)
+    column = logits.shape[1] if forbidden is None else forbidden
+    want = row_statistics(with_it, column, entropy=True)
     assert torch.equal(got.token, want.token)
-    assert torch.equal(got.sample, want.token)
+    assert torch.equal(found.sample, want.token)
     p = logits.double().softmax(-1)
     check("probability", got.probability, p.gather(1, want.token[:, None])[:, 0], want.probability)
     check("entropy", got.entropy, -torch.xlogy(p, p).sum(-1), want.entropy)
-    # A draw is from the others, its probability among all.
-    got = rows_triton.measured_statistics(logits, temperature, keys, forbidden, ROW_TILE)
-    scaled = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
-    p = scaled.double().softmax(-1)
+
+
+def test_a_draw_is_from_the_allowed_ids() -> None:
+    """Its probability is among all ids, the forbidden one included."""
+    case, forbidden = Product.make((33, 700, 32), torch.bfloat16), 300
+    temperature, keys = draws(33)
+    found = rows_triton.head_statistics(
+        case.hidden, case.head, temperature, keys, forbidden, tile=TILE
+    )
+    got = found.sampled_statistics(temperature == 0)
+    divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    p, rough = (case.exact / divisor.double()).softmax(-1), (case.eager / divisor).softmax(-1)
+    scaled = case.eager / divisor
     scaled[:, forbidden] = -torch.inf
     sure = decided(scaled, keys) & (temperature > 0)
     assert torch.equal(got.sample[sure], draw(scaled, keys)[sure])
     assert (got.sample != forbidden).all()
-    exact = p.gather(1, got.sample[:, None])[:, 0]
-    check("sample", got.sample_probability[sure], exact[sure], exact[sure].float())
+    exact, eager = (t.gather(1, got.sample[:, None])[:, 0] for t in (p, rough))
+    check("sample", got.sample_probability[sure], exact[sure], eager[sure])
 
 
 def test_ties_go_to_the_lowest_id() -> None:
@@ -98,7 +109,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     for first in (0, 5, 64, 255, 256, 900):
         logits = torch.zeros(3, 1000, device=DEVICE)
         logits[:, first::7] = 3.0
-        assert rows_triton.measured_statistics(logits, tile=ROW_TILE).token.tolist() == [first] * 3
+        assert rows_triton.logits_statistics(logits, tile=ROW_TILE).token.tolist() == [first] * 3
         hidden = torch.ones(3, 16, device=DEVICE)
         head = Head(unread, 1000, weight=logits[:1].T.repeat(1, 16).contiguous())
-        assert head_triton.head_statistics(hidden, head, tile=TILE).token.tolist() == [first] * 3
+        assert rows_triton.head_statistics(hidden, head, tile=TILE).token.tolist() == [first] * 3

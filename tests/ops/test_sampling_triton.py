@@ -14,12 +14,9 @@ from tests.support.ops.chi_square import chi_square, limit
 from tests.support.ops.triton_statistics import (
     DEVICE,
     NATIVE,
-    ROW_TILE,
     TILE,
     Product,
     draws,
-    head_triton,
-    launch,
     random,
     rows_triton,
     unread,
@@ -35,60 +32,37 @@ def test_samples_do_not_depend_on_tiles_splits_or_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Product.make((37, 1500, 32), torch.bfloat16)
-    logits = case.eager
     temperature, keys = draws(37)
-    many = rows_triton.RowTile(rows=4, ids=64, draw_rows=16)
-    one = rows_triton.RowTile(rows=64, ids=2048, draw_rows=64)
-    want = rows_triton.measured_statistics(logits, temperature, keys, tile=ROW_TILE).sample
-    for tile in (many, one):
-        assert torch.equal(
-            rows_triton.measured_statistics(logits, temperature, keys, tile=tile).sample, want
-        )
+    want = rows_triton.head_statistics(case.hidden, case.head, temperature, keys, tile=TILE).sample
     shuffled = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)[:11]
     some = temperature[shuffled], keys[shuffled]
-    got = rows_triton.measured_statistics(logits[shuffled], *some, tile=ROW_TILE)
-    assert torch.equal(got.sample, want[shuffled])
-
-    want = head_triton.head_statistics(case.hidden, case.head, temperature, keys, tile=TILE).sample
-    got = head_triton.head_statistics(case.hidden[shuffled], case.head, *some, tile=TILE)
+    got = rows_triton.head_statistics(case.hidden[shuffled], case.head, *some, tile=TILE)
     assert torch.equal(got.sample, want[shuffled])
     wide = replace(TILE, rows=64, ids=256, depth=16)
     for share in (1, 3, 100):  # tiles of a split: from many splits to one
-        monkeypatch.setattr(launch, "tiles_per_split", lambda *_, share=share: share)
-        got = head_triton.head_statistics(case.hidden, case.head, temperature, keys, tile=wide)
+        monkeypatch.setattr(rows_triton, "tiles_per_split", lambda *_, share=share: share)
+        got = rows_triton.head_statistics(case.hidden, case.head, temperature, keys, tile=wide)
         assert torch.equal(got.sample, want)
 
 
 @pytest.mark.parametrize("vocabulary", [40, 3 * GROUP + 10])
-@pytest.mark.parametrize("fused", [False, True])
-def test_samples_follow_the_distribution(vocabulary: int, fused: bool) -> None:
+def test_samples_follow_the_distribution(vocabulary: int) -> None:
     """Through a temperature, and across groups; the same keys draw the same."""
     rows, width = 20_000, 16
-    temperature = torch.full((rows,), 0.8, device=DEVICE)
     keys = row_keys(torch.arange(rows, device=DEVICE), 9)
     hidden = torch.ones(1, width, device=DEVICE)
     weight = random(vocabulary, width, seed=4) / 2
-    logits = hidden @ weight.T
-    if fused:
-        tile = None if NATIVE else replace(TILE, rows=1024, depth=width, draw_rows=512)
-        head = Head(unread, vocabulary, weight=weight)
+    tile = None if NATIVE else replace(TILE, rows=1024, depth=width, merged_rows=512)
+    head = Head(unread, vocabulary, weight=weight)
 
-        def sample(keys: torch.Tensor) -> torch.Tensor:
-            same = hidden.repeat(len(keys), 1)
-            some = temperature[: len(keys)]
-            return head_triton.head_statistics(same, head, some, keys, tile=tile).sample
-    else:
-        tile = None if NATIVE else rows_triton.RowTile(rows=512, ids=256, draw_rows=512)
-
-        def sample(keys: torch.Tensor) -> torch.Tensor:
-            same = logits.expand(len(keys), -1)
-            return rows_triton.measured_statistics(
-                same, temperature[: len(keys)], keys, tile=tile
-            ).sample
+    def sample(keys: torch.Tensor) -> torch.Tensor:
+        same = hidden.repeat(len(keys), 1)
+        temperature = torch.full((len(keys),), 0.8, device=DEVICE)
+        return rows_triton.head_statistics(same, head, temperature, keys, tile=tile).sample
 
     found = sample(keys)
     assert torch.equal(found[-600:], sample(keys[-600:]))
-    expected = (logits[0] / 0.8).softmax(-1)
+    expected = (hidden @ weight.T / 0.8)[0].softmax(-1)
     # Rare tokens together: a chi-square wants some counts in every class.
     rare = expected * rows < 10
     classes = torch.where(rare, 0, torch.cumsum(~rare, 0))
@@ -104,13 +78,13 @@ def test_work_is_spread_over_the_multiprocessors() -> None:
         (32, 2048, 132),
         (8, 2048, 132),
     ):
-        share = launch.tiles_per_split(row_tiles, tiles, slots)
+        share = rows_triton.tiles_per_split(row_tiles, tiles, slots)
         programs = row_tiles * -(-tiles // share)
         waves = -(-programs // slots)
-        assert -(-tiles // share) <= launch.MAX_SPLITS
+        assert -(-tiles // share) <= rows_triton.MAX_SPLITS
         # The time of the waves over that of a perfect division.
         assert waves * slots * share < 1.15 * row_tiles * tiles, (row_tiles, tiles, slots)
-    assert launch.tiles_per_split(1, 10_000, 10_000) * launch.MAX_SPLITS >= 10_000
+    assert rows_triton.tiles_per_split(1, 10_000, 10_000) * rows_triton.MAX_SPLITS >= 10_000
 
 
 @pytest.mark.skipif(NATIVE, reason="interprets nothing")
@@ -123,7 +97,7 @@ from tests.support.ops.interpreter import interpreted
 places = tl, tl.core, tl.standard, tl.math, tl.tensor, tl.dtype, JITFunction
 before = [dict(vars(place)) for place in places]
 copy = interpreted("vllm_dllm.ops.statistics.rows_triton")
-copy.measured_statistics(torch.randn(2, 70), tile=copy.RowTile(ids=64))
+copy.logits_statistics(torch.randn(2, 70))
 for place, attributes in zip(places, before):
     for name, value in attributes.items():
         assert vars(place)[name] is value, (place, name)

@@ -17,8 +17,6 @@ from tests.support.ops.triton_statistics import (
     DEVICE,
     NATIVE,
     decided,
-    head_triton,
-    launch,
     random,
     rows_triton,
 )
@@ -30,7 +28,7 @@ from vllm_dllm.ops.statistics.tiled import tile_bytes, tiled_statistics
 ROWS, WIDTH, VOCABULARY, RANKS = 10_000, 16, 300, 2
 FORBIDDEN = 70
 # Many rows a program, because the interpreter pays for programs.
-TILE = None if NATIVE else head_triton.HeadTile(1024, 128, 16, 4, 2, 1, draw_rows=1024)
+TILE = None if NATIVE else rows_triton.Tile(1024, 128, 16, 4, 2, 1, merged_rows=1024)
 
 
 def planted(cap: float | None, spread: float) -> tuple[torch.Tensor, Head]:
@@ -68,8 +66,8 @@ def test_head_and_draws(cap: float | None, spread: float) -> None:
     hidden, head = planted(cap, spread)
     keys = row_keys(torch.arange(ROWS, device=DEVICE), 5)
     temperature = (torch.arange(ROWS, device=DEVICE) % 2) * 0.75
-    found = head_triton.head_statistics(hidden, head, temperature, keys, tile=TILE)
-    got = launch.measured(found, temperature == 0)
+    found = rows_triton.head_statistics(hidden, head, temperature, keys, tile=TILE)
+    got = found.sampled_statistics(temperature == 0)
     logits = head.logits(hidden, 0, VOCABULARY)
     scaled = logits / torch.where(temperature == 0, 1.0, temperature)[:, None]
     # Two scores within float32 rounding may swap.
@@ -88,10 +86,10 @@ def test_forbidden_ids_and_rows_of_logits() -> None:
     hidden, head = planted(None, 30.0)
     logits = head.logits(hidden, 0, VOCABULARY).bfloat16()
     want = row_statistics(logits.clone(), FORBIDDEN)
-    found = head_triton.head_statistics(hidden, head, forbidden=FORBIDDEN, tile=TILE)
+    found = rows_triton.head_statistics(hidden, head, forbidden=FORBIDDEN, tile=TILE)
     assert torch.equal(found.token, want.token)
-    tile = None if NATIVE else rows_triton.RowTile(rows=1024, ids=128, draw_rows=1024)
-    got = rows_triton.measured_statistics(logits, forbidden=FORBIDDEN, tile=tile)
+    tile = rows_triton.IN_MEMORY if NATIVE else TILE
+    got = rows_triton.logits_statistics(logits, FORBIDDEN, tile)
     assert torch.equal(got.token, want.token)
 
 
@@ -105,7 +103,7 @@ def test_ranks() -> None:
         first, end = n * width, min((n + 1) * width, VOCABULARY)
         shard = Shard(first, end, width, everyone.gather, everyone.sum)
         own = replace(head, weight=head.weight[first:end], shard=shard)
-        found = head_triton.head_statistics(hidden, own, temperature, tile=TILE)
+        found = rows_triton.head_statistics(hidden, own, temperature, tile=TILE)
         return found.merge_ranks(shard).token
 
     with ThreadPoolExecutor(RANKS) as pool:

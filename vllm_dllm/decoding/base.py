@@ -115,7 +115,7 @@ class Algorithm(Protocol):
         reads_entropy: whether it needs the entropies of the rows.
         samples: whether it also works with drawn tokens in place of the most likely ones.
         own_confidence: whether a drawn token's confidence is its own probability at temperature 1
-            rather than the one from `ops.statistics.rows.with_drawn`.
+            rather than the one from `ops.statistics.sampled.with_drawn`.
     """
 
     name: str

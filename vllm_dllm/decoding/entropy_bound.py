@@ -17,7 +17,7 @@ from vllm_dllm.decoding.base import (
     Update,
 )
 from vllm_dllm.decoding.registry import register_algorithm
-from vllm_dllm.ops.statistics.sampled import SampledStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError, setting
 
 

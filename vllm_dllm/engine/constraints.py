@@ -45,8 +45,8 @@ from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.step import StepPlan
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
-from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics, with_drawn
-from vllm_dllm.ops.statistics.sampled import draw_and_sum
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
+from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 
 # Roughly how many states a canvas follows, and how many parts of a constraint are cached.
 MOST_STATES = CompileLimits().window_states

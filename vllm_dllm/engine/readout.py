@@ -190,9 +190,9 @@ def make_readout(
 
     if not triton:
         return NoiseReadout(model.tiled_head(), slots, parts, compile)
-    from vllm_dllm.engine.readout_triton import statistics_by_kernels
+    from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 
-    return NoiseReadout(model.tiled_head(), slots, parts, compile, statistics_by_kernels)
+    return NoiseReadout(model.tiled_head(), slots, parts, compile, fused_statistics)
 
 
 def compiles(vllm_config: VllmConfig) -> bool:

@@ -19,9 +19,8 @@ from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.partials import average
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.ops.statistics.tiled import Result, example_budgets, tiled_statistics
+from vllm_dllm.ops.statistics.tiled import Result, average, example_budgets, tiled_statistics
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
@@ -73,19 +72,18 @@ class NoiseReadout:
         """See `Readout`."""
         length, count = self.slots.length, len(request.slots)
         drawn = self.noise(Counters.of_canvases(self.slots, request.slots), self.head.vocabulary)
-        keys = drawn.keys.view(count, length)
         temperature = request.temperature.repeat_interleave(length)
         head = self.head if request.may_go_on else self.head_alone
-        statistics, soft = self.statistics(hidden, head, temperature, keys, self.tile_bytes)
+        statistics, soft = self.statistics(hidden, head, temperature, drawn.keys, self.tile_bytes)
         all_full = isinstance(request.width, int)
         readings = Readings(
-            statistics,
+            statistics.view(count, length),
             noise=drawn.renoise.view(count, length),
             next_canvas=drawn.fresh.view(count, length) if all_full else None,
             soft_embedding=None if soft is None else soft.view(count, length, -1),
         )
         if request.needs_rows or request.constraint is not None:
-            self._read_whole_rows(readings, hidden, request, keys)
+            self._read_whole_rows(readings, hidden, request, drawn.keys.view(count, length))
         return readings
 
     def _read_whole_rows(

@@ -16,14 +16,13 @@ import torch
 
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.ops.statistics.rows import (
-    RowStatistics,
-    SampledStatistics,
+from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
+from vllm_dllm.ops.statistics.sampled import (
     drawn_logprob,
     drawn_weight,
+    sampled_statistics,
     with_drawn,
 )
-from vllm_dllm.ops.statistics.sampled import sampled_statistics
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts

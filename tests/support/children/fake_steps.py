@@ -214,13 +214,11 @@ def automaton(vocabulary: int) -> bytes:
     return compile_constraint(letters, known, CompileLimits()).packed
 
 
-def no_head(
-    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor, *_: Any
-) -> Result:
+def no_head(hidden: torch.Tensor, head: Head, temperature: torch.Tensor, *_: Any) -> Result:
     """In place of `tiled_statistics`, for cases in which the head does not matter."""
     statistics = SampledStatistics(*(torch.zeros_like(temperature) for _ in range(5)))
     soft = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-    return statistics.view(*keys.shape), soft
+    return statistics, soft
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:

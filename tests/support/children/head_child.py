@@ -27,14 +27,13 @@ from tests.support.children.fake_steps import FakeModel, diffusion_gemma
 from tests.support.fake_accelerator import NAME, Cost, fake_accelerator
 from tests.support.generated_kernels import generated_kernels
 from vllm_dllm.engine import readout_noise, sampler, step
-from vllm_dllm.engine.readout_triton import statistics_by_kernels
 from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.ops.statistics import soft_embedding_triton
 from vllm_dllm.ops.statistics import tiled as tiled_statistics
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
-LAUNCHERS = ("head_triton", "soft_embedding_triton", "rows_triton")
+LAUNCHERS = ("soft_embedding_triton", "rows_triton")
 COMPILING = (step, sampler, soft_embedding_triton, readout_noise, tiled_statistics)
 # From a function to what is called in its place, like `compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -94,7 +93,8 @@ def prepare(model: FakeModel, kernels: str, requests: int, compiler: Compiler | 
         for module in COMPILING:
             module.compiled = compiler  # type: ignore[attr-defined]
         model.sampler.compiled_algorithm = "EntropyBound"
-    statistics = statistics_by_kernels if kernels == "triton" else tiled_statistics.tiled_statistics
+    fused = soft_embedding_triton.fused_statistics
+    statistics = fused if kernels == "triton" else tiled_statistics.tiled_statistics
     readout = readout_noise.NoiseReadout(
         model.readout.head, model.slots, model.parts, compiler is not None, statistics
     )

@@ -17,8 +17,8 @@ from typing import Any
 
 KERNELS = {
     "attention": ("attention.launch_triton", "paged_attention"),
-    "head": ("statistics.head_triton", "head_kernel"),
-    "rows": ("statistics.rows_triton", "rows_kernel"),
+    "head": ("statistics.rows_triton", "head_statistics"),
+    "rows": ("statistics.rows_triton", "logits_statistics"),
     "weights": ("statistics.soft_embedding_triton", "weights_kernel"),
 }
 

@@ -5,7 +5,7 @@ The kernels are interpreted where there is no GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from tests.support.ops.interpreter import interpreted
 from vllm_dllm.ops.noise import keyed
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.launch_triton import MeasuredStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.sampled import (
     GROUP,
     draw,
@@ -23,9 +23,7 @@ from vllm_dllm.ops.statistics.sampled import (
     take_group,
 )
 
-launch = interpreted("vllm_dllm.ops.statistics.launch_triton")
 rows_triton = interpreted("vllm_dllm.ops.statistics.rows_triton")
-head_triton = interpreted("vllm_dllm.ops.statistics.head_triton")
 soft_embedding = interpreted("vllm_dllm.ops.statistics.soft_embedding_triton")
 NATIVE = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if NATIVE else "cpu")
@@ -33,9 +31,9 @@ DEVICE = torch.device("cuda" if NATIVE else "cpu")
 CLOSE = 1e-4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Many rows a program, because the interpreter pays for programs; natively the defaults.
-ROW_TILE = rows_triton.RowTile(rows=32, ids=256, draw_rows=64)
-TILE = head_triton.HeadTile(
-    rows=32, ids=128, depth=32, warps=4, stages=2, resident=1, draw_rows=1 if NATIVE else 64
+ROW_TILE = replace(rows_triton.IN_MEMORY, rows=32, ids=256, merged_rows=64)
+TILE = rows_triton.Tile(
+    rows=32, ids=128, depth=32, warps=4, stages=2, resident=1, merged_rows=1 if NATIVE else 64
 )
 
 
@@ -75,7 +73,7 @@ def check(
 
 
 def check_all(
-    got: MeasuredStatistics,
+    got: SampledStatistics,
     exact: torch.Tensor,
     eager: torch.Tensor,
     temperature: torch.Tensor,
@@ -85,7 +83,7 @@ def check_all(
     """Statistics against those of logits in float64 and of logits in eager float32."""
     greedy = temperature == 0
     divisor = torch.where(greedy, 1.0, temperature)[:, None]
-    # A capped logit is off by as much as `head_triton.capped` states, and so are two.
+    # A capped logit is off by as much as `rows_triton.capped` states, and so are two.
     slack = 4e-6 + 4e-7 * (cap or 0.0) / float(divisor.min())
     exact, eager = exact / divisor.double(), eager / divisor
     best = exact.max(-1).values
@@ -103,7 +101,6 @@ def check_all(
         chosen = (t.gather(1, at[:, None])[:, 0] for t in (p, rough))
         check(field, getattr(got, field), *chosen, slack)
     check("entropy", got.entropy, *(-torch.xlogy(t, t).sum(-1) for t in (p, rough)), slack)
-    check("log_sum_exp", got.log_sum_exp, exact.logsumexp(-1), eager.logsumexp(-1), slack)
 
 
 def unread(*_: object) -> torch.Tensor:

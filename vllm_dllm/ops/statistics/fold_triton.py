@@ -1,9 +1,5 @@
 """Folding logits into a few numbers for each row: device functions of the row-statistics kernels.
 
-Each program of a pass folds its tiles of logits into a running state and stores it as
-`launch_triton.SplitStates`. A second kernel merges the states of all splits, draws a token within
-the drawn group and stores the fields of `SoftmaxPartials`.
-
 All numbers of a group of 64 ids are relative to the group's own maximum. A group's score therefore
 does not depend on tiles, splits or other rows, and neither does a sample, except where two scores
 tie within rounding.
@@ -29,9 +25,9 @@ _FIRST_GROUP_INDEX = tl.constexpr(FIRST_GROUP_INDEX)
 
 
 @triton.jit
-def inverse_temperature(temperature, row, TEMPERED: tl.constexpr):  # type: ignore[no-untyped-def]
+def inverse_temperature(temperature, row):  # type: ignore[no-untyped-def]
     """1 / temperature of some rows, 1 for greedy ones."""
-    if TEMPERED:
+    if temperature is not None:
         value = tl.load(temperature + row)
         inverse = 1.0 / tl.where(value > 0, value, 1.0)
     else:
@@ -41,16 +37,16 @@ def inverse_temperature(temperature, row, TEMPERED: tl.constexpr):  # type: igno
 
 @triton.jit
 def fold(  # type: ignore[no-untyped-def]
-    x, first, inverse, low, high, best, token, total, weighted, drawn, group, NOISE: tl.constexpr
+    x, first, inverse, low, high, best, token, total, weighted, drawn, group, DRAWS: tl.constexpr
 ):
     """Fold a tile of logits into the running state of its rows.
 
     `x` is float32 ``[rows, groups, 64]``, from id `first` on, and -inf for ids that may not be
     chosen. `low` and `high` are the halves of the rows' keys, `inverse` is 1 / temperature.
 
-    The state has the parts that `SplitStates` describes, each ``[rows]``: the largest logit `best`
-    and its id `token`, the sums `total` and `weighted`, the drawn group's score `drawn` and its
-    first id `group`.
+    The state has the parts that `rows_triton.rows_kernel` stores, each ``[rows]``: the largest
+    logit `best` and its id `token`, the sums `total` and `weighted`, the drawn group's score
+    `drawn` and its first id `group`.
     """
     rate = inverse * LOG2_E
     # Of each group, [rows, groups]: the largest logit and its place, and the sums relative to it.
@@ -61,7 +57,7 @@ def fold(  # type: ignore[no-untyped-def]
     weight = tl.exp2(distance)
     group_total, group_weighted = tl.sum(weight, 2), tl.sum(weight * distance, 2)
     group_index = tl.arange(0, x.shape[1])[None, :]
-    if NOISE:
+    if DRAWS:
         noise_index = _FIRST_GROUP_INDEX + first + group_index * _GROUP
         score = tl.log(tl.where(is_empty, 1.0, group_total)) + top * inverse[:, None]
         score += gumbel(low[:, None], high[:, None], noise_index)
@@ -84,24 +80,6 @@ def fold(  # type: ignore[no-untyped-def]
     weighted = keep * (weighted + total * moved) + added
     total = keep * total + tl.sum(factor * group_total, 1)
     return best, token, total, weighted, drawn, group
-
-
-@triton.jit
-def store_split(  # type: ignore[no-untyped-def]
-    numbers, ids, row, rows, best, token, total, weighted, drawn, group
-):
-    """Store the state of this program's split, see `SplitStates`, for rows below `rows`."""
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    step = splits.to(tl.int64) * rows
-    pointer = numbers + split.to(tl.int64) * rows + row
-    ok = row < rows
-    tl.store(pointer, best, mask=ok)
-    tl.store(pointer + step, total, mask=ok)
-    tl.store(pointer + 2 * step, weighted, mask=ok)
-    tl.store(pointer + 3 * step, drawn, mask=ok)
-    pointer = ids + split.to(tl.int64) * rows + row
-    tl.store(pointer, token, mask=ok)
-    tl.store(pointer + step, group, mask=ok)
 
 
 @triton.jit
@@ -142,7 +120,7 @@ def merge_splits(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def sample_in_group(x, group, inverse, low, high):  # type: ignore[no-untyped-def]
+def draw_in_group(x, group, inverse, low, high):  # type: ignore[no-untyped-def]
     """An id drawn by the logits ``[rows, 64]`` of each row's group, and its scaled logit."""
     inside = tl.arange(0, _GROUP)[None, :]
     scaled = x * inverse[:, None]
@@ -150,24 +128,3 @@ def sample_in_group(x, group, inverse, low, high):  # type: ignore[no-untyped-de
     place = tl.argmax(noisy, 1)
     chosen = tl.sum(tl.where(inside == place[:, None], scaled, 0.0), 1)
     return group + place, chosen
-
-
-@triton.jit
-def store_partials(  # type: ignore[no-untyped-def]
-    out, out_ids, row, rows, best, token, origin, total, weighted, drawn, sample, scaled
-):
-    """Store the fields of `SoftmaxPartials`: six numbers and two ids of each row below `rows`.
-
-    `best`, `origin` and `scaled` are logits over temperature already.
-    """
-    ok = row < rows
-    tl.store(out + row, best, mask=ok)
-    tl.store(out + rows + row, origin, mask=ok)
-    tl.store(out + 2 * rows + row, drawn, mask=ok)
-    # The drawn logit was computed a second time and may differ in its last bits, but must not be
-    # larger than the largest.
-    tl.store(out + 3 * rows + row, tl.minimum(scaled, best), mask=ok)
-    tl.store(out + 4 * rows + row, total, mask=ok)
-    tl.store(out + 5 * rows + row, weighted, mask=ok)
-    tl.store(out_ids + row, token.to(tl.int64), mask=ok)
-    tl.store(out_ids + rows + row, sample.to(tl.int64), mask=ok)

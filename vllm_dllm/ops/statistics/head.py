@@ -75,12 +75,13 @@ class Head:
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
         """This rank's embeddings of tokens, float32 ``[rows, hidden]``; 0 for other ranks' ids."""
-        if self.embedding is None:
-            raise ValueError("this head has no embedding")
-        row = token - self.ids.start
-        own = (row >= 0) & (row < len(self.ids))
+        assert self.embedding is not None
+        if self.shard is None:
+            return self.embedding[token].float()
         if not len(self.ids):
             return self.embedding.new_zeros((len(token), self.embedding.shape[1])).float()
+        row = token - self.ids.start
+        own = (row >= 0) & (row < len(self.ids))
         return torch.where(own[:, None], self.embedding[torch.where(own, row, 0)].float(), 0.0)
 
 

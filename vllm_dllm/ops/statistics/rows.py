@@ -6,7 +6,7 @@ is computed in float32, whatever the dtype of the logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import torch
@@ -70,13 +70,6 @@ class SampledStatistics(RowStatistics):
     entropy: torch.Tensor
 
 
-def greedy_part(statistics: SampledStatistics, entropy: bool) -> RowStatistics:
-    """The fields that algorithms for masked models read; `entropy` includes the entropies."""
-    if entropy:
-        return EntropyStatistics(statistics.token, statistics.probability, statistics.entropy)
-    return RowStatistics(statistics.token, statistics.probability)
-
-
 def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) -> RowStatistics:
     """Argmax and its probability for each row of ``logits``.
 
@@ -123,67 +116,3 @@ def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) ->
     if not entropy:
         return RowStatistics(token, top)
     return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
-
-
-def drawn_weight(greedy: RowStatistics, scaled: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """The weight of drawn tokens relative to the argmax, ``exp((logit - largest) / temperature)``.
-
-    Args:
-        greedy: statistics of shape ``[rows]``.
-        scaled: ``[rows, vocabulary]``, logits divided by the temperature (by 1 where that is 0).
-        drawn: int64 ``[rows]``.
-
-    Returns:
-        Float32 ``[rows]``.
-    """
-    weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
-    return weight[:, 0].float()
-
-
-def drawn_logprob(
-    greedy: RowStatistics, weight: torch.Tensor, temperature: torch.Tensor
-) -> torch.Tensor:
-    """The log-probabilities of drawn tokens at temperature 1, float32 ``[rows]``.
-
-    They are ``log p(argmax) + temperature * log(weight)``, so the rows are not read again.
-
-    Args:
-        greedy: statistics of shape ``[rows]``.
-        weight: float32 ``[rows]``, see `drawn_weight`.
-        temperature: float32 ``[rows]``; rows at 0 have the argmax.
-    """
-    likeliest = greedy.probability.log()
-    return torch.where(temperature > 0, likeliest + temperature * weight.log(), likeliest)
-
-
-def with_drawn(
-    greedy: RowStatistics,
-    weight: torch.Tensor,
-    sampled: torch.Tensor,
-    drawn: torch.Tensor,
-    own_at: torch.Tensor | None = None,
-) -> RowStatistics:
-    """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
-
-    A drawn token's confidence is the smaller of the argmax' probability and its own weight. So a
-    token that is as likely as the argmax has the same confidence. If the (small) probability of the
-    drawn token itself were used, thresholds would pass only one token per step.
-
-    Args:
-        greedy: statistics of shape ``[rows]``.
-        weight: float32 ``[rows]``, see `drawn_weight`.
-        sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
-        drawn: int64 ``[rows]``.
-        own_at: float32 ``[rows]``, the temperature of rows whose drawn token's confidence is its
-            own probability at temperature 1 (`Algorithm.own_confidence`), and 0 for the others;
-            None if there are none. The probability is
-            ``exp(largest - logsumexp) * weight**temperature``.
-    """
-    sure = torch.minimum(greedy.probability, weight)
-    if own_at is not None:
-        sure = torch.where(own_at > 0, greedy.probability * weight**own_at, sure)
-    return replace(
-        greedy,
-        token=torch.where(sampled, drawn, greedy.token),
-        probability=torch.where(sampled, sure, greedy.probability),
-    )

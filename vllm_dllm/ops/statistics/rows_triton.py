@@ -1,170 +1,386 @@
-"""Row statistics of logits in memory, as Triton kernels.
+"""Row statistics as Triton kernels, which pass over the vocabulary one tile of logits at a time.
 
-They compute what `rows.row_statistics` and `sampled.sampled_statistics` compute, without ever
-holding probabilities: one kernel passes over the logits with a grid of (row tiles, splits of the
-vocabulary) and leaves a few numbers for each split, and a second kernel merges them and draws
-within the drawn group. `fold_triton` has the functions from which both are built.
+The logits are in memory, or they are computed, tile by tile, from hidden states and the head, and
+then live in registers only. The sums of products are float32. As in a model's own head, they are
+rounded to the head's dtype and then soft-capped in float32, so logits that tie there also tie here;
+the lowest id wins a tie.
+
+`rows_kernel` has a grid of (row tiles, splits of the vocabulary). Each program folds its tiles into
+a few numbers for each row (`fold_triton.fold`). `merge_kernel` merges the splits and draws a token:
+for that it computes the 64 logits of the drawn group a second time, from 64 rows of the head for
+each row of hidden states.
 """
 
 # mypy: disallow-untyped-decorators=False
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.noise.keyed_triton import split_keys
 from vllm_dllm.ops.statistics.fold_triton import (
+    draw_in_group,
     fold,
     inverse_temperature,
     merge_splits,
-    sample_in_group,
-    store_partials,
-    store_split,
 )
-from vllm_dllm.ops.statistics.launch_triton import (
-    MeasuredStatistics,
-    VocabularyPass,
-    as_partials,
-    measured,
-    merge_width,
-    outputs,
-    row_arguments,
-)
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.sampled import GROUP
 
+# A merge reads the states of all splits of a row at once.
+MAX_SPLITS = 512
 _GROUP = tl.constexpr(GROUP)
 
 
 @dataclass(frozen=True)
-class RowTile:
-    """How the pass over logits is divided among programs.
+class Tile:
+    """How a pass over the vocabulary is divided among programs.
 
     Attributes:
-        rows, ids: rows and token ids of a tile; powers of two, ids at least `GROUP`.
+        rows, ids, depth: rows, token ids and summed products of a tile; powers of two, ids at least
+            `GROUP`, and all at least 16 if there are products.
         warps: warps of a program.
+        stages: stages of its software pipeline.
         resident: programs that are meant to share a multiprocessor.
-        draw_rows: rows of a program that merges and draws.
+        merged_rows: rows of a program that merges and draws.
     """
 
-    rows: int = 1
-    ids: int = 4096
-    warps: int = 4
-    resident: int = 4
-    draw_rows: int = 1
+    rows: int
+    ids: int
+    depth: int
+    warps: int
+    stages: int
+    resident: int
+    merged_rows: int = 1
 
 
-def measured_statistics(
-    logits: torch.Tensor,
-    temperature: torch.Tensor | None = None,
-    keys: torch.Tensor | None = None,
-    forbidden: int | None = None,
-    tile: RowTile | None = None,
-) -> MeasuredStatistics:
-    """Statistics of whole rows, in one pass over them.
+# For an H100 or H200 (132 multiprocessors with 227 KiB of shared memory and 65,536 registers).
+# Up to 32 rows, reading the head dominates the time, so many bytes are kept in flight, and mma.sync
+# multiplies. From 64 rows on, wgmma multiplies. Twice as many ids would halve the traffic of hidden
+# states from the L2 cache, but folding so wide a tile spills registers.
+NARROW = Tile(rows=16, ids=128, depth=128, warps=4, stages=3, resident=2)
+SLIM = Tile(rows=32, ids=128, depth=128, warps=4, stages=3, resident=2)
+MIDDLE = Tile(rows=64, ids=128, depth=64, warps=4, stages=4, resident=2)
+WIDE = Tile(rows=128, ids=128, depth=64, warps=8, stages=4, resident=1)
+# Float32 is multiplied by plain fused multiply-adds, which need more registers.
+FLOAT32 = Tile(rows=32, ids=64, depth=32, warps=4, stages=3, resident=3)
+IN_MEMORY = Tile(rows=1, ids=4096, depth=16, warps=4, stages=3, resident=4)
 
-    Without temperature, `token`, `probability` and `entropy` are those of `row_statistics`. With
-    temperature and keys and without a forbidden id, all fields are those of `sampled_statistics`.
-    They differ by float32 rounding only: the argmax is taken before the division by the
-    temperature, and sums run in another order.
+
+def tile_for(rows: int, dtype: torch.dtype) -> Tile:
+    """The tile for that many rows of hidden states of that dtype."""
+    if dtype == torch.float32:
+        return FLOAT32
+    if rows <= 32:
+        return NARROW if rows <= 16 else SLIM
+    return MIDDLE if rows <= 64 else WIDE
+
+
+def logits_statistics(
+    logits: torch.Tensor, forbidden: int | None = None, tile: Tile = IN_MEMORY
+) -> SoftmaxPartials:
+    """The results of one pass over logits. Nothing is drawn: the sample is the argmax.
+
+    `SoftmaxPartials.greedy_statistics` makes of them what `rows.row_statistics` computes, up to
+    float32 rounding, because sums run in another order.
 
     Args:
         logits: ``[rows, vocabulary]``, at least one row, float32, bfloat16 or float16; ids are
             contiguous, rows may have any stride. -inf excludes a token; at least one token of a row
             must be left. Not written to.
-        temperature: float32 ``[rows]``, at least 0; None for 1 in all rows.
-        keys: int64 ``[rows]``, see `noise.keyed.row_keys`; with None nothing is drawn, and the
-            sample is the argmax.
-        forbidden: an id that is never chosen or drawn but takes part in the normalisation, or None.
-        tile: how to divide the work, or None for the default.
-
-    Returns:
-        Statistics of shape ``[rows]``. Ties go to the lowest id.
+        forbidden: id that is never chosen but takes part in the normalisation, or None.
+        tile: how to divide the work.
 
     Raises:
         ValueError: the ids of a row are not contiguous.
     """
     if logits.stride(1) != 1 and logits.shape[1] > 1:
         raise ValueError("logits must be contiguous along the vocabulary")
-    tile = tile or RowTile()
-    (rows, vocabulary), device = logits.shape, logits.device
-    vocabulary_pass = VocabularyPass.plan(rows, vocabulary, tile, device)
-    tensors, flags = row_arguments(logits, temperature, keys)
-    excluded = -1 if forbidden is None else forbidden
-    states = vocabulary_pass.states.tensors
-    common = (logits, logits.stride(0), *tensors, *states, rows, vocabulary, excluded)
-    sizes = {"ROWS": tile.rows, "IDS": tile.ids, "num_warps": tile.warps}
-    rows_kernel[vocabulary_pass.grid](*common, vocabulary_pass.tiles_per_split, **sizes, **flags)
-    splits = vocabulary_pass.grid[1]
-    numbers, ids = outputs(rows, device)
-    sizes = {"ROWS": tile.draw_rows, "SPLITS": merge_width(splits), "num_warps": 2}
-    grid = (triton.cdiv(rows, tile.draw_rows),)
-    draw_kernel[grid](*common, splits, numbers, ids, **sizes, **flags)
-    partials = as_partials(numbers, ids, torch.empty((rows, 0), device=device))
-    greedy = torch.zeros((), dtype=torch.bool, device=device)
-    return measured(partials, greedy if temperature is None else temperature == 0)
+    source = logits, logits.stride(0), None, 0, 0, None
+    return _statistics(source, range(logits.shape[1]), None, None, forbidden, tile)
 
 
-@triton.jit(do_not_specialize=["rows", "forbidden", "tiles_per_split"])
-def rows_kernel(  # type: ignore[no-untyped-def]
-    logits, stride, temperature, keys, numbers, ids, forbidden_logit, rows,
-    vocabulary, forbidden, tiles_per_split,
-    ROWS: tl.constexpr, IDS: tl.constexpr, TEMPERED: tl.constexpr, NOISE: tl.constexpr,
+def head_statistics(
+    hidden: torch.Tensor,
+    head: Head,
+    temperature: torch.Tensor | None = None,
+    keys: torch.Tensor | None = None,
+    forbidden: int | None = None,
+    tile: Tile | None = None,
+) -> SoftmaxPartials:
+    """The partial results of one pass over this rank's part of the head.
+
+    `SoftmaxPartials.merge_ranks` merges those of all ranks. Ids are those of the whole vocabulary.
+
+    Args:
+        hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
+        head: the head; only its `weight`, `soft_cap` and ids are read.
+        temperature: float32 ``[rows]``, at least 0; None for 1 in all rows.
+        keys: int64 ``[rows]``, see `noise.keyed.row_keys`; with None nothing is drawn, and the
+            sample is the argmax.
+        forbidden: id that is never chosen or drawn but takes part in the normalisation, or None.
+        tile: how to divide the work, or None for `tile_for`.
+
+    Raises:
+        ValueError: the head has no weight, or one of another dtype or width than `hidden`.
+    """
+    source, tile = product_arguments(hidden, head), tile or tile_for(len(hidden), hidden.dtype)
+    if not len(head.ids):
+        return SoftmaxPartials.empty(len(hidden), hidden.device)
+    return _statistics(source, head.ids, temperature, keys, forbidden, tile)
+
+
+def product_arguments(hidden: torch.Tensor, head: Head) -> tuple[Any, ...]:
+    """The arguments of `product`, as the kernels take them.
+
+    Raises:
+        ValueError: the kernels cannot multiply these hidden states with this head.
+    """
+    if head.weight is None:
+        raise ValueError("this head has no weight, which fused statistics multiply with")
+    if head.weight.dtype != hidden.dtype or head.weight.shape[1] != hidden.shape[1]:
+        raise ValueError(
+            f"hidden states are {hidden.dtype} of width {hidden.shape[1]}, the head's weight is "
+            f"{head.weight.dtype} of width {head.weight.shape[1]}"
+        )
+    if hidden.stride(1) != 1 or head.weight.stride(1) != 1:
+        raise ValueError("hidden states and the head's weight must have contiguous rows")
+    cap = None if head.soft_cap is None else float(head.soft_cap)
+    return hidden, hidden.stride(0), head.weight, head.weight.stride(0), hidden.shape[1], cap
+
+
+def pass_constants(source: tuple[Any, ...], tile: Tile) -> dict[str, Any]:
+    """The constants of a kernel with `product`, given the first six arguments."""
+    even = source[4] % tile.depth == 0
+    return {"ROWS": tile.rows, "IDS": tile.ids, "DEPTH": tile.depth, "EVEN": even}
+
+
+def _statistics(
+    source: tuple[Any, ...],
+    ids: range,
+    temperature: torch.Tensor | None,
+    keys: torch.Tensor | None,
+    forbidden: int | None,
+    tile: Tile,
+) -> SoftmaxPartials:
+    """Launch both kernels; `source` are their first six arguments, `ids` are this rank's."""
+    rows, device = len(source[0]), source[0].device
+    row_tiles, id_tiles = triton.cdiv(rows, tile.rows), triton.cdiv(len(ids), tile.ids)
+    barred = -1 if forbidden is None or forbidden not in ids else ids.index(forbidden)
+    share = tiles_per_split(row_tiles, id_tiles, tile.resident * multiprocessors(device))
+    splits = triton.cdiv(id_tiles, share)
+    common = (
+        *source,
+        None if temperature is None else temperature.float().contiguous(),
+        None if keys is None else keys.contiguous(),
+        empty((4, splits, rows), torch.float32, device),
+        empty((2, splits, rows), torch.int32, device),
+        empty((rows,), torch.float32, device),
+        *(rows, ids.start, len(ids), barred),
+    )
+    rows_kernel[row_tiles, splits](
+        *common, share, **pass_constants(source, tile), num_warps=tile.warps, num_stages=tile.stages
+    )
+    numbers, tokens = empty((6, rows), torch.float32, device), empty((2, rows), torch.int64, device)
+    merge_kernel[(triton.cdiv(rows, tile.merged_rows),)](
+        *common, splits, numbers, tokens,
+        ROWS=tile.merged_rows, SPLITS=merge_width(splits), DEPTH=tile.depth, num_warps=4,
+    )  # fmt: skip
+    best, origin, drawn, scaled, total, weighted = numbers
+    token, sample = tokens
+    return SoftmaxPartials(best, token, origin, drawn, sample, scaled, total, weighted)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate a tensor that a kernel writes; tests replace this to fill it with garbage."""
+    return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+@cache
+def tiles_per_split(row_tiles: int, id_tiles: int, at_once: int) -> int:
+    """Tiles that one program should go through.
+
+    This considers up to four waves of programs and picks the number that minimises the longest time
+    through all tiles. A program costs about half a tile more than its tiles.
+
+    Args:
+        row_tiles: tiles along the rows.
+        id_tiles: tiles along the vocabulary.
+        at_once: programs that the device runs at a time.
+    """
+    best, least = id_tiles, float("inf")
+    for waves in range(1, 5):
+        splits = min(max(1, waves * at_once // row_tiles), MAX_SPLITS)
+        share = triton.cdiv(id_tiles, splits)
+        cost = triton.cdiv(row_tiles * triton.cdiv(id_tiles, share), at_once) * (share + 0.5)
+        if cost < least:
+            best, least = share, cost
+    return best
+
+
+def merge_width(splits: int) -> int:
+    """Splits that a merge reads at once: a power of two, at least 16.
+
+    A merge is compiled for each width, so there are few different ones.
+    """
+    return max(16, int(triton.next_power_of_2(splits)))
+
+
+@triton.jit
+def capped(x, cap):  # type: ignore[no-untyped-def]
+    """``cap * tanh(x / cap)``, off by at most ``2e-7 * cap``; x if the cap is None."""
+    if cap is not None:
+        # Triton has no tanh. If the exponential overflows, the quotient is 0, which is right.
+        x = cap - (2.0 * cap) / (tl.exp(x * (2.0 / cap)) + 1.0)
+    return x
+
+
+@triton.jit
+def product(  # type: ignore[no-untyped-def]
+    hidden, hidden_stride, weight, weight_stride, width, cap, row, head_row,
+    EVEN: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Pass over some tiles of some rows of logits; the grid is (row tiles, splits)."""
+    """Logits, float32 ``[rows, ids]``, of some rows of hidden states and some rows of the head."""
+    step = tl.arange(0, DEPTH)
+    x_at = hidden + row.to(tl.int64)[:, None] * hidden_stride + step[None, :]
+    w_at = weight + head_row.to(tl.int64)[None, :] * weight_stride + step[:, None]
+    logits = tl.zeros((row.shape[0], head_row.shape[0]), tl.float32)
+    for start in range(0, width, DEPTH):
+        if EVEN:
+            x, w = tl.load(x_at), tl.load(w_at)
+        else:
+            x = tl.load(x_at, mask=(start + step < width)[None, :], other=0.0)
+            w = tl.load(w_at, mask=(start + step < width)[:, None], other=0.0)
+        logits = tl.dot(x, w, logits, input_precision="ieee")
+        x_at += DEPTH
+        w_at += DEPTH
+    return capped(logits.to(weight.dtype.element_ty).to(tl.float32), cap)
+
+
+@triton.jit
+def group_product(  # type: ignore[no-untyped-def]
+    hidden, hidden_stride, weight, weight_stride, width, cap, row, head_row, DEPTH: tl.constexpr
+):
+    """Logits, float32 ``[rows, 64]``, of 64 rows of the head of its own for each row."""
+    step = tl.arange(0, DEPTH)
+    x_at = hidden + row.to(tl.int64)[:, None] * hidden_stride + step[None, :]
+    w_at = weight + (head_row.to(tl.int64) * weight_stride)[:, :, None] + step[None, None, :]
+    products = tl.zeros((head_row.shape[0], head_row.shape[1], DEPTH), tl.float32)
+    for start in range(0, width, DEPTH):
+        ok = start + step < width
+        x = tl.load(x_at + start, mask=ok[None, :], other=0.0).to(tl.float32)
+        w = tl.load(w_at + start, mask=ok[None, None, :], other=0.0).to(tl.float32)
+        products += x[:, None, :] * w
+    return capped(tl.sum(products, 2).to(weight.dtype.element_ty).to(tl.float32), cap)
+
+
+@triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "tiles_per_split"])
+def rows_kernel(  # type: ignore[no-untyped-def]
+    source, source_stride, weight, weight_stride, width, cap, temperature, keys,
+    numbers, ids, forbidden_logit, rows, first_id, count, forbidden, tiles_per_split,
+    ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Pass over some tiles of the vocabulary for some rows; the grid is (row tiles, splits).
+
+    Row tiles vary fastest, so that programs that run at the same time read the same part of the
+    head. The rank's ids are `first_id` and the `count - 1` that follow; `forbidden` is counted from
+    the first one, and is -1 if there is none among them. `source` are hidden states, or logits if
+    `weight` is None. What a split leaves for the merge:
+
+    - `numbers`, float32 ``[4, splits, rows]``: the largest logit, the sum of 2^d and the sum of
+      d * 2^d with d = log2(e) * (logit - largest) / temperature, and the drawn group's score;
+    - `ids`, int32 ``[2, splits, rows]``: the id of the largest logit, the drawn group's first id;
+    - `forbidden_logit`, float32 ``[rows]``: the forbidden id's logit, if there is such an id.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)  # rows after the last one are computed but not stored
-    inverse = inverse_temperature(temperature, near, TEMPERED)
+    inverse = inverse_temperature(temperature, near)
     low, high = near.to(tl.uint32), near.to(tl.uint32)
-    if NOISE:
+    if keys is not None:
         low, high = split_keys(tl.load(keys + near))
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     drawn = tl.full((ROWS,), float("-inf"), tl.float32)
     total, weighted = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-    token, group = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+    token, group = tl.full((ROWS,), first_id, tl.int32), tl.full((ROWS,), first_id, tl.int32)
     start = tl.program_id(1) * tiles_per_split * IDS
-    end = tl.minimum(start + tiles_per_split * IDS, vocabulary)
-    for first in range(start, end, IDS):
-        tokens = first + tl.arange(0, IDS)[None, :]
-        pointers = logits + near.to(tl.int64)[:, None] * stride + tokens
-        x = tl.load(pointers, mask=tokens < vocabulary, other=float("-inf")).to(tl.float32)
-        if (forbidden >= first) & (forbidden < first + IDS):
-            is_forbidden = (tokens == forbidden) & (row < rows)[:, None]
-            forbidden_pointer = forbidden_logit + row[:, None] + tl.zeros_like(tokens)
-            tl.store(forbidden_pointer, x, mask=is_forbidden)
-        x = tl.where(tokens == forbidden, float("-inf"), x)
+    for begin in range(start, tl.minimum(start + tiles_per_split * IDS, count), IDS):
+        local = begin + tl.arange(0, IDS)  # this rank's ids, counted from 0
+        allowed = local != forbidden
+        if weight is None:
+            at = source + near.to(tl.int64)[:, None] * source_stride + local[None, :]
+            x = tl.load(at, mask=(local < count)[None, :], other=float("-inf")).to(tl.float32)
+        else:
+            x = product(
+                source, source_stride, weight, weight_stride, width, cap,
+                near, tl.minimum(local, count - 1), EVEN, DEPTH,
+            )  # fmt: skip
+            allowed &= local < count
+        if (forbidden >= begin) & (forbidden < begin + IDS):
+            is_forbidden = (local == forbidden)[None, :]
+            store_at = forbidden_logit + row[:, None] + tl.zeros_like(local)[None, :]
+            tl.store(store_at, x, mask=is_forbidden & (row < rows)[:, None])
+        x = tl.where(allowed[None, :], x, float("-inf"))
         best, token, total, weighted, drawn, group = fold(
-            tl.reshape(x, (ROWS, IDS // _GROUP, _GROUP)), first, inverse, low, high,
-            best, token, total, weighted, drawn, group, NOISE,
+            tl.reshape(x, (ROWS, IDS // _GROUP, _GROUP)), first_id + begin, inverse, low, high,
+            best, token, total, weighted, drawn, group, keys is not None,
         )  # fmt: skip
-    store_split(numbers, ids, row, rows, best, token, total, weighted, drawn, group)
+    ok = row < rows
+    place = tl.program_id(1).to(tl.int64) * rows + row
+    step = tl.num_programs(1).to(tl.int64) * rows
+    tl.store(numbers + place, best, mask=ok)
+    tl.store(numbers + place + step, total, mask=ok)
+    tl.store(numbers + place + 2 * step, weighted, mask=ok)
+    tl.store(numbers + place + 3 * step, drawn, mask=ok)
+    tl.store(ids + place, token, mask=ok)
+    tl.store(ids + place + step, group, mask=ok)
 
 
-@triton.jit(do_not_specialize=["rows", "forbidden", "splits"])
-def draw_kernel(  # type: ignore[no-untyped-def]
-    logits, stride, temperature, keys, numbers, ids, forbidden_logit, rows,
-    vocabulary, forbidden, splits, out, out_ids,
-    ROWS: tl.constexpr, SPLITS: tl.constexpr, TEMPERED: tl.constexpr, NOISE: tl.constexpr,
+@triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "splits"])
+def merge_kernel(  # type: ignore[no-untyped-def]
+    source, source_stride, weight, weight_stride, width, cap, temperature, keys,
+    numbers, ids, forbidden_logit, rows, first_id, count, forbidden, splits, out, out_ids,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of some rows, and draw within the drawn group; the grid is (row tiles,)."""
+    """Merge the splits of some rows, and draw within the drawn group; the grid is (row tiles,).
+
+    The results are the fields of `SoftmaxPartials`: float32 `out` ``[6, rows]``, int64 `out_ids`
+    ``[2, rows]``.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     near = tl.minimum(row, rows - 1)
-    inverse = inverse_temperature(temperature, near, TEMPERED)
+    inverse = inverse_temperature(temperature, near)
     best, token, origin, total, weighted, drawn, group = merge_splits(
         numbers, ids, forbidden_logit, near, rows, splits, inverse, forbidden, SPLITS
     )
-    sample, scaled = token, best * inverse
-    if NOISE:
+    best *= inverse
+    sample, scaled = token, best
+    if keys is not None:
         low, high = split_keys(tl.load(keys + near))
-        tokens = group[:, None] + tl.arange(0, _GROUP)[None, :]
-        pointers = logits + near.to(tl.int64)[:, None] * stride + tokens
-        ok = (tokens < vocabulary) & (tokens != forbidden)
-        x = tl.load(pointers, mask=ok, other=float("-inf")).to(tl.float32)
-        sample, scaled = sample_in_group(x, group, inverse, low, high)
-    store_partials(
-        out, out_ids, row, rows, best * inverse, token, origin * inverse, total, weighted, drawn,
-        sample, scaled,
-    )  # fmt: skip
+        local = group[:, None] - first_id + tl.arange(0, _GROUP)[None, :]
+        logits = group_product(
+            source, source_stride, weight, weight_stride, width, cap,
+            near, tl.minimum(local, count - 1), DEPTH,
+        )  # fmt: skip
+        allowed = (local < count) & (local != forbidden)
+        logits = tl.where(allowed, logits, float("-inf"))
+        sample, scaled = draw_in_group(logits, group, inverse, low, high)
+    ok = row < rows
+    tl.store(out + row, best, mask=ok)
+    tl.store(out + rows + row, origin * inverse, mask=ok)
+    tl.store(out + 2 * rows + row, drawn, mask=ok)
+    # The drawn logit was computed a second time and may differ in its last bits, but must not be
+    # larger than the largest.
+    tl.store(out + 3 * rows + row, tl.minimum(scaled, best), mask=ok)
+    tl.store(out + 4 * rows + row, total, mask=ok)
+    tl.store(out + 5 * rows + row, weighted, mask=ok)
+    tl.store(out_ids + row, token.to(tl.int64), mask=ok)
+    tl.store(out_ids + rows + row, sample.to(tl.int64), mask=ok)

@@ -1,36 +1,27 @@
-"""Row statistics with a sample, from whole rows of logits: the plain reference.
+"""Row statistics with a draw, from whole rows of logits: the plain reference.
+
+A token is drawn in two stages, so that only one random number is needed for `GROUP` ids: first a
+group of `GROUP` consecutive ids, by Gumbel-max over the groups' log-sum-exps, then an id of that
+group, by Gumbel-max over its logits. The product of the two probabilities is that of the softmax
+(the maximum of Gumbel variables is Gumbel distributed around their log-sum-exp; Maddison et al.,
+2014).
 
 `tiled` computes the same without ever holding a whole row.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from vllm_dllm.ops.statistics.log_sums import logsumexp
-from vllm_dllm.ops.statistics.partials import (
-    FIRST_GROUP_INDEX,
-    GROUP,
-    draw_in_group,
-    group_noise,
-    grouped,
-    take_group,
-)
-from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.noise.keyed import gumbel
+from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
 
-__all__ = [
-    "FIRST_GROUP_INDEX",
-    "GROUP",
-    "SampledStatistics",
-    "draw",
-    "draw_and_sum",
-    "draw_in_group",
-    "group_noise",
-    "group_starts",
-    "grouped",
-    "sampled_statistics",
-    "take_group",
-]
+GROUP = 64
+# Groups draw with the same keys as ids, so their indices must be larger than those of all ids.
+FIRST_GROUP_INDEX = 1 << 30
+_LOG2_E = 1.4426950408889634
 
 
 def sampled_statistics(
@@ -60,7 +51,7 @@ def sampled_statistics(
 
 
 def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw ids from ``softmax(scaled)``, in the two stages that `partials` describes.
+    """Draw ids from ``softmax(scaled)``.
 
     Args:
         scaled: float32 ``[rows, vocabulary]``, logits divided by the temperature.
@@ -75,19 +66,135 @@ def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 def draw_and_sum(scaled: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`draw`, and the log-sum-exp of each row, float32 ``[rows]``; both read the rows once."""
     token, by_group = _draw(scaled, keys)
-    return token, logsumexp(by_group)
+    return token, _logsumexp(by_group)
 
 
 def _draw(scaled: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The drawn ids, and the log-sum-exp of each group, float32 ``[rows, groups]``."""
     groups = grouped(scaled)
-    by_group = logsumexp(groups)
+    by_group = _logsumexp(groups)
     score = by_group + group_noise(keys, group_starts(0, scaled.shape[1], keys.device))
     chosen = score.argmax(-1)
     token = draw_in_group(take_group(groups, chosen), chosen * GROUP, keys)[0]
     return token, by_group
 
 
+def _logsumexp(x: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exp over the last dimension of float32 ``[..., k]``.
+
+    On a CPU it is computed to base 2, because `exp2` is several times as fast as `exp` there.
+    """
+    if x.device.type != "cpu":
+        return x.logsumexp(-1)
+    # The difference of two -inf would be NaN.
+    origin = x.amax(-1).clamp_min_(-1e38)
+    return (x - origin[..., None]).mul_(_LOG2_E).exp2_().sum(-1).log_().add_(origin)
+
+
+def grouped(scaled: torch.Tensor) -> torch.Tensor:
+    """``[rows, ids]`` as ``[rows, groups, GROUP]``, with the last group padded with -inf."""
+    missing = -scaled.shape[1] % GROUP
+    if missing:
+        scaled = torch.nn.functional.pad(scaled, (0, missing), value=-torch.inf)
+    return scaled.view(len(scaled), scaled.shape[1] // GROUP, GROUP)
+
+
 def group_starts(first: int, end: int, device: torch.device) -> torch.Tensor:
     """The first id of every group of the ids ``first..end``, int64 ``[groups]``."""
     return torch.arange(first, end, GROUP, device=device)
+
+
+def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """One group of each row: ``[rows, GROUP]`` for an index int64 ``[rows]``."""
+    return groups.gather(1, index[:, None, None].expand(-1, 1, GROUP))[:, 0]
+
+
+def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """Gumbel noise ``[rows, groups]`` of the groups that begin at ``starts`` (int64 ``[groups]``).
+
+    A group's noise depends on its first id, so no two groups have the same noise, wherever a rank's
+    part of the vocabulary begins.
+    """
+    return gumbel(keys, FIRST_GROUP_INDEX + starts)
+
+
+def draw_in_group(
+    group: torch.Tensor, first: torch.Tensor, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw an id from one group of each row.
+
+    Args:
+        group: float32 ``[rows, GROUP]``, scaled logits.
+        first: int64 ``[rows]``, the first ids of the groups.
+        keys: int64 ``[rows]``, see `noise.row_keys`.
+
+    Returns:
+        The drawn ids, int64 ``[rows]``, and their scaled logits, float32 ``[rows]``.
+    """
+    ids = first[:, None] + torch.arange(GROUP, device=group.device)  # [rows, GROUP]
+    index = (group + gumbel(keys, ids)).argmax(-1)
+    return first + index, group.gather(1, index[:, None])[:, 0]
+
+
+def drawn_weight(greedy: RowStatistics, scaled: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """The weight of drawn tokens relative to the argmax, ``exp((logit - largest) / temperature)``.
+
+    Args:
+        greedy: statistics of shape ``[rows]``.
+        scaled: ``[rows, vocabulary]``, logits divided by the temperature (by 1 where that is 0).
+        drawn: int64 ``[rows]``.
+
+    Returns:
+        Float32 ``[rows]``.
+    """
+    weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
+    return weight[:, 0].float()
+
+
+def drawn_logprob(
+    greedy: RowStatistics, weight: torch.Tensor, temperature: torch.Tensor
+) -> torch.Tensor:
+    """The log-probabilities of drawn tokens at temperature 1, float32 ``[rows]``.
+
+    They are ``log p(argmax) + temperature * log(weight)``, so the rows are not read again.
+
+    Args:
+        greedy: statistics of shape ``[rows]``.
+        weight: float32 ``[rows]``, see `drawn_weight`.
+        temperature: float32 ``[rows]``; rows at 0 have the argmax.
+    """
+    likeliest = greedy.probability.log()
+    return torch.where(temperature > 0, likeliest + temperature * weight.log(), likeliest)
+
+
+def with_drawn(
+    greedy: RowStatistics,
+    weight: torch.Tensor,
+    sampled: torch.Tensor,
+    drawn: torch.Tensor,
+    own_at: torch.Tensor | None = None,
+) -> RowStatistics:
+    """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
+
+    A drawn token's confidence is the smaller of the argmax' probability and its own weight. So a
+    token that is as likely as the argmax has the same confidence. If the (small) probability of the
+    drawn token itself were used, thresholds would pass only one token per step.
+
+    Args:
+        greedy: statistics of shape ``[rows]``.
+        weight: float32 ``[rows]``, see `drawn_weight`.
+        sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
+        drawn: int64 ``[rows]``.
+        own_at: float32 ``[rows]``, the temperature of rows whose drawn token's confidence is its
+            own probability at temperature 1 (`Algorithm.own_confidence`), and 0 for the others;
+            None if there are none. The probability is
+            ``exp(largest - logsumexp) * weight**temperature``.
+    """
+    sure = torch.minimum(greedy.probability, weight)
+    if own_at is not None:
+        sure = torch.where(own_at > 0, greedy.probability * weight**own_at, sure)
+    return replace(
+        greedy,
+        token=torch.where(sampled, drawn, greedy.token),
+        probability=torch.where(sampled, sure, greedy.probability),
+    )

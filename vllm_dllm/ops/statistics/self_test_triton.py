@@ -2,7 +2,7 @@
 
 The check uses a few rows and ids of the model's width and dtype, with planted ties. The numbers are
 small multiples of 1/32, so sums of products are exact in any order and round to the same logits
-everywhere. Ids must therefore be equal. Floats have the error budgets below: `head_triton.capped`
+everywhere. Ids must therefore be equal. Floats have the error budgets below: `rows_triton.capped`
 is off by up to 2e-7 caps, and weights of a soft embedding are rounded to its dtype.
 """
 
@@ -15,14 +15,12 @@ import torch
 
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.head_triton import head_statistics
-from vllm_dllm.ops.statistics.launch_triton import measured
 from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
-from vllm_dllm.ops.statistics.rows_triton import measured_statistics
+from vllm_dllm.ops.statistics.rows_triton import head_statistics, logits_statistics
 from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
 from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
-# Row counts that fill each of `head_triton`'s tiles, and a few groups of ids, the last one
+# Row counts that fill each of `rows_triton`'s tiles, and a few groups of ids, the last one
 # incomplete.
 ROWS = (16, 32, 64, 128)
 IDS = 1000
@@ -108,10 +106,11 @@ class _Case:
         """The kernels of a masked model."""
         logits = self._logits(self.hidden, 0, IDS)
         want = row_statistics(logits.clone(), FORBIDDEN, entropy=True)
-        partials = head_statistics(self.hidden, self.head, forbidden=FORBIDDEN)
-        no_row = torch.zeros((), dtype=torch.bool, device=logits.device)
-        yield from _compared("head", measured(partials, no_row), want)
-        yield from _compared("rows", measured_statistics(logits, forbidden=FORBIDDEN), want)
+        for name, partials in (
+            ("head", head_statistics(self.hidden, self.head, forbidden=FORBIDDEN)),
+            ("rows", logits_statistics(logits, FORBIDDEN)),
+        ):
+            yield from _compared(name, partials.greedy_statistics(entropy=True), want)
 
 
 def _compared(kernel: str, got: RowStatistics, want: RowStatistics) -> Iterator[tuple[str, bool]]:

@@ -1,6 +1,6 @@
 """The soft embedding ``softmax(logits / T) @ embedding`` over tiles of the head, as Triton kernels.
 
-It takes a second pass over the head, after that of `head_triton`. For one range of ids at a time, a
+It takes a second pass over the head, after that of `rows_triton`. For one range of ids at a time, a
 kernel computes the logits again and writes their weights, exp((logit - origin) / T), to a workspace
 in the embedding's dtype; another kernel multiplies the weights by the embedding and adds the
 product to a float32 sum. The origin is the row's largest logit. Weights are therefore at most 1 and
@@ -23,23 +23,18 @@ from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.statistics.fold_triton import LOG2_E
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.head_triton import (
-    HeadTile,
-    checked_weight,
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
+from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.rows_triton import (
+    empty,
     head_statistics,
+    pass_constants,
     product,
     product_arguments,
-    product_constants,
     tile_for,
-)
-from vllm_dllm.ops.statistics.launch_triton import (
-    MeasuredStatistics,
-    empty,
-    measured,
     tiles_per_split,
 )
-from vllm_dllm.ops.statistics.partials import SoftmaxPartials
-from vllm_dllm.ops.statistics.sampled import SampledStatistics
+from vllm_dllm.ops.statistics.tiled import Result
 
 # With few rows, each range of ids is split into parts, each with a separate sum.
 MAX_PARTS = 8
@@ -51,7 +46,7 @@ class SumTile:
 
     Attributes:
         rows, width, depth: rows, columns of the embedding and ids of a tile.
-        warps, stages, resident: as for `HeadTile`.
+        warps, stages, resident: as for `Tile`.
     """
 
     rows: int = 128
@@ -72,7 +67,7 @@ def fused_statistics(
     keys: torch.Tensor,
     budget: int,
     compile: bool = False,
-) -> tuple[SampledStatistics, torch.Tensor | None]:
+) -> Result:
     """What `tiled.tiled_statistics` computes, in two passes of Triton kernels.
 
     The weights of the soft embedding are rounded to the embedding's dtype, as in `tiled` on a GPU.
@@ -86,16 +81,11 @@ def fused_statistics(
             ids need. The statistics use some kilobytes per row in addition.
         compile: compile what follows the kernels.
 
-    Returns:
-        As `tiled_statistics`; the statistics are `MeasuredStatistics`.
-
     Raises:
         ValueError: as `head_statistics`.
     """
-    partials = head_statistics(hidden, head, temperature, keys)
-    if head.shard is not None:
-        partials = partials.merge_ranks(head.shard)
-    finish = compiled(_measured) if compile else _measured
+    partials = head_statistics(hidden, head, temperature, keys).merge_ranks(head.shard)
+    finish = compiled(_finished) if compile else _finished
     statistics = finish(partials, temperature)
     if head.embedding is None:
         return statistics, None
@@ -103,9 +93,9 @@ def fused_statistics(
     return statistics, soft if head.shard is None else head.shard.sum(soft)
 
 
-def _measured(partials: SoftmaxPartials, temperature: torch.Tensor) -> MeasuredStatistics:
+def _finished(partials: SoftmaxPartials, temperature: torch.Tensor) -> SampledStatistics:
     """Statistics of rows, some of them greedy; this function may be compiled."""
-    return measured(partials, temperature == 0)
+    return partials.sampled_statistics(temperature == 0)
 
 
 def soft_embedding(
@@ -114,7 +104,6 @@ def soft_embedding(
     temperature: torch.Tensor,
     partials: SoftmaxPartials,
     budget: int,
-    tile: HeadTile | None = None,
 ) -> torch.Tensor:
     """This rank's share of ``softmax(logits / temperature) @ embedding``.
 
@@ -127,112 +116,84 @@ def soft_embedding(
         partials: the results of the first pass over all ranks (`SoftmaxPartials.merge_ranks`), with
             no id forbidden.
         budget: bytes that the workspace may take, see `fused_statistics`.
-        tile: how to divide the product with the head, or None for `head_triton.tile_for`.
 
     Returns:
         Float32 ``[rows, hidden]``; 0 if no id of this rank has any weight.
 
     Raises:
-        ValueError: the head has no embedding, or as `head_statistics`.
+        ValueError: the embedding's rows are not contiguous, or as `head_statistics`.
     """
-    if head.embedding is None:
-        raise ValueError("this head has no embedding")
-    if head.embedding.stride(1) != 1:
+    embedding = head.embedding
+    assert embedding is not None
+    if embedding.stride(1) != 1:
         raise ValueError("the embedding must have contiguous rows")
-    weight, embedding = checked_weight(hidden, head), head.embedding
-    tile = tile or tile_for(len(hidden), hidden.dtype)
-    rows, count = len(hidden), len(head.ids)
-    running = _RunningSum.plan(rows, embedding, budget, max(tile.ids, 128))
+    source, tile = product_arguments(hidden, head), tile_for(len(hidden), hidden.dtype)
+    rows, count, device = len(hidden), len(head.ids), hidden.device
+    sum_tile = FLOAT32_SUM if embedding.dtype == torch.float32 else SumTile()
+    parts, width_of_range = _workspace(rows, embedding, sum_tile, budget, max(tile.ids, 128))
+    weights = empty((rows, width_of_range), embedding.dtype, device)
+    # Part i sums part i of every range of ids.
+    sums = torch.zeros((parts, rows, embedding.shape[1]), device=device)
     of_rows = (
         temperature.float().contiguous(),
         partials.origin.contiguous(),
         partials.token.contiguous(),
     )
-    common = (*product_arguments(hidden, weight, head), *of_rows)
-    common += (running.weights, running.weights.stride(0), rows)
-    sizes = {"ROWS": tile.rows, "IDS": tile.ids, **product_constants(hidden, head, tile)}
-    sizes |= {"num_warps": tile.warps, "num_stages": tile.stages}
-    for first in range(0, count, running.ids):
-        in_range = min(running.ids, count - first)
-        grid = triton.cdiv(rows, tile.rows), triton.cdiv(in_range, tile.ids)
-        weights_kernel[grid](*common, first, count, head.ids.start, **sizes)
-        running.add(embedding, first, in_range)
-    sums, total = running.sums, torch.where(temperature == 0, 1.0, partials.sum)
-    return (sums[0] if len(sums) == 1 else sums.sum(0)).div_(total[:, None])
+    for first in range(0, count, width_of_range):
+        in_range = min(width_of_range, count - first)
+        weights_kernel[triton.cdiv(rows, tile.rows), triton.cdiv(in_range, tile.ids)](
+            *source, *of_rows, weights, weights.stride(0), rows, first, count, head.ids.start,
+            **pass_constants(source, tile), num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        _add_range(sums, weights, embedding, first, in_range, sum_tile)
+    total = torch.where(temperature == 0, 1.0, partials.sum)
+    return (sums[0] if parts == 1 else sums.sum(0)).div_(total[:, None])
 
 
-@dataclass(frozen=True)
-class _RunningSum:
-    """The workspace of one range of ids, and the sum over all ranges.
+def _workspace(
+    rows: int, embedding: torch.Tensor, tile: SumTile, budget: int, multiple: int
+) -> tuple[int, int]:
+    """The number of parts, and of the ids of a range, which is a multiple of `multiple`.
 
-    Attributes:
-        weights: ``[rows, ids]`` in the embedding's dtype, the weights of one range of ids.
-        sums: float32 ``[parts, rows, hidden]``; part i sums part i of every range.
-        tile: how the product is divided.
+    A range has as many ids as the budget allows in addition to the parts' sums.
     """
+    count, width = embedding.shape
+    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
+    at_once = tile.resident * multiprocessors(embedding.device)
+    steps = 64  # about as many as a range has
+    parts = min(MAX_PARTS, triton.cdiv(steps, tiles_per_split(tiles, steps, at_once)))
+    # The sums take up to half of the budget. A single one does not count: it is the result.
+    bytes_of_sum = 4 * rows * width
+    parts = max(1, min(parts, budget // 2 // bytes_of_sum))
+    left = budget - (parts * bytes_of_sum if parts > 1 else 0)
+    ids = left // (rows * embedding.element_size()) // multiple * multiple
+    return parts, min(max(multiple, ids), triton.cdiv(max(1, count), multiple) * multiple)
 
-    weights: torch.Tensor
-    sums: torch.Tensor
-    tile: SumTile
 
-    @classmethod
-    def plan(cls, rows: int, embedding: torch.Tensor, budget: int, multiple: int) -> _RunningSum:
-        """Plan ranges with as many ids as the budget allows in addition to the parts' sums.
-
-        A range is a multiple of `multiple` ids.
-        """
-        tile = FLOAT32_SUM if embedding.dtype == torch.float32 else SumTile()
-        count, width = embedding.shape
-        tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
-        at_once = tile.resident * multiprocessors(embedding.device)
-        steps = 64  # about as many as a range has
-        parts = min(MAX_PARTS, triton.cdiv(steps, tiles_per_split(tiles, steps, at_once)))
-        # The sums take up to half of the budget. A single one does not count: it is the result.
-        bytes_of_sum = 4 * rows * width
-        parts = max(1, min(parts, budget // 2 // bytes_of_sum))
-        left = budget - (parts * bytes_of_sum if parts > 1 else 0)
-        ids = left // (rows * embedding.element_size()) // multiple * multiple
-        ids = min(max(multiple, ids), triton.cdiv(max(1, count), multiple) * multiple)
-        device = embedding.device
-        weights = empty((rows, ids), embedding.dtype, device)
-        return cls(weights, torch.zeros((parts, rows, width), device=device), tile)
-
-    @property
-    def ids(self) -> int:
-        """Ids in a range."""
-        return self.weights.shape[1]
-
-    def add(self, embedding: torch.Tensor, first: int, in_range: int) -> None:
-        """Add the weights of the `in_range` ids from `first` on times their embedding."""
-        tile, (parts, rows, width) = self.tile, self.sums.shape
-        steps_per_part = triton.cdiv(triton.cdiv(in_range, tile.depth), parts)
-        grid = triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.width), parts
-        sum_kernel[grid](
-            self.weights,
-            self.weights.stride(0),
-            embedding,
-            embedding.stride(0),
-            self.sums,
-            rows,
-            width,
-            first,
-            in_range,
-            steps_per_part,
-            ROWS=tile.rows,
-            WIDTH=tile.width,
-            DEPTH=tile.depth,
-            EVEN=width % tile.width == 0,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+def _add_range(
+    sums: torch.Tensor,
+    weights: torch.Tensor,
+    embedding: torch.Tensor,
+    first: int,
+    in_range: int,
+    tile: SumTile,
+) -> None:
+    """Add the weights of the `in_range` ids from `first` on times their embedding."""
+    parts, rows, width = sums.shape
+    steps_per_part = triton.cdiv(triton.cdiv(in_range, tile.depth), parts)
+    sum_kernel[triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.width), parts](
+        weights, weights.stride(0), embedding, embedding.stride(0), sums, rows, width,
+        first, in_range, steps_per_part,
+        ROWS=tile.rows, WIDTH=tile.width, DEPTH=tile.depth, EVEN=width % tile.width == 0,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "first", "count", "first_id"])
 def weights_kernel(  # type: ignore[no-untyped-def]
     hidden, hidden_stride, weight, weight_stride, width, cap, temperature, origin, token,
     weights, weights_stride, rows, first, count, first_id,
-    ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr,
-    CAPPED: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """A tile of exp(logit / T - origin), of ids from `first` on; the grid is (row tiles, id tiles).
 
@@ -246,7 +207,7 @@ def weights_kernel(  # type: ignore[no-untyped-def]
     local = first + column
     x = product(
         hidden, hidden_stride, weight, weight_stride, width, cap,
-        near, tl.minimum(local, count - 1), CAPPED, EVEN, DEPTH,
+        near, tl.minimum(local, count - 1), EVEN, DEPTH,
     )  # fmt: skip
     t = tl.load(temperature + near)
     inverse = 1.0 / tl.where(t > 0, t, 1.0)

@@ -9,23 +9,22 @@ head is spread over ranks, each rank passes over its own ids, and ranks exchange
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import methodcaller
 from typing import Any, TypeVar
 
 import torch
 
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.partials import (
-    GROUP,
-    LeadingGroup,
-    SoftmaxPartials,
-    add_product,
-    group_noise,
-    grouped,
-    soft_embedding,
-)
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.sampled import (
+    GROUP,
+    draw_in_group,
+    group_noise,
+    group_starts,
+    grouped,
+    take_group,
+)
 
 # Statistics [rows], and the soft embedding [rows, hidden], if there is one.
 Result = tuple[SampledStatistics, torch.Tensor | None]
@@ -87,28 +86,18 @@ def tiled_statistics(
         hidden: ``[rows, hidden]``, at least one row.
         head: the head, see `Head`.
         temperature: float32 ``[rows]``, at least 0.
-        keys: int64 ``[rows]`` or any shape with as many elements, see `keyed.row_keys`.
+        keys: int64 ``[rows]``, see `keyed.row_keys`.
         budget: bytes that temporaries may take.
         compile: compile the computation of a tile. Results may then be rounded differently.
 
     Returns:
-        The same on all ranks: statistics of the shape of `keys`, and ``distribution @ embedding``
-        (float32 ``[rows, hidden]``), or None without an embedding.
+        The same on all ranks: statistics ``[rows]``, and ``distribution @ embedding`` (float32
+        ``[rows, hidden]``), or None without an embedding.
     """
-    flat = keys.reshape(-1)
-    own = head.vocabulary if head.shard is None else len(head.ids)
-    at_once, ids = tile_shape(len(hidden), own, budget)
-    rows = (hidden, temperature, flat)
-    parts = []
-    chunks = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
-    for hidden_rows, temperatures, row_keys in chunks:
-        parts.append(_of_rows(hidden_rows, temperatures, row_keys, head, ids, compile))
-    statistics = parts[0][0]
-    if len(parts) > 1:
-        statistics = SampledStatistics.join([part for part, _ in parts])
-    if keys.ndim > 1:
-        shaped = map(methodcaller("view", keys.shape), vars(statistics).values())
-        statistics = SampledStatistics(*shaped)
+    at_once, ids = tile_shape(len(hidden), len(head.ids), budget)
+    chunks = zip(*(each.split(at_once) for each in (hidden, temperature, keys)), strict=True)
+    parts = [_of_rows(states, warmth, key, head, ids, compile) for states, warmth, key in chunks]
+    statistics = SampledStatistics.join([part for part, _ in parts])
     if head.embedding is None or len(parts) == 1:
         return statistics, parts[0][1]
     return statistics, torch.cat([soft for _, soft in parts if soft is not None])
@@ -129,13 +118,13 @@ def _of_rows(
         if head.embedding is None:
             return statistics, None
         soft = weight.new_zeros((len(weight), head.embedding.shape[1]))
-        soft = add_product(soft, weight[:, :ids], head.embedding)
-        return statistics, soft_embedding(head, statistics, temperature == 0, soft, total)
+        soft = _add_product(soft, weight[:, :ids], head.embedding)
+        return statistics, _soft_embedding(head, statistics, temperature == 0, soft, total)
     width = 0 if head.embedding is None else head.embedding.shape[1]
     running = _Running(temperature, keys, width)
     for first in head.ids[::ids]:
         end = min(first + ids, head.ids.stop)
-        starts = torch.arange(first, end, GROUP, device=keys.device)
+        starts = group_starts(first, end, keys.device)
         # A narrower last tile is not worth a separate graph.
         fold = _compilable(_fold, compile and end - first == ids)
         # Assigning the weights to a name would keep them alive during the next tile.
@@ -164,18 +153,37 @@ def _only_tile(
     embedding is left to the caller.
     """
     running = _Running(temperature, keys)
-    starts = torch.arange(0, logits.shape[1], GROUP, device=keys.device)
-    weight = running.add(logits, starts)
-    return SoftmaxPartials.of(running).statistics(running.greedy), running.sum, weight
+    weight = running.add(logits, group_starts(0, logits.shape[1], keys.device))
+    return running.partials().sampled_statistics(running.greedy), running.sum, weight
 
 
-def _no_group(rows: int, device: torch.device) -> LeadingGroup:
-    """The leading groups before the first tile: no group yet, with score -inf."""
-    return LeadingGroup(
-        torch.full((rows,), -torch.inf, device=device),
-        torch.zeros(rows, dtype=torch.int64, device=device),
-        torch.full((rows, GROUP), -torch.inf, device=device),
-    )
+class _LeadingGroup:
+    """The group with the highest score so far in each row; before the first tile there is none.
+
+    Attributes:
+        score: float32 ``[rows]``.
+        first: int64 ``[rows]``, the first id of the group.
+        group: float32 ``[rows, GROUP]``, the scaled logits of the group.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.score = torch.full((rows,), -torch.inf, device=device)
+        self.first = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.group = torch.full((rows, GROUP), -torch.inf, device=device)
+
+    def compete(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
+        """Replace the current group with a tile's best group where that has a higher score.
+
+        Args:
+            scores: float32 ``[rows, groups]``.
+            groups: float32 ``[rows, groups, GROUP]``, scaled logits.
+            starts: int64 ``[groups]``, the first ids of the groups.
+        """
+        score, index = scores.max(-1)
+        better = score > self.score
+        self.first = torch.where(better, starts[index], self.first)
+        self.group = torch.where(better[:, None], take_group(groups, index), self.group)
+        self.score = torch.maximum(self.score, score)
 
 
 class _Running:
@@ -189,10 +197,12 @@ class _Running:
         self.keys = keys
         self.greedy = temperature == 0
         self.divisor = torch.where(self.greedy, 1.0, temperature)[:, None]
-        self.likeliest, self.drawn = _no_group(rows, device), _no_group(rows, device)
+        self.likeliest, self.drawn = _LeadingGroup(rows, device), _LeadingGroup(rows, device)
+        # As in `SoftmaxPartials`, relative to the largest scaled logit so far.
         self.sum = torch.zeros(rows, device=device)
         self.weighted = torch.zeros(rows, device=device)
         self.shrink = torch.ones(rows, device=device)  # of the sums, by the last tile
+        # The sum of the weights times the embedding.
         self.soft = torch.zeros((rows, width), device=device)
 
     def add(self, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -225,14 +235,94 @@ class _Running:
         """Add the weights that `add` returned, multiplied by the embedding of the tile's ids."""
         if embedding is not None:
             self.soft.mul_(self.shrink[:, None])
-            self.soft = add_product(self.soft, weight[:, : len(embedding)], embedding)
+            self.soft = _add_product(self.soft, weight[:, : len(embedding)], embedding)
+
+    def partials(self) -> SoftmaxPartials:
+        """The results over this rank's ids, each of which may be chosen."""
+        likeliest, drawn = self.likeliest, self.drawn
+        sample, scaled = draw_in_group(drawn.group, drawn.first, self.keys)
+        return SoftmaxPartials(
+            best=likeliest.score,
+            token=likeliest.first + likeliest.group.argmax(-1),
+            origin=likeliest.score,
+            drawn=drawn.score,
+            sample=sample,
+            scaled=scaled,
+            sum=self.sum,
+            weighted=self.weighted,
+        )
 
     def result(self, head: Head) -> Result:
         """The statistics and soft embedding of all ids, including those of other ranks."""
-        greedy, partials = self.greedy, SoftmaxPartials.of(self)
-        if head.shard is not None:
-            partials = partials.merge_ranks(head.shard)
-        statistics = partials.statistics(greedy)
+        own = self.partials()
+        partials = own.merge_ranks(head.shard)
+        statistics = partials.sampled_statistics(self.greedy)
         if head.embedding is None:
             return statistics, None
-        return statistics, soft_embedding(head, statistics, greedy, partials.soft, partials.sum)
+        soft = self.soft
+        if head.shard is not None:
+            soft = soft * torch.exp(own.origin - partials.origin)[:, None]
+        return statistics, _soft_embedding(head, statistics, self.greedy, soft, partials.sum)
+
+
+def _add_product(
+    total: torch.Tensor, weight: torch.Tensor, embedding: torch.Tensor
+) -> torch.Tensor:
+    """``total + weight @ embedding`` in float32; `total` may be overwritten.
+
+    A GPU multiplies 16-bit numbers an order of magnitude faster than float32 numbers, so there the
+    weights (at most 1) are rounded to the embedding's dtype, as the model's own probabilities are.
+    The products are summed in float32.
+
+    Args:
+        total: float32 ``[rows, hidden]``.
+        weight: float32 ``[rows, ids]``.
+        embedding: ``[ids, hidden]``, any floating dtype.
+    """
+    dtype = embedding.dtype
+    if dtype == torch.float32 or total.device.type == "cpu":
+        return total.addmm_(weight, embedding.float())
+    if torch.version.hip is not None:
+        # PyTorch has no product of this kind on ROCm: the sum over one tile is rounded to `dtype`.
+        return total.add_(weight.to(dtype) @ embedding)
+    return torch.addmm(total, weight.to(dtype), embedding, out_dtype=torch.float32)
+
+
+def _soft_embedding(
+    head: Head,
+    statistics: SampledStatistics,
+    greedy: torch.Tensor,
+    soft: torch.Tensor,
+    total: torch.Tensor,
+) -> torch.Tensor:
+    """The soft embedding of all ranks, from this rank's sums of weighted embeddings.
+
+    Args:
+        head: a head with an embedding.
+        statistics: ``[rows]``; a greedy row is the embedding of its likeliest token.
+        greedy: bool ``[rows]``.
+        soft: float32 ``[rows, hidden]``, the sum of this rank's weights times its embedding.
+        total: float32 ``[rows]``, the sum of all ranks' weights.
+    """
+    mean = torch.where(greedy[:, None], head.embed(statistics.token), soft / total[:, None])
+    return mean if head.shard is None else head.shard.sum(mean)
+
+
+def average(head: Head, distribution: torch.Tensor) -> torch.Tensor:
+    """``distribution @ embedding`` over the ids of all ranks.
+
+    Args:
+        head: a head with an embedding.
+        distribution: float32 ``[rows, vocabulary]``.
+
+    Returns:
+        Float32 ``[rows, hidden]``.
+
+    Raises:
+        ValueError: the head has no embedding.
+    """
+    if head.embedding is None:
+        raise ValueError("this head has no embedding")
+    own = distribution[:, head.ids.start : head.ids.stop]
+    soft = _add_product(own.new_zeros((len(own), head.embedding.shape[1])), own, head.embedding)
+    return soft if head.shard is None else head.shard.sum(soft)
