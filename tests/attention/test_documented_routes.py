@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.checkpoints import ROOT
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2
-from vllm_dllm.attention.route_parts import Options, RouteError
-from vllm_dllm.attention.routes import choose_route
+from vllm_dllm.attention.routes import Options, RouteError, choose_route
 
 COLUMNS = {
     "LLaDA2": (LLADA2, "auto"),

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
-from vllm_dllm.attention.route_parts import (
+from vllm_dllm.attention.routes import (
     Device,
     LayerShape,
     ModelAttention,
     Options,
     Route,
     RouteError,
+    choose_route,
 )
-from vllm_dllm.attention.routes import choose_route
 
 DEFAULT = "FULL_AND_PIECEWISE"
 

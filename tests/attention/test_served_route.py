@@ -11,7 +11,7 @@ import torch
 
 from tests.support.routes import DEVICES, GEMMA, LLADA2
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.attention.route_parts import LayerShape, Options, RouteError
+from vllm_dllm.attention.routes import LayerShape, Options, RouteError
 from vllm_dllm.attention.served_route import LayerBackend, _name, confirm_layers, limit_graphs
 from vllm_dllm.families.block_causal.attention import BlockCausal
 

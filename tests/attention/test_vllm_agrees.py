@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
-from vllm_dllm.attention.backend_limits import flash_version
-from vllm_dllm.attention.route_parts import (
+from vllm_dllm.attention.routes import (
     Device,
     LayerShape,
     ModelAttention,
     Options,
     RouteError,
+    choose_route,
+    flash_version,
 )
-from vllm_dllm.attention.routes import choose_route
 
 ON_CUDA = {name: device for name, device in DEVICES.items() if device.platform == "cuda"}
 ON_CUDA |= {"SM90 without 4": cuda(9, 0, 2, 3), "SM100 without 4": cuda(10, 0, 2)}

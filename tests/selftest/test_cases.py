@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.support.checkpoints import TINY
-from vllm_dllm.attention.route_parts import Device
+from vllm_dllm.attention.routes import Device
 from vllm_dllm.selftest.cases import ATTENTION, FAMILIES, Case, absent, cases_of, route_of
 from vllm_dllm.selftest.child import engine_options
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.selftest_running import cases, run
 from vllm_dllm.attention import served_route
-from vllm_dllm.attention.route_parts import Device
+from vllm_dllm.attention.routes import Device
 from vllm_dllm.selftest import command
 from vllm_dllm.selftest.cases import absent, cases_of
 from vllm_dllm.selftest.command import ChildError, run_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_dllm.attention.route_parts import Device, LayerShape, ModelAttention
+from vllm_dllm.attention.routes import Device, LayerShape, ModelAttention
 
 
 def cuda(major: int, minor: int, *flash_versions: int) -> Device:

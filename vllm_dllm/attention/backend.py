@@ -21,7 +21,6 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
-from vllm_dllm.attention.kv_cache_store import store_keys_and_values
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.masks import MaskRule
@@ -118,16 +117,6 @@ class MaskAttentionBackend(TritonAttentionBackend):
         return attn_type == AttentionType.DECODER
 
     @classmethod
-    def supports_alibi_sqrt(cls) -> bool:
-        """The kernel has no ALiBi."""
-        return False
-
-    @classmethod
-    def supports_rswa(cls) -> bool:
-        """The kernel has no such window."""
-        return False
-
-    @classmethod
     def supports_mm_prefix(cls) -> bool:
         """VLLM asks for this if a checkpoint says that images may see each other.
 
@@ -150,14 +139,10 @@ class MaskAttentionImpl(TritonAttentionImpl):
         super().__init__(*args, **kwargs)
         # vLLM would pass float8 queries; the kernel needs them in the model's precision.
         self.supports_quant_query_input = False
-        unsupported = {
-            "ALiBi": self.alibi_slopes is not None,
-            "attention chunks": self.chunk_lookback >= 0,
-            f"attention of type {self.attn_type}": self.attn_type != AttentionType.DECODER,
-        }
-        for feature, is_used in unsupported.items():
-            if is_used:
-                raise ValueError(f"attention backend CUSTOM (vllm-dllm) has no {feature}")
+        if self.alibi_slopes is not None or self.chunk_lookback >= 0:
+            raise ValueError(
+                "attention backend CUSTOM (vllm-dllm) has neither ALiBi nor attention chunks"
+            )
         self.layer = AttentionLayer(
             scale=self.scale,
             window_width=max(0, self.sliding_window[0] + 1),
@@ -200,8 +185,6 @@ class MaskAttentionImpl(TritonAttentionImpl):
         # be refused with a message.
         from vllm_dllm.ops.attention.launch_triton import paged_attention
 
-        if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("attention backend CUSTOM (vllm-dllm): no quantized output")
         if attn_metadata is None:
             return output.fill_(0)  # vLLM is profiling memory
         tokens = attn_metadata.num_actual_tokens
@@ -216,6 +199,28 @@ class MaskAttentionImpl(TritonAttentionImpl):
             )
         paged_attention(query[:tokens], pages, attn_metadata.queries, self.layer, output[:tokens])
         return output
+
+
+def store_keys_and_values(
+    key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Write a step's keys and values into the cache; vLLM's kernel for that needs a GPU.
+
+    Args:
+        key: ``[n, KV heads, head size]``, with n at least the number of tokens.
+        value: the same shape as `key`.
+        kv_cache: ``[pages, KV heads, page size, 2 * head size]``, keys before values.
+        slot_mapping: int64 ``[tokens]``, page * page size + slot in the page; -1 for padding.
+
+    Raises:
+        ValueError: the dtypes of the cache and the keys differ.
+    """
+    if kv_cache.dtype != key.dtype:
+        raise ValueError(f"no {kv_cache.dtype} KV cache for {key.dtype} keys on this platform")
+    real = (slot_mapping >= 0).nonzero()[:, 0]
+    slots = slot_mapping[real]
+    page, slot = slots // kv_cache.shape[2], slots % kv_cache.shape[2]
+    kv_cache.transpose(1, 2)[page, slot] = torch.cat([key[real], value[real]], -1)
 
 
 class MaskRules:

@@ -10,7 +10,6 @@ result replaces that of the first call. This costs L passes over the window inst
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +17,9 @@ from vllm import _custom_ops as ops
 from vllm import envs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
-
-@dataclass(frozen=True)
-class CanvasRows:
-    """The n rows of all canvases of one length, as virtual sequences.
-
-    Attributes:
-        token: int64 ``[n]``, the rows' positions in the batch's queries.
-        query_start: int32 ``[n + 1]``: 0, 1, 2, ...
-        seq_lens: int32 ``[n]``, the end of each row's canvas.
-        block_table: int32 ``[n, pages]``, each row's pages.
-        window: W + L - 1.
-        scheduler_metadata: the kernel's own metadata.
-    """
-
-    token: torch.Tensor
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    window: int
-    scheduler_metadata: torch.Tensor
+# Positions of rows in a step's queries (int64 ``[n]``), and the kernel's arguments that say what
+# their virtual sequences are.
+CanvasRows = tuple[torch.Tensor, dict[str, Any]]
 
 
 class ReferenceWindowImpl(CPUAttentionBackendImpl):
@@ -62,39 +44,32 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
             return output
         blocks, heads, page, _ = kv_cache.shape
         keys, values = kv_cache.view(blocks, heads, page * 2, -1).chunk(2, dim=2)
-        for rows in self._canvas_rows(layer, attn_metadata):
-            replacement = torch.full_like(output[rows.token], torch.nan)
+        # The first layer of a step stores the rows in the metadata.
+        if not hasattr(attn_metadata, "dllm_canvas_rows"):
+            attn_metadata.dllm_canvas_rows = self._canvas_rows(layer, attn_metadata)
+        for token, sequences in attn_metadata.dllm_canvas_rows:
+            replacement = torch.full_like(output[token], torch.nan)
             ops.cpu_attention_with_kv_cache(
-                query=query[rows.token],
+                query=query[token],
                 key_cache=keys,
                 value_cache=values,
                 output=replacement,
-                query_start_loc=rows.query_start,
-                seq_lens=rows.seq_lens,
                 scale=self.scale,
                 causal=False,
                 alibi_slopes=self.alibi_slopes,
-                sliding_window=rows.window,
-                block_table=rows.block_table,
                 softcap=self.logits_soft_cap,
-                scheduler_metadata=rows.scheduler_metadata,
                 s_aux=self.sinks,
                 dynamic_causal=None,
                 k_scale=layer._k_scale_float,
                 v_scale=layer._v_scale_float,
                 kv_cache_dtype=self.kv_cache_dtype,
+                **sequences,
             )
-            output[rows.token] = replacement
+            output[token] = replacement
         return output
 
     def _canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
-        """The rows of a step's canvases; the first layer stores them in the metadata."""
-        rows: list[CanvasRows] | None = getattr(metadata, "dllm_canvas_rows", None)
-        if rows is None:
-            metadata.dllm_canvas_rows = rows = self._find_canvas_rows(layer, metadata)
-        return rows
-
-    def _find_canvas_rows(self, layer: Any, metadata: Any) -> list[CanvasRows]:
+        """The rows of a step's canvases, one item for each length of a canvas."""
         if metadata.dynamic_causal is None:
             return []
         start = metadata.query_start_loc
@@ -105,8 +80,8 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
             request = (denoised & (query_length == length)).nonzero()[:, 0]
             token = (start[request].long()[:, None] + torch.arange(length)).flatten()
             of_row = request.repeat_interleave(length)
-            seq_lens = metadata.seq_lens[of_row].contiguous()
             query_start = torch.arange(len(token) + 1, dtype=torch.int32)
+            seq_lens = metadata.seq_lens[of_row].contiguous()
             window = self.sliding_window + length - 1
             scheduler_metadata = ops.cpu_attn_get_scheduler_metadata(
                 num_reqs=len(token),
@@ -123,10 +98,14 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
                 dynamic_causal=None,
                 kv_cache_dtype=self.kv_cache_dtype,
             )
-            table = metadata.block_table[of_row].contiguous()
-            result.append(
-                CanvasRows(token, query_start, seq_lens, table, window, scheduler_metadata)
-            )
+            sequences = {
+                "query_start_loc": query_start,
+                "seq_lens": seq_lens,
+                "sliding_window": window,
+                "block_table": metadata.block_table[of_row].contiguous(),
+                "scheduler_metadata": scheduler_metadata,
+            }
+            result.append((token, sequences))
         return result
 
 

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_dllm.attention.backend_limits import OURS, obstacle_of_layer
-from vllm_dllm.attention.route_parts import (
+from vllm_dllm.attention.routes import (
+    OURS,
     Device,
     LayerShape,
     ModelAttention,
     Options,
     Route,
     RouteError,
+    choose_route,
+    graphs_of,
+    method_of,
+    obstacle_of_layer,
 )
-from vllm_dllm.attention.routes import choose_route, graphs_of, method_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from vllm_dllm.attention.backend_limits import candidates_of
-from vllm_dllm.attention.route_parts import (
+from vllm_dllm.attention.routes import (
     Device,
     LayerShape,
     ModelAttention,
     Options,
     Route,
     RouteError,
+    candidates_of,
+    choose_route,
+    obstacle,
 )
-from vllm_dllm.attention.routes import choose_route, obstacle
 
 # Family -> the folder of its tiny checkpoint, and the attention that it needs.
 FAMILIES = {

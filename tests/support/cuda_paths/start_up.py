@@ -14,7 +14,7 @@ from vllm.config.compilation import CUDAGraphMode
 from tests.support.cuda_paths import backends, graphs
 from tests.support.cuda_paths.backends import Backend
 from tests.support.cuda_paths.watch import Watch
-from vllm_dllm.attention.route_parts import Device, ModelAttention, Options, Route
+from vllm_dllm.attention.routes import Device, ModelAttention, Options, Route
 
 
 @contextlib.contextmanager

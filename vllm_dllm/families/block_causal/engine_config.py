@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
 
-from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
+from vllm_dllm.attention.routes import LayerShape, ModelAttention
 from vllm_dllm.attention.served_route import apply_route
 from vllm_dllm.checkpoints.config_fields import source_of
 from vllm_dllm.families.served import configure_engine, settings_of, warn_of_unread

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
-from vllm_dllm.attention.route_parts import LayerShape, ModelAttention
+from vllm_dllm.attention.routes import LayerShape, ModelAttention
 from vllm_dllm.attention.served_route import apply_route
 from vllm_dllm.checkpoints.config_fields import source_of, unknown_gemma_fields
 from vllm_dllm.decoding import EntropyBound
