@@ -34,6 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Between vLLM and the pure rooms.
     "vllm_dllm.checkpoints": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",
+        # Imported where weights are updated on a CPU.
+        "vllm_cpu_v2.packed_layers",
     },
     "vllm_dllm.attention": {"torch", "vllm", "vllm_dllm.ops"},
     "vllm_dllm.engine": {

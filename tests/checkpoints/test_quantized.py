@@ -15,14 +15,13 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from examples.quantize.files import scheme_named
 from vllm_dllm.checkpoints.quantized import (
     choose_as_written,
-    expected,
     in_words,
     naming_the_scheme,
     scheme_of,
     stored_as,
     word_of,
 )
-from vllm_dllm.checkpoints.verify import verified
+from vllm_dllm.checkpoints.verify import building, expected, verified
 from vllm_dllm.families.diffusion_gemma.model import spellings, tensor_shapes
 
 
@@ -252,5 +251,5 @@ def test_an_error_while_layers_are_built_names_scheme_and_platform() -> None:
         naming_the_scheme(config_of([])),
     ):
         raise NotImplementedError("no kernel")
-    with pytest.raises(NotImplementedError), naming_the_scheme(None):
+    with pytest.raises(NotImplementedError), building(None, {}):
         raise NotImplementedError("not about quantization")

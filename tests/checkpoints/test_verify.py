@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dllm.checkpoints.quantized import KV_SCALES
-from vllm_dllm.checkpoints.verify import HEAD, Stored, verified
+from vllm_dllm.checkpoints.verify import HEAD, KV_SCALES, Stored, verified
 
 BODY = {"model.norm.weight": Stored((4,))}
 FILE = {"model.norm.weight": torch.ones(4), HEAD: torch.ones(8, 4)}
@@ -44,3 +43,20 @@ def test_an_update_may_come_in_parts() -> None:
         list(verified([("other", torch.zeros(1))], expected, "X", whole=False))
     with pytest.raises(ValueError, match="has shape"):
         list(verified([(HEAD, torch.zeros(1, 4))], expected, "X", whole=False))
+
+
+def test_two_copies_of_a_tensor_must_be_equal() -> None:
+    """DiffusionGemma's encoder and decoder share tensors, which a checkpoint may have twice."""
+    numbers = torch.randn(40, 100)
+    for tensor in (numbers, numbers[0, :1]):
+        expected = {"weight": Stored(tuple(tensor.shape))}
+
+        def loaded(copy: torch.Tensor, **more: bool) -> list[str]:
+            both = [("encoder.weight", tensor), ("decoder.weight", copy)]  # noqa: B023
+            one_name = "weight".format
+            return [name for name, _ in verified(both, expected, "X", one_name, **more)]  # noqa: B023
+
+        assert loaded(tensor.clone()) == ["encoder.weight", "decoder.weight"]
+        with pytest.raises(ValueError, match=r"'encoder.weight' and 'decoder.weight'.*they differ"):
+            loaded(tensor + 1e-6)
+        assert len(loaded(tensor + 1e-6, whole=False)) == 2

@@ -12,7 +12,6 @@ ROOM = PACKAGE / "vllm_seams"
 
 # Where something of vLLM is changed outside of the room, and why there.
 ALLOWED = {
-    "checkpoints/packed_layers.py": "gives layers of our models parameters in another layout",
     "frontend/admission.py": "fills an object of our own subclass of sampling parameters",
     "viewer/live.py": "leaves its traces with the output processor of one server",
     "commands/installation.py": "loads plugins one at a time, to name the one that fails",

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 COMPRESSED = "compressed-tensors"
-# vLLM's name of the method that quantizes a checkpoint while loading it (`--quantization fp8`).
-ONLINE = "online"
-# Scales of a quantized KV cache; vLLM knows several names for each and reads them itself.
-KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
 
 
 class Linear(torch.nn.Module):
@@ -40,25 +36,13 @@ def scheme_of(quant_config: Any, module: str) -> dict[str, Any] | None:
     return quant_config.get_scheme_dict(Linear(), module)
 
 
-def expected(
+def quantized_tensors(
     plain: Shapes,
-    quant_config: QuantizationConfig | None,
+    quant_config: QuantizationConfig,
     is_linear: Callable[[str], bool],
-    vllm_name: Callable[[str], str] = lambda name: name,
+    vllm_name: Callable[[str], str],
 ) -> dict[str, Stored] | None:
-    """Every tensor of a checkpoint, quantized or not, by name.
-
-    Args:
-        plain: the tensors of an unquantized checkpoint, one matrix for each linear layer.
-        quant_config: the checkpoint's quantization, or None.
-        is_linear: whether a tensor's name is that of a layer that vLLM's class can quantize.
-        vllm_name: maps a name in `plain` to vLLM's name, before projections are fused.
-
-    Returns:
-        How they are stored, or None for a method whose tensors are not known here.
-    """
-    if quant_config is None or quant_config.get_name() == ONLINE:
-        return {name: Stored(shape) for name, shape in plain.items()}
+    """`verify.expected`, for a checkpoint that is quantized."""
     if quant_config.get_name() != COMPRESSED:
         return None
     tensors: dict[str, Stored] = {}
@@ -148,7 +132,7 @@ def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:
 
 
 def choose_as_written(
-    quant_config: QuantizationConfig | None, spellings: Mapping[str, Iterable[str]]
+    quant_config: QuantizationConfig, spellings: Mapping[str, Iterable[str]]
 ) -> None:
     """Make vLLM choose the same scheme for each layer as the library compressed-tensors.
 
@@ -164,7 +148,7 @@ def choose_as_written(
     Raises:
         ValueError: layers that vLLM fuses have different schemes.
     """
-    if quant_config is None or quant_config.get_name() != COMPRESSED:
+    if quant_config.get_name() != COMPRESSED:
         return
     config: Any = quant_config
     ignored, targets = config.ignore, config.target_scheme_map
@@ -201,12 +185,6 @@ def choose_as_written(
     schemes = fused | targets
     targets.clear()
     targets.update(schemes)
-
-
-def linear_layers(plain: Shapes, is_linear: Callable[[str], bool]) -> dict[str, list[str]]:
-    """The layers that can be quantized, for `choose_as_written`, if vLLM renames none."""
-    modules = (name.removesuffix(".weight") for name in plain if is_linear(name))
-    return {module: [module] for module in modules}
 
 
 def _layer_of(name: str, packed: Mapping[str, Sequence[str]]) -> str:
@@ -268,7 +246,7 @@ def schemes(quant_config: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def naming_the_scheme(quant_config: QuantizationConfig | None) -> Iterator[None]:
+def naming_the_scheme(quant_config: QuantizationConfig) -> Iterator[None]:
     """A context that adds the scheme and the platform to vLLM's errors about building layers.
 
     Raises:
@@ -279,8 +257,6 @@ def naming_the_scheme(quant_config: QuantizationConfig | None) -> Iterator[None]
     try:
         yield
     except (ValueError, NotImplementedError, RuntimeError, AssertionError) as error:
-        if quant_config is None:
-            raise
         method = quant_config.get_name()
         names = schemes(quant_config) if method == COMPRESSED else [method]
         raise ValueError(

@@ -6,17 +6,25 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.checkpoints.stored import Came, StoredTensors
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 # A model that ties its head to the embedding may have this tensor in its file too; it is ignored.
 HEAD = "lm_head.weight"
 Shapes = Mapping[str, tuple[int, ...]]
 FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
+# vLLM's name of the method that quantizes a checkpoint while loading it (`--quantization fp8`).
+ONLINE = "online"
+# Scales of a quantized KV cache; vLLM knows several names for each and reads them itself.
+KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
+# How many elements of a tensor are compared with those of a copy.
+COMPARED = 1024
 # Tensors that tools leave in a checkpoint but no layer reads: observed ranges, and tables that are
 # computed again.
 WITHOUT_EFFECT = re.compile(
@@ -46,6 +54,58 @@ class Stored(NamedTuple):
     group: str = ""
 
 
+def expected(
+    plain: Shapes,
+    quant_config: QuantizationConfig | None,
+    is_linear: Callable[[str], bool],
+    vllm_name: Callable[[str], str] = lambda name: name,
+) -> dict[str, Stored] | None:
+    """Every tensor of a checkpoint, quantized or not, by name.
+
+    Args:
+        plain: the tensors of an unquantized checkpoint, one matrix for each linear layer.
+        quant_config: the checkpoint's quantization, or None.
+        is_linear: whether a tensor's name is that of a layer that vLLM's class can quantize.
+        vllm_name: maps a name in `plain` to vLLM's name, before projections are fused.
+
+    Returns:
+        How they are stored, or None for a method whose tensors are not known here.
+    """
+    if quant_config is None or quant_config.get_name() == ONLINE:
+        return {name: Stored(shape) for name, shape in plain.items()}
+    from vllm_dllm.checkpoints.quantized import quantized_tensors
+
+    return quantized_tensors(plain, quant_config, is_linear, vllm_name)
+
+
+def building(
+    quant_config: QuantizationConfig | None, spellings: Mapping[str, Iterable[str]]
+) -> AbstractContextManager[None]:
+    """A context in which vLLM's class builds its layers, quantized as `quant_config` says.
+
+    Args:
+        quant_config: the checkpoint's quantization, or None.
+        spellings: for vLLM's name of each layer that can be quantized (projections not fused) its
+            names in checkpoints.
+
+    Raises:
+        ValueError: layers that vLLM fuses have different schemes, or a layer could not be built,
+            for example because its scheme has no kernel.
+    """
+    if quant_config is None:
+        return nullcontext()
+    from vllm_dllm.checkpoints.quantized import choose_as_written, naming_the_scheme
+
+    choose_as_written(quant_config, spellings)
+    return naming_the_scheme(quant_config)
+
+
+def linear_layers(plain: Shapes, is_linear: Callable[[str], bool]) -> dict[str, list[str]]:
+    """The layers that can be quantized, for `building`, if vLLM renames none."""
+    modules = (name.removesuffix(".weight") for name in plain if is_linear(name))
+    return {module: [module] for module in modules}
+
+
 def verified(
     weights: Iterable[tuple[str, torch.Tensor]],
     expected: Mapping[str, Stored],
@@ -53,7 +113,6 @@ def verified(
     one_name: Callable[[str], str | None] = lambda name: name,
     beside: re.Pattern[str] | None = None,
     whole: bool = True,
-    copies: StoredTensors | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are the `expected` tensors.
 
@@ -66,14 +125,13 @@ def verified(
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
         whole: whether all expected tensors must come. False for an update of weights, which a
             trainer sends in parts.
-        copies: the stored tensors with which a tensor that comes twice is compared; None compares
-            nothing.
 
     Raises:
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or
             differs from its copy; or, after all tensors have been passed on, some are missing.
     """
-    missing, came, passed_over = set(expected), dict[str, Came](), list[str]()
+    missing, passed_over = set(expected), list[str]()
+    came: dict[str, tuple[str, torch.Tensor]] = {}  # names in the file, and some elements
     for name, tensor in weights:
         if beside is not None and beside.search(name):
             yield name, tensor
@@ -87,10 +145,8 @@ def verified(
             passed_over.append(name)
             continue
         _check(name, known, tensor, expected)
-        this = Came.of(name, tensor)
-        if known in came and copies is not None:
-            copies.check_equal(came[known], this)
-        came[known] = this
+        if whole:
+            _check_copy(came.setdefault(known, (name, _some(tensor))), name, tensor)
         missing.discard(known)
         yield name, tensor
     if whole and missing:
@@ -103,6 +159,22 @@ def verified(
             "dllm: %d tensors of the checkpoint have no effect: %s",
             len(passed_over),
             _first(passed_over),
+        )
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    """Up to twice `COMPARED` elements from everywhere in a tensor, bit by bit."""
+    step = max(1, tensor.numel() // COMPARED)
+    return tensor.flatten()[::step].clone().view(torch.uint8)
+
+
+def _check_copy(first: tuple[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+    """Raise a ValueError for a tensor that differs from one that came before in its place."""
+    if not torch.equal(first[1], _some(tensor)):
+        which = f"tensors {first[0]!r} and {name!r}" if first[0] != name else f"tensor {name!r}"
+        raise ValueError(
+            f"{which}: the checkpoint has two copies of a tensor, and they differ; remove the "
+            "wrong one, or make them equal"
         )
 
 

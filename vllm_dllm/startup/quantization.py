@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.checkpoints.quantized import COMPRESSED, ONLINE, in_words, schemes, word_of
+from vllm_dllm.checkpoints.quantized import COMPRESSED, in_words, schemes, word_of
+from vllm_dllm.checkpoints.verify import ONLINE
 from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:

@@ -14,18 +14,10 @@ from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditio
 from vllm.model_executor.models.gemma4_mm import Gemma4DummyInputsBuilder
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from vllm_dllm.checkpoints.quantized import (
-    COMPRESSED,
-    KV_SCALES,
-    choose_as_written,
-    expected,
-    naming_the_scheme,
-    scheme_of,
-)
-from vllm_dllm.checkpoints.stored import StoredTensors
+from vllm_dllm.checkpoints.quantized import COMPRESSED, scheme_of
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.updates import UpdatableWeights, Weights
-from vllm_dllm.checkpoints.verify import HEAD, Stored, verified
+from vllm_dllm.checkpoints.verify import HEAD, KV_SCALES, Stored, building, expected, verified
 from vllm_dllm.families.diffusion_gemma.pictures import PicturesNotEmbeddings, ReadablePictures
 from vllm_dllm.ops.statistics.head import Head
 
@@ -46,11 +38,9 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
     """google/diffusiongemma-*: text and images in, text out."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        choose_as_written(self.quant_config, spellings(vllm_config.model_config.hf_config))
-        with naming_the_scheme(self.quant_config):
+        with building(self.quant_config, spellings(vllm_config.model_config.hf_config)):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
-        self.stored = StoredTensors(vllm_config.model_config)
 
     @staticmethod
     def get_model_state_cls() -> type[FamilyModelState]:
@@ -79,8 +69,7 @@ class DiffusionGemmaForBlockDiffusion(UpdatableWeights, DiffusionGemmaForConditi
         if tensors is None:
             return weights
         beside = None if self.quant_config is None else KV_SCALES
-        copies = self.stored if whole else None
-        return verified(weights, tensors, "DiffusionGemma", _one_name, beside, whole, copies)
+        return verified(weights, tensors, "DiffusionGemma", _one_name, beside, whole)
 
 
 def stored_tensors(

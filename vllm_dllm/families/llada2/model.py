@@ -6,16 +6,8 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
-from vllm_dllm.checkpoints.quantized import (
-    KV_SCALES,
-    choose_as_written,
-    expected,
-    linear_layers,
-    naming_the_scheme,
-)
-from vllm_dllm.checkpoints.stored import StoredTensors
 from vllm_dllm.checkpoints.updates import Weights
-from vllm_dllm.checkpoints.verify import verified
+from vllm_dllm.checkpoints.verify import KV_SCALES, building, expected, linear_layers, verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 
@@ -45,10 +37,8 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
         config = vllm_config.model_config.hf_config
         _check_config(config)
         layers = linear_layers(tensor_shapes(config), is_linear)
-        choose_as_written(vllm_config.quant_config, layers)
-        with naming_the_scheme(vllm_config.quant_config):
+        with building(vllm_config.quant_config, layers):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.stored = StoredTensors(vllm_config.model_config)
         for module in self.modules():
             if type(module) is BailingMoE:
                 # The backbone hard-codes its expert class. This one has the same parameters and
@@ -61,8 +51,7 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
         if tensors is None:
             return weights
         beside = None if self.quant_config is None else KV_SCALES
-        copies = self.stored if whole else None
-        return verified(weights, tensors, "LLaDA2", beside=beside, whole=whole, copies=copies)
+        return verified(weights, tensors, "LLaDA2", beside=beside, whole=whole)
 
 
 def is_linear(name: str) -> bool:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
-from vllm_dllm.checkpoints.quantized import (
-    KV_SCALES,
-    choose_as_written,
-    expected,
-    linear_layers,
-    naming_the_scheme,
-)
-from vllm_dllm.checkpoints.stored import StoredTensors
 from vllm_dllm.checkpoints.updates import Weights
-from vllm_dllm.checkpoints.verify import verified
+from vllm_dllm.checkpoints.verify import KV_SCALES, building, expected, linear_layers, verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
 
@@ -39,10 +31,8 @@ class _Checked(MaskedCanvasModel):
                 f"got {getattr(config, 'model_type', type(config).__name__)!r}"
             )
         layers = linear_layers(tensor_shapes(config), is_linear)
-        choose_as_written(vllm_config.quant_config, layers)
-        with naming_the_scheme(vllm_config.quant_config):
+        with building(vllm_config.quant_config, layers):
             super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        self.stored = StoredTensors(vllm_config.model_config)
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
         """Name the first wrong tensor; tensors of an unknown quantization are not checked."""
@@ -50,8 +40,7 @@ class _Checked(MaskedCanvasModel):
         if tensors is None:
             return weights
         beside = None if self.quant_config is None else KV_SCALES
-        copies = self.stored if whole else None
-        return verified(weights, tensors, "SDAR", beside=beside, whole=whole, copies=copies)
+        return verified(weights, tensors, "SDAR", beside=beside, whole=whole)
 
 
 class SDARForCausalLM(_Checked, Qwen3ForCausalLM):

@@ -9,8 +9,7 @@ import torch
 import vllm._C  # noqa: F401
 from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-from vllm_dllm.checkpoints.packed_layers import packed_values
+from vllm_cpu_v2.packed_layers import packed_values
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
