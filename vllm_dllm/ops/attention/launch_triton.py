@@ -77,27 +77,34 @@ def paged_attention(
         )
     if tokens == 0 or len(queries.seq_lens) == 0:
         return
-    group = heads // kv_heads
+    requests, group = len(queries.seq_lens), heads // kv_heads
     tiles = tiles or default_tiles(head_size, query.element_size(), group, queries.max_query_len)
-    plan = _LaunchPlan.make(query, kv_heads, queries, layer, tiles)
-    partial = _split_results(query, plan.splits)
-    attention_kernel[(plan.query_tiles, kv_heads, plan.splits)](
+    rows = max(tiles.rows, 16, triton.next_power_of_2(group))
+    tiles_per_request = triton.cdiv(queries.max_query_len, rows // group)
+    # Where lengths differ a lot, a program finds its request by a binary search over the query
+    # lengths, so that each request gets only the tiles that it needs: at most one beyond its full
+    # ones. Otherwise each gets as many as the longest query, and a division finds the request.
+    query_tiles = min(requests * tiles_per_request, tokens // (rows // group) + requests)
+    search = query_tiles < requests * tiles_per_request
+    at_once = multiprocessors(query.device) * (8 // tiles.warps)
+    splits = tiles.splits or _splits(at_once // (query_tiles * kv_heads), queries, layer)
+    partial = _split_results(query, splits)
+    padded = max(16, triton.next_power_of_2(head_size))  # a size of matrix instructions
+    attention_kernel[(query_tiles, kv_heads, splits)](
         out, *partial, query, kv.keys, kv.values, kv.key_scale, kv.value_scale, layer.sinks,
         queries.page_table, queries.query_start, queries.seq_lens, *queries.rule,
-        layer.scale, layer.soft_cap, layer.window_width,
-        plan.requests, plan.tiles_per_request, plan.splits,
+        layer.scale, layer.soft_cap, layer.window_width, requests, tiles_per_request, splits,
         *out.stride()[:2], *query.stride()[:2], *kv.keys.stride()[:3], queries.page_table.stride(0),
-        HEADS=heads, GROUP=group, HEAD=head_size, HEAD_PADDED=_padded(head_size),
-        PAGE=kv.keys.shape[1], ROWS=plan.rows, KEYS=tiles.keys, SEARCH=plan.search,
-        SPLIT=plan.splits > 1, WINDOWED=layer.window_width > 0, CAPPED=layer.soft_cap > 0,
+        HEADS=heads, GROUP=group, HEAD=head_size, HEAD_PADDED=padded, PAGE=kv.keys.shape[1],
+        ROWS=rows, KEYS=tiles.keys, SEARCH=search, SPLIT=splits > 1,
+        WINDOWED=layer.window_width > 0, CAPPED=layer.soft_cap > 0,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if plan.splits > 1:
+    if splits > 1:
         merge_kernel[(tokens, heads)](
-            out, *partial, kv.value_scale, layer.sinks, queries.query_start, plan.requests,
+            out, *partial, kv.value_scale, layer.sinks, queries.query_start, requests,
             *out.stride()[:2],
-            HEADS=heads, HEAD=head_size, HEAD_PADDED=_padded(head_size), SPLITS=plan.splits,
-            num_warps=4,
+            HEADS=heads, HEAD=head_size, HEAD_PADDED=padded, SPLITS=splits, num_warps=4,
         )  # fmt: skip
 
 
@@ -138,62 +145,6 @@ def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> i
         longest = min(longest, 2 * layer.window_width + queries.max_query_len)
     useful = min(free_programs, longest // MIN_KEYS_PER_SPLIT, MAX_SPLITS)
     return 1 << max(0, useful.bit_length() - 1)
-
-
-@dataclass(frozen=True)
-class _LaunchPlan:
-    """The launch of a batch.
-
-    Attributes:
-        requests: requests of the batch.
-        rows: rows of a query tile: tokens times the heads that share a KV head.
-        tiles_per_request: query tiles that the longest query needs.
-        query_tiles: query tiles of all requests.
-        search: whether a program finds its request by a binary search over the query lengths. This
-            is used where lengths differ a lot: each request then gets only the tiles that it needs.
-            Otherwise each gets `tiles_per_request`, and a division finds the request.
-        splits: programs that share the keys of a query tile.
-    """
-
-    requests: int
-    rows: int
-    tiles_per_request: int
-    query_tiles: int
-    search: bool
-    splits: int
-
-    @classmethod
-    def make(
-        cls,
-        query: torch.Tensor,
-        kv_heads: int,
-        queries: QueryBatch,
-        layer: AttentionLayer,
-        tiles: Tiles,
-    ) -> _LaunchPlan:
-        """Plan the launch for queries ``[tokens, heads, head size]``."""
-        tokens, heads, _ = query.shape
-        requests, group = len(queries.seq_lens), heads // kv_heads
-        rows = max(tiles.rows, 16, triton.next_power_of_2(group))
-        tokens_per_tile = rows // group
-        tiles_per_request = triton.cdiv(queries.max_query_len, tokens_per_tile)
-        # With the search, each request takes at most one tile beyond its full ones.
-        query_tiles = min(requests * tiles_per_request, tokens // tokens_per_tile + requests)
-        at_once = multiprocessors(query.device) * (8 // tiles.warps)
-        splits = tiles.splits or _splits(at_once // (query_tiles * kv_heads), queries, layer)
-        return cls(
-            requests=requests,
-            rows=rows,
-            tiles_per_request=tiles_per_request,
-            query_tiles=query_tiles,
-            search=query_tiles < requests * tiles_per_request,
-            splits=splits,
-        )
-
-
-def _padded(head_size: int) -> int:
-    """The head size rounded up to a size that matrix instructions support."""
-    return max(16, triton.next_power_of_2(head_size))
 
 
 def _split_results(query: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, ...]:
