@@ -1,4 +1,8 @@
-"""Quantized checkpoints: the names, shapes and schemes that a `quantization_config` implies."""
+"""Quantized checkpoints: the names, shapes and schemes that a `quantization_config` implies.
+
+This module is loaded for a checkpoint that is quantized, or that has a tensor which an unquantized
+one does not have.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored
+from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored, word
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 COMPRESSED = "compressed-tensors"
+# Tensors that tools leave in a checkpoint but no layer reads: observed ranges, and tables that are
+# computed again.
+WITHOUT_EFFECT = re.compile(
+    r"[._](input|output)_(min|max)$|_quantizer\._amax$|\.rotary_emb\.inv_freq$"
+)
+# Tensors that would change a layer's output but that vLLM does not read.
+UNREAD = {
+    "weight_g_idx": "quantize the checkpoint again without `actorder`, or with 'static'",
+    "pre_quant_scale": "export the checkpoint with the scale folded into the layer before",
+    "smooth_scale": "export the checkpoint with the scale folded into the layer before",
+}
 
 
 class Linear(torch.nn.Module):
@@ -116,6 +131,49 @@ def stored_as(
     else:
         return None
     return {part: Stored(one, frozenset(dtypes), group) for part, (one, dtypes) in parts.items()}
+
+
+def refuse_left_out(
+    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
+) -> None:
+    """Raise a ValueError for a matrix that was not quantized although a group covers its layer.
+
+    For example, tools skip experts that are stored together in one tensor.
+    """
+    module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
+    layer, is_expert, _ = module.partition(".experts.")
+    if is_expert:
+        module, entry = f"{layer}.experts.0.gate_proj", r"re:.*\.experts\..*"
+    parts = (expected.get(f"{module}.{part}") for part in ("weight", "weight_packed"))
+    group = next((part.group for part in parts if part is not None), "")
+    if group and tensor.ndim > 1 and tensor.dtype in FLOATS:
+        raise ValueError(
+            f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized, but {group} has "
+            f"its layer; add {entry!r} to `ignore` of quantization_config in config.json"
+        )
+
+
+def has_no_effect(
+    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
+) -> bool:
+    """Whether a tensor that no layer reads may be ignored.
+
+    Raises:
+        ValueError: the layer would give a different output if it read the tensor.
+    """
+    module, _, part = known.rpartition(".")
+    if part in UNREAD:
+        raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
+    if f"{module}.weight_scale" in expected:
+        if part == "weight_zero_point" and tensor.any():
+            raise ValueError(
+                f"tensor {name!r} is not zero, but {expected[f'{module}.weight_scale'].group} is "
+                "symmetric; write `symmetric: false`, or quantize the checkpoint again"
+            )
+        # Activations are quantized dynamically, or not at all.
+        if part in ("weight_zero_point", "input_scale", "input_zero_point"):
+            return True
+    return WITHOUT_EFFECT.search(known) is not None
 
 
 def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:

@@ -25,17 +25,6 @@ ONLINE = "online"
 KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
 # How many elements of a tensor are compared with those of a copy.
 COMPARED = 1024
-# Tensors that tools leave in a checkpoint but no layer reads: observed ranges, and tables that are
-# computed again.
-WITHOUT_EFFECT = re.compile(
-    r"[._](input|output)_(min|max)$|_quantizer\._amax$|\.rotary_emb\.inv_freq$"
-)
-# Tensors that would change a layer's output but that vLLM does not read.
-UNREAD = {
-    "weight_g_idx": "quantize the checkpoint again without `actorder`, or with 'static'",
-    "pre_quant_scale": "export the checkpoint with the scale folded into the layer before",
-    "smooth_scale": "export the checkpoint with the scale folded into the layer before",
-}
 
 logger = init_logger("vllm.dllm")
 
@@ -140,7 +129,9 @@ def verified(
         if known is None or (known == HEAD and HEAD not in expected):
             continue
         if known not in expected:
-            if not _has_no_effect(name, known, tensor, expected):
+            from vllm_dllm.checkpoints.quantized import has_no_effect
+
+            if not has_no_effect(name, known, tensor, expected):
                 raise _unexpected(name, known, tensor, expected, missing, architecture)
             passed_over.append(name)
             continue
@@ -186,7 +177,9 @@ def _check(name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, S
     """Raise a ValueError for a tensor that has the wrong shape or dtype."""
     shape, dtypes, group = expected[known]
     if tensor.dtype not in dtypes:
-        _refuse_left_out(name, known, tensor, expected)
+        from vllm_dllm.checkpoints.quantized import refuse_left_out
+
+        refuse_left_out(name, known, tensor, expected)
         found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
         raise ValueError(
             f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct the "
@@ -206,49 +199,6 @@ def word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_left_out(
-    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
-) -> None:
-    """Raise a ValueError for a matrix that was not quantized although a group covers its layer.
-
-    For example, tools skip experts that are stored together in one tensor.
-    """
-    module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
-    layer, is_expert, _ = module.partition(".experts.")
-    if is_expert:
-        module, entry = f"{layer}.experts.0.gate_proj", r"re:.*\.experts\..*"
-    parts = (expected.get(f"{module}.{part}") for part in ("weight", "weight_packed"))
-    group = next((part.group for part in parts if part is not None), "")
-    if group and tensor.ndim > 1 and tensor.dtype in FLOATS:
-        raise ValueError(
-            f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized, but {group} has "
-            f"its layer; add {entry!r} to `ignore` of quantization_config in config.json"
-        )
-
-
-def _has_no_effect(
-    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
-) -> bool:
-    """Whether a tensor that no layer reads may be ignored.
-
-    Raises:
-        ValueError: the layer would give a different output if it read the tensor.
-    """
-    module, _, part = known.rpartition(".")
-    if part in UNREAD:
-        raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
-    if f"{module}.weight_scale" in expected:
-        if part == "weight_zero_point" and tensor.any():
-            raise ValueError(
-                f"tensor {name!r} is not zero, but {expected[f'{module}.weight_scale'].group} is "
-                "symmetric; write `symmetric: false`, or quantize the checkpoint again"
-            )
-        # Activations are quantized dynamically, or not at all.
-        if part in ("weight_zero_point", "input_scale", "input_zero_point"):
-            return True
-    return WITHOUT_EFFECT.search(known) is not None
-
-
 def _unexpected(
     name: str,
     known: str,
@@ -258,7 +208,9 @@ def _unexpected(
     architecture: str,
 ) -> ValueError:
     """Build the error for a tensor that does not belong to the model."""
-    _refuse_left_out(name, known, tensor, expected)
+    from vllm_dllm.checkpoints.quantized import refuse_left_out
+
+    refuse_left_out(name, known, tensor, expected)
     close = difflib.get_close_matches(known, missing, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")

@@ -14,7 +14,6 @@ from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditio
 from vllm.model_executor.models.gemma4_mm import Gemma4DummyInputsBuilder
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from vllm_dllm.checkpoints.quantized import COMPRESSED, scheme_of
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.updates import UpdatableWeights, Weights
 from vllm_dllm.checkpoints.verify import HEAD, KV_SCALES, Stored, building, expected, verified
@@ -81,7 +80,9 @@ def stored_tensors(
     method whose tensors are not known here.
     """
     shapes = dict(tensor_shapes(config))
-    if quant_config is not None and quant_config.get_name() == COMPRESSED:
+    if quant_config is not None and quant_config.get_name() == "compressed-tensors":
+        from vllm_dllm.checkpoints.quantized import scheme_of
+
         for name in [name for name in shapes if name.endswith(".experts.gate_up_proj")]:
             experts = name.removesuffix(".gate_up_proj")
             if scheme_of(quant_config, f"{experts}.0.gate_proj") is not None:
