@@ -19,7 +19,10 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import (
+    _get_original_loader,
+    get_layerwise_info,
+)
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor, to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -123,9 +126,10 @@ def _load_plain(
         packed[layer] = {each: getattr(layer, each) for each in _packed_names(layer)}
         recorded = get_layerwise_info(layer).restore_metadata[0]
         for each, parameter in packed[layer].items():
-            # A copy of what vLLM recorded, because vLLM's reload changes its own loaders.
             before = restore_layer_refs(to_meta_tensor(recorded[each]), layer)
             plain = materialize_meta_tensor(before)
+            # An earlier reload has wrapped the loader that vLLM recorded.
+            plain.weight_loader = _get_original_loader(plain)
             plain.data.copy_(packed_values(layer, each, parameter, plain))
             setattr(layer, each, plain)
     plain = getattr(layer, name)
