@@ -8,8 +8,16 @@ import pytest
 import torch
 import vllm._C  # noqa: F401
 from vllm._custom_ops import cpu_prepack_moe_weight
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor import parameter
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm_cpu_v2.packed_layers import packed_values
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+    record_metadata_for_reloading,
+)
+from vllm_cpu_v2.packed_layers import packed_values, unpacked
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -61,3 +69,27 @@ def test_matrices(shape: tuple[int, int], dtype: torch.dtype) -> None:
         pytest.skip("vLLM packs no float16 matrices on this processor")
     assert layer.weight.numel() == 0
     assert torch.equal(packed_values(layer, "weight", layer.weight, weight), weight)
+
+
+def test_a_layer_is_updated_in_part_after_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader that vLLM recorded is wrapped by then, and would drop what comes."""
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    model = torch.nn.Sequential()
+    with set_current_vllm_config(VllmConfig()):
+        layer = MergedColumnParallelLinear(64, [32, 32], bias=False, disable_tp=True)
+        model.append(layer)
+        record_metadata_for_reloading(model)
+        x, new = torch.randn(5, 64), torch.randn(2, 32, 64)
+        with torch.no_grad():
+            layer.weight.zero_()
+        layer.quant_method.process_weights_after_loading(layer)
+        assert layer.weight.numel() == 0
+        initialize_layerwise_reload(model)
+        for part in range(2):
+            layer.weight.weight_loader(layer.weight, torch.ones(32, 64), part)
+        finalize_layerwise_reload(model, None)
+        for part in (1, 0):
+            with unpacked(model):
+                layer.weight.weight_loader(layer.weight, new[part], part)
+        torch.testing.assert_close(layer(x)[0], x @ new.flatten(0, 1).T)
