@@ -50,6 +50,7 @@ def test_all_rules_in_one_batch(page: int, tiles) -> None:
     make_case(lengths, which, page=page).check(tiles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 48), (4, 4, 80), (8, 1, 64)])
 def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:

@@ -25,7 +25,7 @@ from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.sampled import GROUP
 
-pytestmark = pytest.mark.usefixtures("garbage_before_kernels")
+pytestmark = [pytest.mark.usefixtures("garbage_before_kernels"), pytest.mark.slow]
 
 
 def test_samples_do_not_depend_on_tiles_splits_or_the_batch(

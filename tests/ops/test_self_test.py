@@ -9,6 +9,8 @@ from tests.support.ops.interpreter import interpreted
 from tests.support.ops.triton_statistics import DEVICE, decided, unread
 from vllm_dllm.ops.statistics.head import Head
 
+pytestmark = pytest.mark.slow
+
 self_test = interpreted("vllm_dllm.ops.statistics.self_test_triton")
 
 
