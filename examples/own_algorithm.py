@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vllm import LLM
 
-from vllm_dllm.decoding import MaskedAlgorithm, reveal
+from vllm_dllm.decoding import Algorithm, reveal
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 TINY = Path(__file__).resolve().parent / "tiny" / "checkpoints" / "tiny-llada2"
@@ -28,7 +28,7 @@ class LeftToRightConfig(AlgorithmConfig):
     width: int = setting(4, "positions to decide at each step", least=1, whole=True)
 
 
-class LeftToRight(MaskedAlgorithm):
+class LeftToRight(Algorithm):
     """Decide the first `width` open positions at every step."""
 
     name = "LeftToRight"

@@ -1,6 +1,6 @@
-"""Count this package's modules that are loaded after one greedy chat answer of LLaDA2.
+"""Count this repository's modules that are loaded after one greedy chat answer of LLaDA2.
 
-    .venv/bin/python scripts/loaded_lines.py            # lines by room
+    .venv/bin/python scripts/loaded_lines.py            # lines by room and by distribution
     .venv/bin/python scripts/loaded_lines.py --files    # and every file
     .venv/bin/python scripts/loaded_lines.py --check    # status 1 above the limits
 
@@ -22,8 +22,9 @@ from benchmarks.common import engines_in_this_process  # noqa: E402
 engines_in_this_process()  # before torch and vLLM are imported
 
 CHECKPOINT = ROOT / "examples/tiny/checkpoints/tiny-llada2"
+PLUGIN = "vllm_dllm"
 # Distributions of this repository whose modules count.
-PACKAGES = ("vllm_dllm", "vllm_cpu_v2", "canvas_grammar")
+PACKAGES = (PLUGIN, "vllm_cpu_v2", "canvas_grammar")
 MOST_LINES, MOST_FILES = 9_000, 80
 
 
@@ -64,14 +65,24 @@ def main() -> int:
     answer()
     found = loaded()
     rooms: dict[str, list[str]] = defaultdict(list)
+    packages: dict[str, list[str]] = defaultdict(list)
     for name in sorted(found):
-        rooms[".".join(name.split(".")[:2])].append(name)
+        package, *inner = name.split(".")
+        rooms[f"{package}.{inner[0]}" if package == PLUGIN and inner else package].append(name)
+        packages[package].append(name)
+
+    def sized(names: list[str]) -> str:
+        return f"{sum(found[name] for name in names):6} lines in {len(names):3} files"
+
     for room, names in sorted(rooms.items(), key=lambda item: -sum(map(found.get, item[1]))):
-        print(f"{sum(found[name] for name in names):6} lines in {len(names):3} files  {room}")
+        print(f"{sized(names)}  {room}")
         for name in names if args.files else ():
             print(f"{found[name]:10}  {name}")
+    print()
+    for package, names in packages.items():
+        print(f"{sized(names)}  {package}")
     lines, files = sum(found.values()), len(found)
-    print(f"{lines} lines in {files} files (at most {MOST_LINES} in {MOST_FILES})")
+    print(f"{sized(list(found))}  in all (at most {MOST_LINES} in {MOST_FILES})")
     return int(args.check and (lines > MOST_LINES or files > MOST_FILES))
 
 

@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.settings": {"yaml"},
     "vllm_dllm.settings.resolution": {"vllm_dllm.decoding", "vllm_dllm.settings"},
     "vllm_dllm.settings.resolved": {"vllm_dllm.decoding", "vllm_dllm.settings"},
+    "vllm_dllm.settings.unknown_names": {"vllm_dllm.decoding", "vllm_dllm.settings"},
     "vllm_dllm.ops": {"torch", "triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
     "vllm_dllm.constraints": {"canvas_grammar"},
@@ -54,7 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.startup",
         "vllm_dllm.tracing", "vllm_dllm.engine", "vllm_dllm.vllm_seams.channels",
     },
-    "vllm_dllm.families.registry": {"vllm", "vllm_dllm.families.base"},
+    "vllm_dllm.families.registry": {
+        "vllm", "vllm_dllm.families.base", "vllm_dllm.settings.server",
+    },
     "vllm_dllm.frontend": {
         "vllm", "canvas_grammar", "vllm_dllm.constraints", "vllm_dllm.settings",
         "vllm_dllm.tracing", "vllm_dllm.vllm_seams.channels",
@@ -83,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
     "vllm_dllm.commands": {
         "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.families.registry",
-        "vllm_dllm.families.served", "vllm_dllm.plugin", "pydantic",
+        "vllm_dllm.families.config_fields", "vllm_dllm.plugin", "vllm_dllm.settings", "pydantic",
         "pydantic_core", "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
@@ -119,6 +122,8 @@ OPTIONAL = {
     "vllm_dllm.frontend.tool_calls",
     "vllm_dllm.frontend.traces",
     "vllm_dllm.metrics",
+    "vllm_dllm.settings.file",
+    "vllm_dllm.settings.unknown_names",
     "vllm_dllm.tracing.assembly",
     "vllm_dllm.tracing.live",
     "vllm_dllm.tracing.recorder",

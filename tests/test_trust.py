@@ -13,7 +13,7 @@ from vllm_dllm.ranges import MAX_STEPS
 from vllm_dllm.settings.file import MAX_FILE_BYTES
 from vllm_dllm.settings.parsing import SettingsError, parse_request_options, parse_settings
 from vllm_dllm.settings.request import MAX_CANVAS
-from vllm_dllm.settings.resolution import parameter_names
+from vllm_dllm.settings.unknown_names import parameter_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vllm_dllm"

@@ -30,7 +30,8 @@ from tests.support.published import (
     sdar_tensors,
 )
 from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.resolution import Served, parameter_names
+from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.unknown_names import parameter_names
 
 BF16 = model_memory.unquantized()
 PUBLISHED = {

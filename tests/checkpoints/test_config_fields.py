@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.published import GEMMA_TEXT, gemma_config, llada2_config
-from vllm_dllm.checkpoints.config_fields import unknown_fields, unknown_gemma_fields
+from vllm_dllm.families.config_fields import unknown_fields
+from vllm_dllm.families.diffusion_gemma.config_fields import unknown_gemma_fields
 from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS, LLaDA2MoeConfig
 from vllm_dllm.ranges import SettingsError
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.checkpoints.test_config_fields import INERT, READ
 from tests.support.published import SDAR, sdar_config
-from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, unknown_fields
+from vllm_dllm.families.config_fields import unknown_fields
 from vllm_dllm.families.sdar.family import known_fields
-from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig, check_fields
+from vllm_dllm.families.sdar.hf_config import SUPPORTED, SDARConfig, SDARMoeConfig, check_fields
 from vllm_dllm.ranges import SettingsError
 
 # Field -> READ and another value that must be seen, a value that must be refused, or INERT and
@@ -107,7 +107,7 @@ def test_every_published_field_is_in_the_table(which: str) -> None:
 
 
 def test_what_is_refused_is_in_the_table() -> None:
-    assert SDAR_ONLY.keys() == {name for name, (how, _) in DENSE.items() if how == "refused"}
+    assert SUPPORTED.keys() == {name for name, (how, _) in DENSE.items() if how == "refused"}
 
 
 def test_a_head_whose_size_is_not_stated() -> None:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.decoding import Canvas, EntropyBound, StepContext
+from vllm_dllm.decoding import Canvas, StepContext
+from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 
 RULE = EntropyBound()

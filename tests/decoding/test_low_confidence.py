@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from tests.support import oracle
-from vllm_dllm.decoding import Canvas, LowConfidence, StepContext
+from vllm_dllm.decoding import Canvas, StepContext
+from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.ops.statistics.rows import RowStatistics
 
 RULE = LowConfidence()

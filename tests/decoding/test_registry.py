@@ -11,16 +11,16 @@ from unittest.mock import patch
 import pytest
 
 from vllm_dllm.decoding import (
-    EntropyBound,
-    JointThreshold,
-    LowConfidence,
-    MaskedAlgorithm,
-    MaskedEntropyBound,
+    Algorithm,
     algorithm_names,
     get_algorithm,
     register_algorithm,
     registry,
 )
+from vllm_dllm.decoding.entropy_bound import EntropyBound
+from vllm_dllm.decoding.joint_threshold import JointThreshold
+from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.decoding.masked_entropy_bound import MaskedEntropyBound
 from vllm_dllm.ranges import SettingsError
 
 
@@ -96,7 +96,7 @@ def test_a_path(somebodys_rules: types.ModuleType) -> None:
 def test_a_rule_without_a_step(somebodys_rules: types.ModuleType) -> None:
     """It was registered, and ended the engine when the first request asked for it."""
 
-    class Rule(MaskedAlgorithm):
+    class Rule(Algorithm):
         name = "Unfinished"
 
     somebodys_rules.Rule = Rule

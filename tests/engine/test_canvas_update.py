@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.decoding import LowConfidence, MaskedAlgorithm, StepContext, Update, reveal
-from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, reveal
+from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.readout_masked import MaskedReadout
@@ -24,7 +24,7 @@ MASK = VOCABULARY - 1
 FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
 
 
-class Cooling(MaskedAlgorithm):
+class Cooling(Algorithm):
     """Decides all positions at once, at a temperature that falls to 0 at the last step."""
 
     name = "Cooling"

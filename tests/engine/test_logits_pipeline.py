@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.decoding import LowConfidence
+from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout

@@ -23,8 +23,10 @@ from tests.support.score_rows import (
     reading,
     rows_by_index,
 )
-from vllm_dllm.decoding import EntropyBound, LowConfidence, StepContext, Update
+from vllm_dllm.decoding import StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
+from vllm_dllm.decoding.entropy_bound import EntropyBound
+from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.slots import Mark, SlotState
 from vllm_dllm.vllm_seams.channels import PassFlags

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from vllm_dllm.commands.show_config import explained
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.resolution import CHECKPOINT, Served, parameter_names
+from vllm_dllm.settings.resolution import CHECKPOINT, Served
 from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.settings.unknown_names import parameter_names
 
 
 def served(checkpoint: dict[str, float] | None = None, **settings: Any) -> Served:
@@ -45,7 +47,7 @@ def test_what_show_config_prints() -> None:
         settings = parse_settings({"dllm": section}, lambda _: parameter_names("mask"))
         stated = {"threshold": 0.6}
         served = Served("mask", "LowConfidence", settings, stated, 32, settings.max_steps)
-        return {name: rest for name, *rest in served.explained(CHECKPOINT)}
+        return {name: rest for name, *rest in explained(served, CHECKPOINT)}
 
     assert shown() == {
         "algorithm": ["LowConfidence", "default"],
@@ -132,8 +134,6 @@ def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
 @pytest.mark.parametrize(
     ("server", "options", "message"),
     [
-        (served(parameters={"edit_threshold": 0.1}), {}, "dllm.edit_threshold is not a setting of"),
-        (served(), {"parameters": {"low": 0.1}}, "diffusion_low is not a setting of LowConfidence"),
         (served(parameters={"threshold": -1}), {}, "dllm.threshold must be"),
         (served({"threshold": -1}), {}, "generation_config.json: threshold must be"),
         (served(), {"parameters": {"threshold": True}}, "diffusion_threshold must be a number"),
@@ -152,3 +152,16 @@ def test_the_falling_schedule() -> None:
         uniform.choose()
     with pytest.raises(SettingsError, match=r"^diffusion_t_max must be above dllm\.t_min=0\.9"):
         uniform.choose(RequestOptions(parameters={"t_max": 0.85}))
+
+
+def test_a_setting_of_another_algorithm() -> None:
+    named = (
+        r"^diffusion_low is not a setting of LowConfidence, which has diffusion_threshold; "
+        r"remove it, or set diffusion_algorithm to Hierarchical$"
+    )
+    with pytest.raises(SettingsError, match=named):
+        served().options({"diffusion_low": 0.1})
+    options = served().options({"diffusion_algorithm": "Hierarchical", "diffusion_low": 0.1})
+    assert served().choose(options).settings.values()["low"] == 0.1
+    with pytest.raises(SettingsError, match=r"remove it, because it belongs to EntropyBound, for"):
+        served().options({"diffusion_t_min": 0.1})

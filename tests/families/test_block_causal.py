@@ -34,7 +34,7 @@ class Model(MaskedCanvasModel, Backbone):
 
 
 def model(scale: float = 1.0, bias: torch.Tensor | None = None) -> Model:
-    return Model(vllm_config=SimpleNamespace(scale=scale, bias=bias))
+    return Model(vllm_config=SimpleNamespace(scale=scale, bias=bias, quant_config=None))
 
 
 def config(diffusion: Any = None, **fields: Any) -> Any:

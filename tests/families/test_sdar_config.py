@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig, Qwen3Config, Qwen3MoeConfig
+from vllm.transformers_utils.config import _maybe_register_hf_config
 
 from tests.support.reference_sdar import MASK, VOCABULARY, random_checkpoint
-from vllm_dllm.families.registry import families
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig, length_of_name
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.refusal import RefusedError
+from vllm_dllm.vllm_seams.registration import register_models
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,9 @@ def test_the_attention_of_training_is_not_selected() -> None:
 
 def test_qwen3_keeps_its_own_names() -> None:
     """A class that is registered under a second name would be renamed in the whole process."""
-    for family in families().values():
-        family.register()
+    register_models()
+    for config_class in (SDARConfig, SDARMoeConfig):
+        _maybe_register_hf_config(config_class())
     assert (Qwen3Config.model_type, Qwen3MoeConfig.model_type) == ("qwen3", "qwen3_moe")
     assert isinstance(AutoConfig.for_model("sdar"), SDARConfig)
     assert isinstance(AutoConfig.for_model("sdar_moe"), SDARMoeConfig)

@@ -21,8 +21,8 @@ from tests.settings.test_bad_input import (
     setting_and_value,
 )
 from tests.support.strategies import ALWAYS, JSON, WILD, Number, same, share
-from vllm_dllm.settings.generation_config import parse_checkpoint, parse_sampler
-from vllm_dllm.settings.resolution import Served, parameter_names
+from vllm_dllm.families.diffusion_gemma.engine_config import parse_sampler
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 # ---- generation_config.json
@@ -76,7 +76,7 @@ def test_a_sampler_that_is_incomplete(name: str, value: Any, leave_out: bool) ->
 @given(st.sampled_from(["max_denoising_steps", "threshold"]), WILD | STEP.edges())
 def test_what_a_masked_checkpoint_states(name: str, value: Any) -> None:
     def choose() -> Any:
-        stated = parse_checkpoint({name: value, "top_p": 0.5}, parameter_names("mask"))
+        stated = {name: value, "top_p": 0.5}
         return Served("mask", "LowConfidence", DllmSettings(), stated).choose()
 
     said = refusal(choose)

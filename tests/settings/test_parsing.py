@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.settings.file import MAX_FILE_BYTES
-from vllm_dllm.settings.misplaced import misspelt_sections
 from vllm_dllm.settings.parsing import SettingsError, parse_request_options, parse_settings
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.settings.unknown_names import misspelt_sections
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -134,7 +134,7 @@ def test_a_key_one_edit_away_is_refused(key: str) -> None:
             settings(config)
 
 
-@pytest.mark.parametrize("key", ["", "d", "dl", "model", "dllmsettings", "lldm", "x" * 99])
+@pytest.mark.parametrize("key", ["", "d", "dl", "model", "dllmsettings", "mlld", "x" * 99])
 def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
     assert misspelt_sections({key: 1, "dllm": {}, 3: 4}) == []
     assert settings({key: 1}) == settings({key: 1, "dllm": {}}) == DllmSettings()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_dllm.decoding import MaskedAlgorithm, StepContext, Update
+from vllm_dllm.decoding import Algorithm, StepContext, Update
 from vllm_dllm.decoding.base import Canvas
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readout
@@ -81,7 +81,7 @@ def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[OptionalParts],
     return lambda parts: NoiseReadout(head, slots, parts)
 
 
-class AtOnce(MaskedAlgorithm):
+class AtOnce(Algorithm):
     """Decides all positions in one step."""
 
     name = "AtOnce"

@@ -1,6 +1,6 @@
 """Experts that are spread over ranks of a CPU: plain PyTorch in the place of vLLM's CPU kernel.
 
-That kernel takes no map of experts, so that `startup.expert_parallel` refuses to spread them. This
+That kernel takes no map of experts, so that `startup.checks` refuses to spread them. This
 module lets a test engine do it all the same. What is tried is all that surrounds the kernel: which
 experts a rank loads, their routing, shared experts, and the exchange of rows between ranks.
 
@@ -17,7 +17,7 @@ import torch
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm_cpu_v2.plain_experts import PlainExperts, unrounded
 
-from vllm_dllm.startup import expert_parallel
+from vllm_dllm.startup import checks
 
 # Rows of each call of a layer's experts, by how many there were of them.
 _calls: dict[int, int] = {}
@@ -66,7 +66,7 @@ def spread() -> None:
     CPUUnquantizedExperts.apply = _apply
     # Else the weights would be packed for the kernel.
     CPUUnquantizedExperts.process_weights_after_loading = lambda self, layer: None
-    expert_parallel.cannot_be_spread = lambda vllm_config: False
+    checks.cannot_be_spread = lambda vllm_config: False
 
 
 class Recorder:

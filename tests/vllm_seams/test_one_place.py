@@ -79,7 +79,7 @@ def test_vllm_is_changed_in_one_room() -> None:
 
 
 def test_the_room_wraps_with_one_helper() -> None:
-    """Beside `wrapping`: a table, a default of tool parsers, and attributes of single objects."""
+    """Beside `wrapping`: tables, a default of tool parsers, and attributes of single objects."""
     found = {
         path.name: changes(path.read_text())
         for path in ROOM.glob("*.py")
@@ -87,6 +87,8 @@ def test_the_room_wraps_with_one_helper() -> None:
     }
     assert {name: lines for name, lines in found.items() if lines} == {
         "registration.py": [
+            "_CONFIG_REGISTRY[model_type] = name  # type: ignore[assignment]",
+            'configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{folder}.hf_config"',
             "MODELS_CONFIG_MAP[architecture] = "
             'type("EngineConfig", (VerifyAndUpdateConfig,), hook)',
         ],

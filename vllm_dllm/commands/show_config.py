@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.commands import installation
 from vllm_dllm.ranges import shown
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from pydantic_core import ErrorDetails
+    from vllm.config import VllmConfig
+
+    from vllm_dllm.settings.resolution import Served
+
+# The server's settings other than the algorithm's, in the order in which they are printed.
+SHOWN = (
+    *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
+    *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -54,7 +63,6 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    from vllm_dllm.families.served import length_source
     from vllm_dllm.vllm_seams.registration import is_ours
 
     parsed = parse(arguments)
@@ -65,7 +73,47 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if not is_ours(config.model_config):
         raise ValueError(f"{parsed.model} is not a model of this package")
-    return config.model_config.dllm.explained(length_source(config, args.diffusion_config))
+    return explained(config.model_config.dllm, length_source(config, args.diffusion_config))
+
+
+def explained(served: Served, length_source: str) -> list[tuple[str, str, str]]:
+    """The settings of a request without options, as (name, value, source).
+
+    `length_source` is where the canvas length comes from.
+    """
+    from vllm_dllm.settings.resolution import DEFAULT, SERVER
+
+    choice, settings = served.choose(), served.settings
+    lines = [("algorithm", choice.algorithm.name, choice.sources["algorithm"])]
+    lines += [
+        (name, f"{value:g}", choice.sources[name])
+        for name, value in choice.settings.values().items()
+    ]
+    lines += [
+        ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
+        ("canvas_length", str(served.length), length_source),
+    ]
+    for name in SHOWN:
+        value, given = getattr(settings, name), name in settings.given
+        shown = DEFAULT if value is None else str(value)
+        lines.append((name, shown, SERVER if given else DEFAULT))
+    return lines
+
+
+def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:
+    """The source of the canvas length; ``diffusion`` is the value of ``--diffusion-config``."""
+    from vllm_dllm.families.config_fields import hf_overrides, stated_fields
+    from vllm_dllm.settings.request import LENGTHS
+    from vllm_dllm.settings.resolution import CHECKPOINT, DEFAULT, HF_OVERRIDES, SERVER
+
+    if (diffusion or {}).get("canvas_length"):
+        return SERVER
+    model = vllm_config.model_config
+    stated = stated_fields(model)
+    name = next((name for name in LENGTHS if stated.get(name)), None)
+    if name is None:
+        return DEFAULT
+    return HF_OVERRIDES if name in hf_overrides(model) else CHECKPOINT
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

@@ -7,10 +7,11 @@ returned.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -100,8 +101,11 @@ class StateTensor:
     extra: tuple[int, ...] = ()
 
 
-class Algorithm(Protocol):
+class Algorithm(ABC):
     """A decoding algorithm: a name, its settings, its per-slot tensors, and one pure step.
+
+    The defaults are those of an algorithm for masked models that has no settings and no state, and
+    needs nothing but row statistics.
 
     Attributes:
         name: what users write.
@@ -119,18 +123,21 @@ class Algorithm(Protocol):
     """
 
     name: str
-    corruption: Corruption
-    config: type[AlgorithmConfig]
-    presets: Mapping[str, Mapping[str, float]]
-    state: Mapping[str, StateTensor]
-    edits: bool
-    reads_entropy: bool
-    samples: bool
-    own_confidence: bool
+    corruption: Corruption = "mask"
+    config: type[AlgorithmConfig] = AlgorithmConfig
+    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    state: Mapping[str, StateTensor] = MappingProxyType({})
+    edits: bool = False
+    reads_entropy: bool = False
+    samples: bool = True
+    own_confidence: bool = False
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """The default maximum number of steps for a canvas of `length` positions."""
-        ...
+        """The default maximum number of steps for a canvas of `length` positions.
+
+        Unless this is overridden, it is one step per position, plus one.
+        """
+        return length + 1
 
     def temperature(
         self,
@@ -140,7 +147,8 @@ class Algorithm(Protocol):
     ) -> torch.Tensor:
         """The temperature at which a step's logits are sampled, float32 ``[slots]``.
 
-        0 is greedy, and the result is 0 where a request's temperature is 0.
+        0 is greedy, and the result is 0 where a request's temperature is 0. Unless this is
+        overridden, it is the request's temperature at every step.
 
         Args:
             temperature: the requests' temperatures, float32 ``[slots]``.
@@ -148,7 +156,7 @@ class Algorithm(Protocol):
                 schedule, int32 ``[slots]`` each.
             parameters: as in `StepContext`.
         """
-        ...
+        return temperature
 
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
@@ -159,12 +167,13 @@ class Algorithm(Protocol):
             Token ids int64 ``[slots, L]`` and the values to add to their logits, float32
             ``[slots, L]``.
         """
-        ...
+        return None
 
     def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """The ids whose log-probabilities the step needs, int64 ``[slots, L, K]``, or None."""
-        ...
+        return None
 
+    @abstractmethod
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """Update every canvas, without waiting for the device and without a loop over slots.
 
@@ -173,48 +182,6 @@ class Algorithm(Protocol):
         `ask` named there. Logprobs are read only for these, so a request that asks for logprobs
         ends with an error if a position that is not masked gets any other token.
         """
-        ...
-
-
-class BaseAlgorithm:
-    """The defaults of an algorithm: no settings, no state, and no needs beyond row statistics."""
-
-    config: type[AlgorithmConfig] = AlgorithmConfig
-    presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
-    state: Mapping[str, StateTensor] = MappingProxyType({})
-    edits: bool = False
-    reads_entropy: bool = False
-    samples: bool = True
-    own_confidence: bool = False
-
-    def adjust(
-        self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See `Algorithm.adjust`: no change."""
-        return None
-
-    def ask(self, state: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """See `Algorithm.ask`: no ids."""
-        return None
-
-
-class MaskedAlgorithm(BaseAlgorithm):
-    """The defaults of an algorithm for masked models; a subclass must define `step`."""
-
-    corruption: Corruption = "mask"
-
-    def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """See `Algorithm.cap`: one step per position, plus one."""
-        return length + 1
-
-    def temperature(
-        self,
-        temperature: torch.Tensor,
-        progress: tuple[torch.Tensor, torch.Tensor],
-        parameters: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """See `Algorithm.temperature`: the request's temperature at every step."""
-        return temperature
 
 
 def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,13 @@ from types import MappingProxyType
 import torch
 
 from vllm_dllm.decoding.base import (
+    Algorithm,
     Canvas,
-    MaskedAlgorithm,
     StateTensor,
     StepContext,
     Update,
     reveal,
 )
-from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 KEPT = 8  # credits kept per position: with beta = 0.8 a ninth would be below 0.8^8 = 0.17
@@ -33,8 +32,7 @@ class CreditConfig(AlgorithmConfig):
     beta: float = setting(0.8, "share of a credit that is left after a step", most=1.0)
 
 
-@register_algorithm
-class Credit(MaskedAlgorithm):
+class Credit(Algorithm):
     """LowConfidence on logits that are raised by the credit of earlier predictions.
 
     At each step, with x the argmax and p its probability at position i::

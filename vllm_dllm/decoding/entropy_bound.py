@@ -9,14 +9,13 @@ from types import MappingProxyType
 import torch
 
 from vllm_dllm.decoding.base import (
-    BaseAlgorithm,
+    Algorithm,
     Canvas,
     Corruption,
     StateTensor,
     StepContext,
     Update,
 )
-from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError, setting
 
@@ -41,8 +40,7 @@ class EntropyBoundConfig(AlgorithmConfig):
             raise SettingsError(f"t_max must be above t_min={self.t_min}, got {self.t_max}")
 
 
-@register_algorithm
-class EntropyBound(BaseAlgorithm):
+class EntropyBound(Algorithm):
     """DiffusionGemma's sampler for uniform noise.
 
     Step n = 0, 1, ... of at most N samples a candidate y at every position from

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from vllm_dllm.decoding.base import (
+    Algorithm,
     Canvas,
-    MaskedAlgorithm,
     StepContext,
     Update,
     confidence,
     reveal,
 )
-from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
@@ -26,8 +25,7 @@ class HierarchicalConfig(AlgorithmConfig):
     low: float = setting(0.6, "decide the surest position of a run when it is surer than this")
 
 
-@register_algorithm
-class Hierarchical(MaskedAlgorithm):
+class Hierarchical(Algorithm):
     """Decides one position of every run of masks, all sure positions, and the surest one.
 
     With R the maximal runs of neighbouring masked positions and p the argmax' probability::

@@ -9,14 +9,13 @@ from types import MappingProxyType
 import torch
 
 from vllm_dllm.decoding.base import (
+    Algorithm,
     Canvas,
-    MaskedAlgorithm,
     StateTensor,
     StepContext,
     Update,
     reveal,
 )
-from vllm_dllm.decoding.registry import register_algorithm
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
@@ -30,8 +29,7 @@ class JointThresholdConfig(AlgorithmConfig):
     penalty_lambda: float = setting(0.0, "taken off the logit of the left neighbour's token")
 
 
-@register_algorithm
-class JointThreshold(MaskedAlgorithm):
+class JointThreshold(Algorithm):
     """Mask-to-token and token-to-token editing from one forward pass.
 
     With M the masked positions, V the visible ones that are not fixed, x the argmax and p its

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_dllm.decoding.base import Canvas, MaskedAlgorithm, StepContext, Update, reveal
-from vllm_dllm.decoding.registry import register_algorithm
+from vllm_dllm.decoding.base import Algorithm, Canvas, StepContext, Update, reveal
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
@@ -18,8 +17,7 @@ class LowConfidenceConfig(AlgorithmConfig):
     )
 
 
-@register_algorithm
-class LowConfidence(MaskedAlgorithm):
+class LowConfidence(Algorithm):
     """Threshold decoding, the default of LLaDA2 (and of SGLang's class of the same name).
 
     With M the masked positions, x the argmax and p its probability::

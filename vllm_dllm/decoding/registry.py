@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeVar
@@ -18,15 +18,23 @@ MODELS: Mapping[Corruption, str] = {
     "uniform": "models that denoise random tokens (DiffusionGemma)",
 }
 
-# What an algorithm must have; most of it comes from its base class.
-ALGORITHM_PARTS = [
-    *Algorithm.__annotations__,
-    *(method for method in vars(Algorithm) if not method.startswith("_")),
-]
+# Algorithms by the kind of model and the name that users write. A built-in one is a module of this
+# package and a class, until it is asked for.
+_REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
+    ("mask", "Credit"): "credit:Credit",
+    ("mask", "EntropyBound"): "masked_entropy_bound:MaskedEntropyBound",
+    ("mask", "EntropyBounded"): "masked_entropy_bound:EntropyBounded",
+    ("mask", "FixedSteps"): "quota:FixedSteps",
+    ("mask", "Hierarchical"): "hierarchical:Hierarchical",
+    ("mask", "JointThreshold"): "joint_threshold:JointThreshold",
+    ("mask", "LowConfidence"): "low_confidence:LowConfidence",
+    ("mask", "LowConfidenceDynamic"): "quota:LowConfidenceDynamic",
+    ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
+    ("mask", "Sequential"): "quota:Sequential",
+    ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",
+}
 
-_REGISTRY: dict[tuple[Corruption, str], Algorithm] = {}
-
-AlgorithmType = TypeVar("AlgorithmType", bound=Callable[[], Algorithm])
+AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
 
 
 def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
@@ -35,18 +43,35 @@ def register_algorithm(cls: AlgorithmType) -> AlgorithmType:
     The same name may be used once for masked models and once for models of uniform noise.
 
     Raises:
-        TypeError: it lacks a part of `Algorithm`, such as `step`.
+        TypeError: it does not inherit from `Algorithm`, or does not define its name or `step`.
         ValueError: the name is taken.
     """
-    algorithm = cls()
-    missing = [part for part in ALGORITHM_PARTS if not hasattr(algorithm, part)]
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise TypeError(f"it does not inherit from {__package__}.{Algorithm.__name__}")
+    missing = [*cls.__abstractmethods__, *(() if hasattr(cls, "name") else ("name",))]
     if missing:
         raise TypeError(f"{cls.__name__} does not define {listed(missing)}")
+    algorithm = cls()
     key = algorithm.corruption, algorithm.name
-    if key in _REGISTRY and type(_REGISTRY[key]) is not cls:
+    other = _registered(*key)
+    if other is not None and type(other) is not cls:
         raise ValueError(f"decoding algorithm {algorithm.name!r} is registered twice")
     _REGISTRY.setdefault(key, algorithm)
     return cls
+
+
+def _registered(corruption: Corruption, name: str) -> Algorithm | None:
+    """The algorithm that is registered under exactly this name; None if there is none."""
+    found = _REGISTRY.get((corruption, name))
+    if isinstance(found, str):
+        made: Algorithm = _class_at(f"vllm_dllm.decoding.{found}")()
+        _REGISTRY[corruption, name] = found = made
+    return found
+
+
+def _class_at(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @cache
@@ -65,10 +90,15 @@ def load_installed() -> None:
             ) from error
 
 
-def algorithms(corruption: Corruption) -> list[Algorithm]:
-    """All registered algorithms for a kind of model, sorted by name."""
+def registered_names(corruption: Corruption) -> list[str]:
+    """The names of all registered algorithms for a kind of model, without presets, sorted."""
     load_installed()
-    return [_REGISTRY[key] for key in sorted(_REGISTRY) if key[0] == corruption]
+    return sorted(name for kind, name in _REGISTRY if kind == corruption)
+
+
+def algorithms(corruption: Corruption) -> list[Algorithm]:
+    """All registered algorithms for a kind of model, sorted by name; imports them."""
+    return [get_algorithm(name, corruption)[0] for name in registered_names(corruption)]
 
 
 def algorithm_names(corruption: Corruption) -> list[str]:
@@ -90,10 +120,11 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
     if ":" in name:
         return _imported(name, corruption), {}
     load_installed()
-    if (corruption, name) in _REGISTRY:
-        return _REGISTRY[corruption, name], {}
+    algorithm = _registered(corruption, name)
+    if algorithm is not None:
+        return algorithm, {}
     base, _, preset = name.partition("-")
-    algorithm = _REGISTRY.get((corruption, base))
+    algorithm = _registered(corruption, base)
     if algorithm is not None and preset in algorithm.presets:
         return algorithm, dict(algorithm.presets[preset])
     names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
@@ -115,20 +146,15 @@ def other_kind(corruption: Corruption) -> Corruption:
 
 
 def _imported(path: str, corruption: Corruption) -> Algorithm:
-    """Import and register the algorithm ``package.module:Class``; raises `SettingsError`."""
-    module, _, attribute = path.partition(":")
+    """Import and register ``package.module:Class``; raises `SettingsError`."""
     try:
-        cls: Any = getattr(importlib.import_module(module), attribute)
-        if not hasattr(cls, "corruption"):  # do not call an object that is not an algorithm
-            raise TypeError("it is not an algorithm")
-        register_algorithm(cls)
+        cls = register_algorithm(_class_at(path))
     except Exception as error:
         raise SettingsError(
             f"the decoding algorithm {shown(path)} cannot be loaded: {error}"
         ) from error
-    algorithm = _REGISTRY[cls.corruption, cls.name]
-    if algorithm.corruption != corruption:
+    if cls.corruption != corruption:
         raise SettingsError(
-            f"{path} does not fit this model, because it is for {MODELS[algorithm.corruption]}"
+            f"{path} does not fit this model, because it is for {MODELS[other_kind(corruption)]}"
         )
-    return algorithm
+    return get_algorithm(cls.name, corruption)[0]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Algorithm, Canvas, MaskedAlgorithm
+from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ranges import AlgorithmConfig
 
@@ -41,7 +41,7 @@ class AlgorithmSlots:
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
             self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
         rule: Any = type(algorithm)
-        self.schedules = rule.temperature is not MaskedAlgorithm.temperature
+        self.schedules = rule.temperature is not Algorithm.temperature
 
     def enter(self, slot: int, settings: AlgorithmConfig) -> None:
         """Set the parameters and the initial state of the request that enters ``slot``."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_dllm.decoding.base import BaseAlgorithm
+from vllm_dllm.decoding.base import Algorithm
 from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.slots import SlotState
@@ -82,7 +82,7 @@ class PassRecorder:
         read; see `token_choice`.
         """
         algorithm: Any = type(choice.algorithm)
-        asks, logprobs = algorithm.ask is not BaseAlgorithm.ask, self.parts.logprobs
+        asks, logprobs = algorithm.ask is not Algorithm.ask, self.parts.logprobs
         if asks or not choice.is_ours or logprobs.reports_logits:
             return False
         draws = params.temperature > 0

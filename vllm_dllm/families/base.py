@@ -22,7 +22,8 @@ class Family(ABC):
 
     Attributes:
         architecture: the name in ``architectures`` of ``config.json``.
-        model_class: ``module:Class`` of the model, which vLLM imports when it loads one.
+        model_class: ``module:Class`` of the model, which vLLM imports when it loads one. Families
+            of this package leave it out, see `registry.model_class`.
         corruption: what fills fresh canvases: masks or uniform noise.
         algorithm: the name of the decoding algorithm that the model's authors use.
         aligned: canvases begin at absolute multiples of L; otherwise the first one begins after the
@@ -41,14 +42,6 @@ class Family(ABC):
     commits_in_place: ClassVar[bool]
     self_conditioned: ClassVar[bool] = False
 
-    @property
-    def left_to_vllm(self) -> bool:
-        """Whether vLLM's own class serves the model in this environment."""
-        return False
-
-    def register(self) -> None:  # noqa: B027
-        """Register the model's configuration class with transformers, if transformers lacks it."""
-
     @abstractmethod
     def configure(self, vllm_config: VllmConfig) -> None:
         """Complete vLLM's configuration for the model, and refuse options that cannot work.
@@ -62,7 +55,7 @@ class Family(ABC):
 
     @abstractmethod
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """The decoding settings in the generation config, by name.
+        """The decoding settings in the generation config, by name; other fields are ignored.
 
         Args:
             generation_config: ``generation_config.json`` with ``--override-generation-config``.

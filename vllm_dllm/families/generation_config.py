@@ -1,4 +1,7 @@
-"""Finds a model's generation config and the decoding settings in it."""
+"""The decoding settings in a model's generation config, by default the checkpoint's.
+
+They are the fields of ``generation_config.json``, overridden by ``--override-generation-config``.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.decoding import MODELS, other_kind
 from vllm_dllm.families.base import Family
+from vllm_dllm.families.config_fields import merged
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.generation_config import (
-    LENGTHS,
-    SAMPLER,
-    SAMPLER_FIELDS,
-    check_sampler_override,
-    overridden,
-)
-from vllm_dllm.settings.misplaced import as_option
-from vllm_dllm.settings.parsing import server_names
-from vllm_dllm.settings.resolution import FOLDER, OVERRIDE, parameter_names
-from vllm_dllm.startup.config_fields import merged
+from vllm_dllm.settings.resolution import FOLDER, OVERRIDE, SAMPLER
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
 
 def generation_settings(
     vllm_config: VllmConfig, family: Family
-) -> tuple[Mapping[str, float], dict[str, str]]:
+) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
 
     As in vLLM, the checkpoint's file is used unless ``--generation-config`` names a folder, and
@@ -40,36 +33,15 @@ def generation_settings(
     """
     model = vllm_config.model_config
     override = model.override_generation_config
-    _refuse_overrides_without_effect(override, family)
+    if override:
+        from vllm_dllm.settings.unknown_names import refuse_overrides
+
+        refuse_overrides(override, family.corruption)
     settings = family.checkpoint_settings(merged(generation_config(vllm_config), override))
     own = model.generation_config in ("auto", "vllm")
     elsewhere = {} if own else dict.fromkeys(settings, FOLDER)
-    return settings, elsewhere | dict.fromkeys(overridden(settings, override), OVERRIDE)
-
-
-def _refuse_overrides_without_effect(override: Mapping[str, Any], family: Family) -> None:
-    """Refuse decoding settings that a generation config of this model cannot state."""
-    own, other = family.corruption, other_kind(family.corruption)
-    parameters, foreign = parameter_names(own), parameter_names(other)
-    stated = SAMPLER_FIELDS if own == "uniform" else parameters
-    for name, value in override.items():
-        if name in LENGTHS:
-            length = json.dumps({"canvas_length": value})
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not read from a generation config; use --diffusion-config "
-                f"'{length}'"
-            )
-        if name in server_names(parameters) and name not in stated:
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not read from a generation config; use "
-                f"{as_option({name: value})}"
-            )
-        if (name in foreign and name not in parameters) or (name == SAMPLER and own != "uniform"):
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not a setting of this model, but of {MODELS[other]}; "
-                "remove it (--additional-config has this model's settings)"
-            )
-    check_sampler_override(override)
+    overridden = settings.keys() & {*override, *override.get(SAMPLER, {})}
+    return settings, elsewhere | dict.fromkeys(overridden, OVERRIDE)
 
 
 def generation_config(vllm_config: VllmConfig) -> dict[str, Any]:

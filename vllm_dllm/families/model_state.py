@@ -9,8 +9,10 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from vllm_dllm.engine.model_state import DiffusionModelState
+from vllm_dllm.engine.slots import CanvasKind
+from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.families.registry import family_of
-from vllm_dllm.families.served import canvas_kind, commit_policy
+from vllm_dllm.settings.server import SEPARATE
 
 
 class FamilyModelState(DiffusionModelState):
@@ -20,7 +22,15 @@ class FamilyModelState(DiffusionModelState):
         self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device
     ) -> None:
         family, served = family_of(vllm_config), vllm_config.model_config.dllm
-        kind = canvas_kind(vllm_config, family, served)
-        policy = commit_policy(vllm_config, family, served)
+        vocabulary = vllm_config.model_config.get_vocab_size()
+        kind = CanvasKind(served.length, vocabulary, served.mask_token, family.aligned)
+        policy = CommitPolicy(
+            sync=served.settings.execution == "sync",
+            early=served.settings.eos_early_stop is not False,
+            skip_last_commit=served.settings.skip_last_commit,
+            in_place=family.commits_in_place,
+            fused=served.commits != SEPARATE,
+            two_blocks=served.two_blocks,
+        )
         super().__init__(vllm_config, model, encoder_cache, device, family, kind, policy)
         self.family = family

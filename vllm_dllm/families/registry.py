@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.families.base import Family
+from vllm_dllm.settings.server import native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -16,17 +18,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.dllm")
 
 ENTRY_POINTS = "vllm_dllm.families"
-OURS = (
-    "vllm_dllm.families.llada2.family:LLaDA2",
-    "vllm_dllm.families.diffusion_gemma.family:DiffusionGemma",
-    "vllm_dllm.families.sdar.family:SDAR",
-    "vllm_dllm.families.sdar.family:SDARMoe",
-)
+GEMMA = "DiffusionGemmaForBlockDiffusion"
+# The folder of each built-in family beside this file, and its class in `family.py` there, which is
+# imported when it is asked for. The model's class, in `model.py`, is called like the architecture.
+OURS = {
+    "LLaDA2MoeModelLM": ("llada2", "LLaDA2"),
+    GEMMA: ("diffusion_gemma", "DiffusionGemma"),
+    "SDARForCausalLM": ("sdar", "SDAR"),
+    "SDARMoeForCausalLM": ("sdar", "SDARMoe"),
+}
+# The configuration classes that transformers lacks, in `hf_config.py`, by ``model_type``.
+CONFIGS = {
+    "llada2_moe": ("llada2", "LLaDA2MoeConfig"),
+    "sdar": ("sdar", "SDARConfig"),
+    "sdar_moe": ("sdar", "SDARMoeConfig"),
+}
 
 
 @cache
-def families() -> dict[str, Family]:
-    """All families, by architecture.
+def family(architecture: str) -> Family:
+    """The family of an architecture, which is imported now if it is one of `OURS`."""
+    if architecture not in OURS:
+        return installed()[architecture]
+    folder, name = OURS[architecture]
+    found: Family = getattr(importlib.import_module(f"vllm_dllm.families.{folder}.family"), name)()
+    return found
+
+
+@cache
+def installed() -> Mapping[str, Family]:
+    """The families of other packages, by architecture.
 
     A package whose family cannot be loaded is skipped with a warning: the others still serve.
 
@@ -34,27 +55,22 @@ def families() -> dict[str, Family]:
         ValueError: two families claim an architecture.
     """
     found: dict[str, Family] = {}
-    for family in [*map(_imported, OURS), *_installed()]:
-        other = found.setdefault(family.architecture, family)
-        if other is not family:
-            raise ValueError(
-                f"{family.architecture} is claimed by two families: {_name(other)} and "
-                f"{_name(family)}"
-            )
-    return found
-
-
-def _installed() -> list[Family]:
-    """The families of other packages, by their entry points."""
-    installed = []
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            installed.append(_checked(point.load()()))
+            one = _checked(point.load()())
         except Exception as error:
             logger.warning(
                 "dllm: the family %r (%s) cannot be loaded: %r", point.name, point.value, error
             )
-    return installed
+            continue
+        if one.architecture in OURS or one.architecture in found:
+            folder, name = OURS.get(one.architecture, ("", ""))
+            other = f"{folder}.{name}" if name else _name(found[one.architecture])
+            raise ValueError(
+                f"{one.architecture} is claimed by two families: {other} and {_name(one)}"
+            )
+        found[one.architecture] = one
+    return found
 
 
 def _checked(family: Any) -> Family:
@@ -71,21 +87,31 @@ def _checked(family: Any) -> Family:
     return family
 
 
-def _imported(path: str) -> Family:
-    module, _, name = path.partition(":")
-    family: Family = getattr(importlib.import_module(module), name)()
-    return family
-
-
 def _name(family: Any) -> str:
     return f"{type(family).__module__}.{type(family).__qualname__}"
 
 
+def model_class(architecture: str) -> str:
+    """``module:Class`` of the model, which vLLM imports when it loads one."""
+    if architecture in OURS:
+        return f"vllm_dllm.families.{OURS[architecture][0]}.model:{architecture}"
+    return installed()[architecture].model_class
+
+
+def architectures() -> tuple[str, ...]:
+    """The architectures of all families."""
+    return (*OURS, *installed())
+
+
 def served_architectures() -> tuple[str, ...]:
-    """The architectures that this package serves in this environment."""
-    return tuple(name for name, family in families().items() if not family.left_to_vllm)
+    """The architectures that this package serves in this environment.
+
+    ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
+    """
+    left = GEMMA if native_gemma() else None
+    return tuple(each for each in architectures() if each != left)
 
 
 def family_of(vllm_config: VllmConfig) -> Family:
     """The family of the model that is being served."""
-    return families()[vllm_config.model_config.architecture]
+    return family(vllm_config.model_config.architecture)

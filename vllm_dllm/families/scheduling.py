@@ -16,7 +16,6 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_dllm.engine.slots import Mark
-from vllm_dllm.families.counting import counting
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.request import Asked
 from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
@@ -126,4 +125,8 @@ def make_scheduler(**kwargs: Any) -> DiffusionScheduler:
     """
     vllm_config = kwargs["vllm_config"]
     scheduler = family_of(vllm_config).scheduler(vllm_config.scheduler_config.async_scheduling)
-    return (counting(scheduler) if kwargs["log_stats"] else scheduler)(**kwargs)
+    if kwargs["log_stats"]:
+        from vllm_dllm.families.counting import counting
+
+        scheduler = counting(scheduler)
+    return scheduler(**kwargs)

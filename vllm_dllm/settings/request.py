@@ -14,6 +14,8 @@ REQUEST_PREFIX = "diffusion_"
 # before it is known whether they fit the served canvas.
 MAX_CANVAS = 1 << 16
 LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
+# The names of the block length in ``config.json``.
+LENGTHS = ("block_length", "canvas_length", "block_size")
 POSITION = Range(whole=True)
 NUMBERS = {
     "max_steps": STEPS,

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.decoding import MODELS, Algorithm, Corruption, algorithms, get_algorithm, other_kind
-from vllm_dllm.ranges import AlgorithmConfig, SettingsError, listed, shown
-from vllm_dllm.settings.generation_config import MAX_STEPS_FIELD
-from vllm_dllm.settings.parsing import parse_request_options, request_names
+from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm, registered_names
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError, shown
+from vllm_dllm.settings.parsing import names_of, parse_request_options, parse_settings
 from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.server import STEPS, DllmSettings
+from vllm_dllm.settings.server import SEPARATE, STEPS, TWO_BLOCKS, DllmSettings
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
 # The options for a generation config that replaces the checkpoint's, and for an override of either.
 FOLDER, OVERRIDE = "--generation-config", "--override-generation-config"
 HF_OVERRIDES = "--hf-overrides"
-# The server's settings other than the algorithm's, in the order that `explained` lists them.
-SHOWN = (
-    *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
-    *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
-)
+# Fields of a generation config: the cap on a canvas' steps, and DiffusionGemma's sampler.
+MAX_STEPS_FIELD = "max_denoising_steps"
+SAMPLER_FIELDS = ("t_min", "t_max", "stability_threshold", "confidence_threshold")
+SAMPLER, BOUND = "sampler_config", "entropy_bound"
 # The prefix with which an error message names a setting, by where the value came from.
 PREFIXES = {
     REQUEST: "diffusion_",
@@ -33,50 +31,50 @@ PREFIXES = {
 }
 
 
-def parameter_names(corruption: Corruption) -> set[str]:
-    """The names of the settings of all algorithms for a kind of model."""
-    return {name for algorithm in algorithms(corruption) for name in algorithm.config.ranges()}
-
-
-def foreign_settings(algorithm: Algorithm, source: str) -> dict[str, str]:
-    """The settings that only algorithms for the other kind of model have.
-
-    Args:
-        algorithm: the algorithm in force, whose settings the sentences name.
-        source: where the settings are given, `REQUEST`, `SERVER` or `OVERRIDE`.
-
-    Returns:
-        The settings' names without a prefix, each with the sentence that refuses it.
-    """
-    other, prefix = other_kind(algorithm.corruption), PREFIXES[source]
-    names = parameter_names(other) - parameter_names(algorithm.corruption)
-    return {
-        name: f"{_not_of(algorithm, prefix, name)}; remove it, because it belongs to "
-        f"{listed(owners(name, other))}, for {MODELS[other]}"
-        for name in names
-    }
-
-
-def _not_of(algorithm: Algorithm, prefix: str, name: str) -> str:
-    own = ", ".join(prefix + known for known in sorted(algorithm.config.ranges())) or "none"
-    return f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}"
-
-
-def owners(name: str, corruption: Corruption) -> list[str]:
-    """The algorithms for a kind of model that have a setting of this name."""
-    return [a.name for a in algorithms(corruption) if name in a.config.ranges()]
-
-
-def check_algorithm(name: str, corruption: Corruption, source: str) -> Algorithm:
-    """The algorithm whose name was given in a request or for a server.
+def named_algorithm(
+    name: str, corruption: Corruption, source: str
+) -> tuple[Algorithm, dict[str, float]]:
+    """The algorithm whose name was given in a request or for a server, and its preset's settings.
 
     Raises:
         SettingsError: see `get_algorithm`; the message also names the setting.
     """
     try:
-        return get_algorithm(name, corruption)[0]
+        return get_algorithm(name, corruption)
     except SettingsError as error:
         raise SettingsError(f"{PREFIXES[source]}algorithm: {error}") from error
+
+
+def of_others(algorithm: Algorithm, source: str) -> Mapping[str, str]:
+    """See `unknown_names.settings_of_others`, which is imported for refusals only."""
+    from vllm_dllm.settings.unknown_names import settings_of_others
+
+    return settings_of_others(algorithm, PREFIXES[source])
+
+
+def server_settings(
+    additional_config: object, corruption: Corruption, own_algorithm: str
+) -> DllmSettings:
+    """Parse the settings of a server.
+
+    Args:
+        additional_config: the value of vLLM's option.
+        corruption: see `Served`.
+        own_algorithm: see `Served`.
+
+    Raises:
+        SettingsError: see `parse_settings`; or the algorithm is unknown. That is checked before its
+            settings, which would be refused for a less useful reason.
+    """
+    algorithm, _ = get_algorithm(own_algorithm, corruption)
+
+    def parameters_of(name: object) -> Collection[str]:
+        nonlocal algorithm
+        if isinstance(name, str) and name:
+            algorithm, _ = named_algorithm(name, corruption, SERVER)
+        return algorithm.config.ranges()
+
+    return parse_settings(additional_config, parameters_of, lambda: of_others(algorithm, SERVER))
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ class Served:
         length: L, the canvas length.
         max_steps: the server's cap on the denoise steps of a canvas, or None.
         mask_token: the token that fills a fresh canvas; None for uniform noise.
-        two_blocks: whether a step over a canvas also reads the block before it, see
-            `engine.block_and_canvas`.
+        commits: when a finished block's keys and values are written: `SEPARATE`, `GRANTED` or
+            `TWO_BLOCKS`.
     """
 
     corruption: Corruption
@@ -128,7 +126,7 @@ class Served:
     length: int = 32
     max_steps: int | None = None
     mask_token: int | None = None
-    two_blocks: bool = False
+    commits: str = SEPARATE
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,33 +141,17 @@ class Served:
     @property
     def algorithm_names(self) -> list[str]:
         """The registered algorithms that requests may choose; presets are not listed separately."""
-        return [algorithm.name for algorithm in algorithms(self.corruption)]
+        return registered_names(self.corruption)
+
+    @property
+    def two_blocks(self) -> bool:
+        """Whether a step over a canvas also reads the block before it."""
+        return self.commits == TWO_BLOCKS
 
     @property
     def window_length(self) -> int:
         """The number of positions that a step over a canvas reads; vLLM's count of draft tokens."""
         return 2 * self.length if self.two_blocks else self.length
-
-    def explained(self, length_source: str) -> list[tuple[str, str, str]]:
-        """The settings of a request without options, as (name, value, source).
-
-        `length_source` is where the canvas length comes from.
-        """
-        choice, settings = self.choose(), self.settings
-        lines = [("algorithm", choice.algorithm.name, choice.sources["algorithm"])]
-        lines += [
-            (name, f"{value:g}", choice.sources[name])
-            for name, value in choice.settings.values().items()
-        ]
-        lines += [
-            ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
-            ("canvas_length", str(self.length), length_source),
-        ]
-        for name in SHOWN:
-            value, given = getattr(settings, name), name in settings.given
-            shown = DEFAULT if value is None else str(value)
-            lines.append((name, shown, SERVER if given else DEFAULT))
-        return lines
 
     def constraint_depth(self, options: RequestOptions) -> int | None:
         """The depth to which a request's constraint is followed; None for the usual depth."""
@@ -188,20 +170,17 @@ class Served:
         to that algorithm, and would otherwise be refused for a less helpful reason.
         """
         name = (extra_args or {}).get(f"{PREFIXES[REQUEST]}algorithm")
-        if isinstance(name, str) and name and ":" not in name:
-            check_algorithm(name, self.corruption, REQUEST)
-        else:
+        if not isinstance(name, str) or not name or ":" in name:
             name = self.settings.algorithm or self.own_algorithm
-
-        def foreign() -> dict[str, str]:
-            return foreign_settings(get_algorithm(name, self.corruption)[0], REQUEST)
-
-        return parse_request_options(extra_args, parameter_names(self.corruption), foreign)
+        algorithm, _ = named_algorithm(name, self.corruption, REQUEST)
+        ranges = algorithm.config.ranges()
+        return parse_request_options(extra_args, ranges, lambda: of_others(algorithm, REQUEST))
 
     def option_names(self) -> set[str]:
         """The names of all request options, without prefix, including those of other models."""
-        every = parameter_names(self.corruption) | parameter_names(other_kind(self.corruption))
-        return request_names(every)
+        from vllm_dllm.settings.unknown_names import every_parameter
+
+        return names_of(RequestOptions, every_parameter())
 
     def _limit(
         self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
@@ -242,22 +221,19 @@ class Served:
                 value is out of range.
         """
         asked = options or RequestOptions()
+        chooser = REQUEST if asked.algorithm else SERVER
         name = asked.algorithm or self.settings.algorithm or self.own_algorithm
-        check_algorithm(name, self.corruption, REQUEST if asked.algorithm else SERVER)
-        algorithm, preset = get_algorithm(name, self.corruption)
-        values: dict[str, float] = {}
-        sources = dict.fromkeys(algorithm.config.ranges(), DEFAULT)
-        by_request = asked.algorithm is not None
-        own = asked.algorithm is None
-        layers = (
-            *((self._source(name), {name: v}, False) for name, v in self.checkpoint.items()),
-            (SERVER, {} if by_request else preset, False),
-            (SERVER, self.settings.parameters, own),
-            (REQUEST, preset if by_request else {}, False),
-            (REQUEST, asked.parameters, True),
-        )
-        for source, layer, strict in layers:
-            given = _checked(algorithm, source, layer, strict)
+        algorithm, preset = named_algorithm(name, self.corruption, chooser)
+        ranges, values = algorithm.config.ranges(), dict[str, float]()
+        sources = dict.fromkeys(ranges, DEFAULT)
+        layers = [(self._source(name), {name: value}) for name, value in self.checkpoint.items()]
+        for source, layer in ((SERVER, self.settings.parameters), (REQUEST, asked.parameters)):
+            layers += [(source, preset)] if source == chooser else []
+            layers.append((source, dict(layer)))
+        for source, layer in layers:
+            given = {name: value for name, value in layer.items() if name in ranges}
+            for name, value in given.items():
+                ranges[name].check(PREFIXES[source] + name, value)
             if source == REQUEST:
                 self._limit(algorithm, given, values)
             values |= given
@@ -266,21 +242,15 @@ class Served:
             settings = algorithm.config(**values)
         except SettingsError as error:  # values that do not fit together
             raise SettingsError(_with_sources(str(error), sources)) from error
-        base = self.max_steps or int(self.checkpoint.get(MAX_STEPS_FIELD, 0))
-        sources["algorithm"] = (
-            REQUEST if by_request else SERVER if self.settings.algorithm else DEFAULT
+        sources["algorithm"] = chooser if asked.algorithm or self.settings.algorithm else DEFAULT
+        caps = (
+            (REQUEST, asked.max_steps),
+            (SERVER, self.max_steps),
+            (self._source(MAX_STEPS_FIELD), self.checkpoint.get(MAX_STEPS_FIELD)),
+            (DEFAULT, algorithm.cap(self.length, settings)),
         )
-        sources["max_steps"] = (
-            REQUEST
-            if asked.max_steps
-            else SERVER
-            if self.max_steps
-            else self._source(MAX_STEPS_FIELD)
-            if base
-            else DEFAULT
-        )
-        base = base or algorithm.cap(self.length, settings)
-        steps = asked.max_steps or base
+        sources["max_steps"], steps = next((source, int(cap)) for source, cap in caps if cap)
+        base = next(int(cap) for _, cap in caps[1:] if cap)
         if self.corruption == "uniform":
             # The temperature schedule ends after `base` steps.
             steps = min(steps, base)
@@ -295,20 +265,3 @@ def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
         return PREFIXES.get(sources[name[0]], "") + name[0]
 
     return re.sub(rf"\b({names})\b", called, sentence)
-
-
-def _checked(
-    algorithm: Algorithm, source: str, values: Mapping[str, float], strict: bool
-) -> dict[str, float]:
-    """Check and return the values that this algorithm has as settings; `strict` refuses others."""
-    ranges = algorithm.config.ranges()
-    prefix = PREFIXES[source]
-    for name, value in values.items():
-        if name in ranges:
-            ranges[name].check(prefix + name, value)
-        elif strict:
-            raise SettingsError(
-                f"{_not_of(algorithm, prefix, name)}; remove it, or set {prefix}algorithm to "
-                f"{listed(owners(name, algorithm.corruption), 'or')}"
-            )
-    return {name: value for name, value in values.items() if name in ranges}

@@ -13,6 +13,8 @@ WINDOWS = ("symmetric", "reference")
 EXECUTIONS = ("fdfo", "sync")
 KERNELS = ("auto", "torch", "triton")
 FUSED_COMMITS = ("auto", "on", "off")
+# When a finished block's keys and values are written, see `startup.commit_choice`.
+SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
 # The values that YAML reads from on, off, or nothing.
 UNQUOTED = ((True, "on"), (False, "off"), (None, "auto"))
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)

@@ -11,8 +11,6 @@ from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
-from vllm_dllm.startup import expert_parallel
-from vllm_dllm.startup.kv_transfer import check_kv_transfer
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -59,12 +57,15 @@ def log_choice(served: Served, canvas: str) -> None:
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore.
 
-    An allowed connector of ``--kv-transfer-config`` is replaced by ours, see `check_kv_transfer`.
+    An allowed connector of ``--kv-transfer-config`` is replaced by ours, see `kv_transfer`.
     """
     for refused, message in (*_of_the_engine(vllm_config), *_of_the_model(vllm_config)):
         if refused:
             raise ValueError(message)
-    check_kv_transfer(vllm_config)
+    if vllm_config.kv_transfer_config or vllm_config.cache_config.kv_offloading_size is not None:
+        from vllm_dllm.startup.kv_transfer import check_kv_transfer
+
+        check_kv_transfer(vllm_config)
 
 
 def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
@@ -123,7 +124,12 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "of its own and nothing to do with the others; start independent servers without "
         "--data-parallel-* options",
     )
-    yield expert_parallel.cannot_be_spread(vllm_config), expert_parallel.CANNOT_BE_SPREAD
+    yield (
+        cannot_be_spread(vllm_config),
+        "--enable-expert-parallel: on the CPU vLLM's experts cannot be spread over ranks, because "
+        "their kernel takes no map of experts and would crash; remove it (each rank then has a "
+        "part of every expert)",
+    )
     load_format = str(vllm_config.load_config.load_format)
     package = LOADERS.get(load_format, "")
     yield (
@@ -133,6 +139,23 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
     )
     yield parallel.enable_eplb, "--enable-eplb: not supported for diffusion models; remove it"
     yield parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"
+
+
+def cannot_be_spread(vllm_config: VllmConfig) -> bool:
+    """Whether experts would be spread over ranks that compute them with vLLM's kernel for the CPU.
+
+    A map tells a kernel which experts are on its rank. This kernel takes none, and would read past
+    the end of its weights at the first request.
+    """
+    from vllm.platforms import current_platform
+
+    parallel = vllm_config.parallel_config
+    return (
+        parallel.enable_expert_parallel
+        and parallel.tensor_parallel_size * parallel.data_parallel_size > 1
+        and vllm_config.model_config.is_moe
+        and current_platform.is_cpu()
+    )
 
 
 def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
@@ -166,6 +189,14 @@ def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         model.enable_trace_replay,
         "--enable-trace-replay: not supported for diffusion models; remove it",
     )
+
+
+def check_quantization(vllm_config: VllmConfig) -> None:
+    """Check the quantization of a checkpoint that has one; see `startup.quantization`."""
+    if vllm_config.model_config.quantization is not None:
+        from vllm_dllm.startup import quantization
+
+        quantization.check(vllm_config)
 
 
 def check_budget(vllm_config: VllmConfig, length: int) -> None:

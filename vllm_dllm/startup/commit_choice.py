@@ -14,16 +14,23 @@ The output is the same; `engine.block_and_canvas` implements the last two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
+
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.server import DllmSettings
+from vllm_dllm.settings.server import GRANTED, SEPARATE, TWO_BLOCKS, DllmSettings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
+logger = init_logger("vllm.dllm")
+
+WORDS = {
+    SEPARATE: "in passes of their own",
+    GRANTED: "with the first step of the next block",
+    TWO_BLOCKS: "with every step of the next block",
+}
 # Up to this many tokens of a step cost next to nothing compared with reading the weights. In
 # bfloat16 a token takes as many operations as a weight matrix has bytes, so a GPU spends longer on
 # reading than on computing up to its operations per second over its bytes per second: 156 tokens on
@@ -33,31 +40,10 @@ FREE_TOKENS_GPU = 128
 FREE_TOKENS_CPU = 32
 
 
-@dataclass(frozen=True)
-class CommitChoice:
-    """How blocks are committed.
-
-    Attributes:
-        way: `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
-        reason: why this way was chosen, for the log.
-    """
-
-    way: str
-    reason: str
-
-    def __str__(self) -> str:
-        words = {
-            SEPARATE: "in passes of their own",
-            GRANTED: "with the first step of the next block",
-            TWO_BLOCKS: "with every step of the next block",
-        }
-        return f"blocks are committed {words[self.way]} ({self.reason})"
-
-
 def choose_commits(
     vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
-) -> CommitChoice:
-    """Choose how blocks are committed.
+) -> str:
+    """Choose how blocks are committed, and log the reason.
 
     Args:
         vllm_config: vLLM's configuration.
@@ -65,25 +51,37 @@ def choose_commits(
         in_place: see `Family.commits_in_place`.
         length: L, tokens of a block.
 
+    Returns:
+        `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
+
     Raises:
         SettingsError: ``dllm.fused_commit=on`` is impossible; the message has the reason.
     """
+    way, reason = _chosen(vllm_config, settings, in_place, length)
+    logger.info("dllm: blocks are committed %s (%s)", WORDS[way], reason)
+    return way
+
+
+def _chosen(
+    vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
+) -> tuple[str, str]:
+    """The way and the reason."""
     if settings.fused_commit == "off":
-        return CommitChoice(SEPARATE, "dllm.fused_commit=off")
-    asynchronous = will_be_asynchronous(vllm_config)
+        return SEPARATE, "dllm.fused_commit=off"
+    asynchronous = _will_be_asynchronous(vllm_config)
     obstacles = _obstacles(vllm_config, settings, in_place, length if asynchronous else 0)
     if settings.fused_commit == "on":
         if obstacles:
             raise SettingsError(f"dllm.fused_commit=on: impossible, because {obstacles[0]}")
-        return CommitChoice(TWO_BLOCKS if asynchronous else GRANTED, "dllm.fused_commit=on")
+        return TWO_BLOCKS if asynchronous else GRANTED, "dllm.fused_commit=on"
     if obstacles:
-        return CommitChoice(SEPARATE, obstacles[0])
+        return SEPARATE, obstacles[0]
     if not asynchronous:
-        return CommitChoice(GRANTED, "scheduling is synchronous")
+        return GRANTED, "scheduling is synchronous"
     return _by_cost(vllm_config, length)
 
 
-def will_be_asynchronous(vllm_config: VllmConfig) -> bool:
+def _will_be_asynchronous(vllm_config: VllmConfig) -> bool:
     """Whether a step will be in flight while the next one is scheduled.
 
     vLLM decides this after a model's configuration hook has run: unless the user asked for either,
@@ -122,21 +120,21 @@ def _obstacles(
     return [reason for reason, holds in obstacles.items() if holds]
 
 
-def _by_cost(vllm_config: VllmConfig, length: int) -> CommitChoice:
+def _by_cost(vllm_config: VllmConfig, length: int) -> tuple[str, str]:
     """Read two blocks if weights dominate a pass, so that the second block is nearly free."""
     from vllm.platforms import current_platform
 
     if vllm_config.model_config.is_moe:
-        return CommitChoice(SEPARATE, "each token more would read experts of its own")
+        return SEPARATE, "each token more would read experts of its own"
     free = FREE_TOKENS_CPU if current_platform.is_cpu() else FREE_TOKENS_GPU
     seats = vllm_config.scheduler_config.max_num_seqs
     tokens = f"{seats} requests x {2 * length} tokens"
     if seats * 2 * length > free:
-        return CommitChoice(
+        return (
             SEPARATE,
             f"a step of up to {tokens} would be more than the {free} that are nearly free; set "
             f"--max-num-seqs {free // (2 * length)} or dllm.fused_commit=on to fuse them"
             if free >= 2 * length
             else f"{2 * length} tokens are more than the {free} that are nearly free",
         )
-    return CommitChoice(TWO_BLOCKS, f"{tokens} are nearly free")
+    return TWO_BLOCKS, f"{tokens} are nearly free"

@@ -40,15 +40,12 @@ def capture_sizes(length: int, seats: int, budget: int) -> list[int]:
 
 
 def set_capture_sizes(vllm_config: VllmConfig, length: int) -> None:
-    """Set vLLM's capture sizes, unless the user gave some or there are no graphs."""
+    """Set vLLM's capture sizes, unless the user gave some or wants no graphs."""
     from vllm.config.compilation import CUDAGraphMode
-    from vllm.platforms import current_platform
 
     compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
     given = (compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size)
     if given != (None, None) or compilation.cudagraph_mode == CUDAGraphMode.NONE:
-        return
-    if vllm_config.model_config.enforce_eager or not current_platform.support_static_graph_mode():
         return
     sizes = capture_sizes(length, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     compilation.cudagraph_capture_sizes = sizes

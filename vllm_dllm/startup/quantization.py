@@ -32,7 +32,7 @@ _WORDS = (
 )
 
 
-def check_quantization(vllm_config: VllmConfig) -> None:
+def check(vllm_config: VllmConfig) -> None:
     """Log a quantized checkpoint's schemes; refuse those that vLLM's CPU build has no kernel for.
 
     On other platforms vLLM itself refuses them when it builds the layers; see
@@ -49,8 +49,6 @@ def check_quantization(vllm_config: VllmConfig) -> None:
         quant_config = VllmConfig._get_quantization_config(
             vllm_config.model_config, vllm_config.load_config
         )
-    if quant_config is None:
-        return
     method = quant_config.get_name()
     if method == COMPRESSED:
         logger.info("dllm: quantized checkpoint: %s", "; ".join(schemes(quant_config)))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.families.registry import families, served_architectures
+from vllm_dllm.families.registry import (
+    CONFIGS,
+    architectures,
+    family,
+    family_of,
+    model_class,
+    served_architectures,
+)
 from vllm_dllm.startup.refusal import refusing_readably
 from vllm_dllm.vllm_seams.wrapping import wrap
 
@@ -21,22 +28,27 @@ def is_ours(model_config: ModelConfig | None) -> bool:
 def register_models() -> None:
     """Register our classes with vLLM and transformers.
 
-    The model classes are registered by their paths, because importing them would import torch
-    modules that a front-end process does not need.
+    Classes are registered by their paths, because most processes need one of them or none.
     """
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
+    from vllm.transformers_utils import configs
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if not AttentionBackendEnum.CUSTOM.is_overridden():
         register_backend(
             AttentionBackendEnum.CUSTOM, "vllm_dllm.attention.backend.MaskAttentionBackend"
         )
-    for architecture, family in families().items():
-        family.register()
-        if not family.left_to_vllm:
-            ModelRegistry.register_model(architecture, family.model_class)
-        hook = {"verify_and_update_config": staticmethod(refusing_readably(family.configure))}
+    for model_type, (folder, name) in CONFIGS.items():
+        # vLLM registers the class with transformers when a checkpoint has this type.
+        _CONFIG_REGISTRY[model_type] = name  # type: ignore[assignment]
+        configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{folder}.hf_config"
+    for architecture in served_architectures():
+        ModelRegistry.register_model(architecture, model_class(architecture))
+    configure = refusing_readably(lambda vllm_config: family_of(vllm_config).configure(vllm_config))
+    hook = {"verify_and_update_config": staticmethod(configure)}
+    for architecture in architectures():
         MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hook)
 
 
@@ -59,7 +71,7 @@ def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
         is_given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
         original(self, usage_context, model_config, *positional)
         if is_ours(model_config):
-            family = families()[model_config.architecture]
-            set_defaults(self, model_config, is_given, family.self_conditioned)
+            self_conditioned = family(model_config.architecture).self_conditioned
+            set_defaults(self, model_config, is_given, self_conditioned)
 
     return set_default_limits

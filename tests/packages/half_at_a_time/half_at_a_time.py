@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from vllm_dllm.decoding import MaskedAlgorithm, confidence, reveal
+from vllm_dllm.decoding import Algorithm, confidence, reveal
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
@@ -9,7 +9,7 @@ class HalfAtATimeConfig(AlgorithmConfig):
     share: float = setting(0.5, "share of the open positions to decide", above=True, most=1.0)
 
 
-class HalfAtATime(MaskedAlgorithm):
+class HalfAtATime(Algorithm):
     """Decide the surest `share` of the open positions at every step, rounded up."""
 
     name = "HalfAtATime"

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from tests.support.sampler import Alive, sampler_of, size, slots_of, step, tensors_in
-from vllm_dllm.decoding import Credit, EntropyBound, JointThreshold, LowConfidence
+from vllm_dllm.decoding.credit import Credit
+from vllm_dllm.decoding.entropy_bound import EntropyBound
+from vllm_dllm.decoding.joint_threshold import JointThreshold
+from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout

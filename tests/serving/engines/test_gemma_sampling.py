@@ -16,7 +16,7 @@ from tests.support.checkpoints import TINY_GEMMA
 from tests.support.engine import Engine, count_calls, engine
 from tests.support.ops.chi_square import limit
 from tests.support.reference_gemma import COLD, Reference
-from vllm_dllm.decoding.masked_entropy_bound import within_bound
+from vllm_dllm.decoding.entropy_bound import within_bound
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

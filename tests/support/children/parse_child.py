@@ -21,7 +21,7 @@ from typing import Any
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.settings.parsing import parse_request_options, parse_settings
-from vllm_dllm.settings.resolution import parameter_names
+from vllm_dllm.settings.unknown_names import parameter_names
 
 # vLLM's subcommand -> the module that has it.
 MODULES = {

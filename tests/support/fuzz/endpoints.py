@@ -13,7 +13,7 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.settings.request import REQUEST_PREFIX, RequestOptions
-from vllm_dllm.settings.resolution import parameter_names
+from vllm_dllm.settings.unknown_names import parameter_names
 
 MODEL = {"model": "m"}
 USER = [{"role": "user", "content": "copy ab"}]

@@ -10,14 +10,12 @@ from vllm.logger import init_logger
 
 from vllm_dllm.attention.routes import LayerShape, ModelAttention
 from vllm_dllm.attention.served_route import apply_route
-from vllm_dllm.checkpoints.config_fields import source_of
-from vllm_dllm.families.served import configure_engine, settings_of, warn_of_unread
+from vllm_dllm.families.config_fields import hf_overrides, source_of, warn_of_unread_fields
+from vllm_dllm.families.served import configure_engine
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.generation_config import LENGTHS
-from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.request import LENGTH, LENGTHS
 from vllm_dllm.settings.resolution import HF_OVERRIDES
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
-from vllm_dllm.startup.config_fields import hf_overrides
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -38,11 +36,6 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     Raises:
         ValueError: with the setting's name and the remedy.
     """
-    if settings_of(vllm_config, family).window != "symmetric":
-        name = type(family).__name__
-        raise SettingsError(
-            f"dllm.window is for sliding-window layers, and {name} has none; remove it"
-        )
     length = block_length(vllm_config)
     refuse_sliding_window(vllm_config.model_config)
     hf_config = vllm_config.model_config.hf_config
@@ -53,7 +46,7 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     vllm_config.diffusion_config.canvas_length = length
 
     refuse_unsupported(vllm_config)
-    warn_of_unread(vllm_config, unread, family)
+    warn_of_unread_fields(vllm_config.model_config, unread, family.corruption)
     check_budget(vllm_config, length)
     align_context(vllm_config, length)
     model = vllm_config.model_config
@@ -61,6 +54,11 @@ def configure(vllm_config: VllmConfig, family: BlockCausalFamily, unread: list[s
     layers = (LayerShape(model.get_head_size()),)
     apply_route(vllm_config, ModelAttention(True, length, layers, dtype=dtype))
     served = configure_engine(vllm_config, family)
+    if served.settings.window != "symmetric":
+        name = type(family).__name__
+        raise SettingsError(
+            f"dllm.window is for sliding-window layers, and {name} has none; remove it"
+        )
     greedy_by_default(vllm_config.model_config, family)
     log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.generation_config import parse_checkpoint
-from vllm_dllm.settings.resolution import parameter_names
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,8 +48,8 @@ class BlockCausalFamily(Family):
         configure(vllm_config, self, self.unread_fields(vllm_config))
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """See `Family.checkpoint_settings`."""
-        return parse_checkpoint(generation_config, parameter_names(self.corruption))
+        """See `Family.checkpoint_settings`: an algorithm reads the settings that it has."""
+        return generation_config
 
     def mask_token(self, vllm_config: VllmConfig) -> int | None:
         """See `Family.mask_token`; `configure` determines it."""

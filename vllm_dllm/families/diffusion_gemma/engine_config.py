@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
 
 from vllm_dllm.attention.routes import LayerShape, ModelAttention
 from vllm_dllm.attention.served_route import apply_route
-from vllm_dllm.checkpoints.config_fields import source_of, unknown_gemma_fields
-from vllm_dllm.decoding import EntropyBound
+from vllm_dllm.families.config_fields import (
+    hf_overrides,
+    source_of,
+    stated_fields,
+    warn_of_unread_fields,
+)
+from vllm_dllm.families.diffusion_gemma.config_fields import unknown_gemma_fields
 from vllm_dllm.families.generation_config import generation_settings
-from vllm_dllm.families.served import configure_engine, settings_of, warn_of_unread
-from vllm_dllm.ranges import SettingsError, listed
-from vllm_dllm.settings.resolution import OVERRIDE, Served
-from vllm_dllm.settings.server import STEPS, DllmSettings
-from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
-from vllm_dllm.startup.config_fields import hf_overrides, stated_fields
-from vllm_dllm.startup.quantization import check_quantization
+from vllm_dllm.families.served import configure_engine
+from vllm_dllm.ranges import SettingsError, listed, shown
+from vllm_dllm.settings.resolution import (
+    BOUND,
+    MAX_STEPS_FIELD,
+    OVERRIDE,
+    SAMPLER,
+    SAMPLER_FIELDS,
+    Served,
+)
+from vllm_dllm.settings.server import STEPS, DllmSettings, native_gemma
+from vllm_dllm.startup.checks import (
+    check_budget,
+    check_quantization,
+    log_choice,
+    refuse_unsupported,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,6 +44,7 @@ if TYPE_CHECKING:
 # for a video frame.
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
 VIDEO_SOFT_TOKENS = 70
+SAMPLER_CLASS = "EntropyBoundSamplerConfig"
 
 
 def check_checkpoint(vllm_config: VllmConfig, family: Family) -> None:
@@ -40,8 +57,10 @@ def check_checkpoint(vllm_config: VllmConfig, family: Family) -> None:
     check_canvas_length(vllm_config)
     check_pictures(vllm_config)
     stated, elsewhere = generation_settings(vllm_config, family)
-    Served("uniform", EntropyBound.name, DllmSettings(), stated, elsewhere=elsewhere).choose()
-    if family.left_to_vllm and OVERRIDE in elsewhere.values():
+    Served(
+        family.corruption, family.algorithm, DllmSettings(), stated, elsewhere=elsewhere
+    ).choose()
+    if native_gemma() and OVERRIDE in elsewhere.values():
         names = sorted(name for name, source in elsewhere.items() if source == OVERRIDE)
         raise SettingsError(
             f"{OVERRIDE}: vLLM's own class (VLLM_DLLM_NATIVE=1) does not read {listed(names)} from "
@@ -63,18 +82,12 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     refuse_unsupported(vllm_config)
     model = vllm_config.model_config
     unread = unknown_gemma_fields(stated_fields(model), hf_overrides(model))
-    warn_of_unread(vllm_config, unread, family)
+    warn_of_unread_fields(model, unread, family.corruption)
     check_quantization(vllm_config)
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise SettingsError(
             "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
             "first would need what the last one predicted; use --tensor-parallel-size"
-        )
-    settings = settings_of(vllm_config, family)
-    if settings.eos_early_stop is not None:
-        raise SettingsError(
-            "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
-            "which DiffusionGemma's do not; remove it"
         )
     seats = vllm_config.scheduler_config.max_num_seqs
     chosen = vllm_config.attention_config.backend
@@ -85,11 +98,43 @@ def configure(vllm_config: VllmConfig, family: Family) -> None:
     # vLLM's class holds whole rows of logits and therefore serves at most 8 requests.
     vllm_config.scheduler_config.max_num_seqs = seats
     served = configure_engine(vllm_config, family)
+    if served.settings.eos_early_stop is not None:
+        raise SettingsError(
+            "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
+            "which DiffusionGemma's do not; remove it"
+        )
     dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     layers = layer_shapes(vllm_config)
-    apply_route(vllm_config, ModelAttention(False, served.length, layers, settings.window, dtype))
+    apply_route(
+        vllm_config, ModelAttention(False, served.length, layers, served.settings.window, dtype)
+    )
     check_budget(vllm_config, served.length)
     log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
+
+
+def parse_sampler(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of DiffusionGemma's sampler and ``max_denoising_steps``, by name.
+
+    Raises:
+        SettingsError: a field is missing; the message names it. Ranges are checked where settings
+            are resolved.
+    """
+    sampler = generation_config.get(SAMPLER)
+    if not isinstance(sampler, Mapping):
+        raise SettingsError(f"generation_config.json has no {SAMPLER!r}")
+    if sampler.get("_cls_name") != SAMPLER_CLASS:
+        raise SettingsError(
+            f"generation_config.json: {SAMPLER}._cls_name must be {SAMPLER_CLASS!r}, got "
+            f"{shown(sampler.get('_cls_name'))}"
+        )
+    values: dict[str, Any] = {
+        name: generation_config.get(name) for name in (MAX_STEPS_FIELD, *SAMPLER_FIELDS)
+    }
+    values[f"{SAMPLER}.{BOUND}"] = sampler.get(BOUND)
+    for name, value in values.items():
+        if value is None:
+            raise SettingsError(f"generation_config.json has no {name!r}")
+    return {name.removeprefix(f"{SAMPLER}."): value for name, value in values.items()}
 
 
 def check_canvas_length(vllm_config: VllmConfig) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.generation_config import parse_sampler
 from vllm_dllm.settings.server import native_gemma
 
 if TYPE_CHECKING:
@@ -24,31 +23,25 @@ class DiffusionGemma(Family):
     """google/diffusiongemma-*: the denoise pass is self-conditioned, the commit is not."""
 
     architecture: ClassVar[str] = "DiffusionGemmaForBlockDiffusion"
-    model_class: ClassVar[str] = (
-        "vllm_dllm.families.diffusion_gemma.model:DiffusionGemmaForBlockDiffusion"
-    )
     corruption: ClassVar[Corruption] = "uniform"
     algorithm: ClassVar[str] = "EntropyBound"
     aligned: ClassVar[bool] = False
     commits_in_place: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = True
 
-    @property
-    def left_to_vllm(self) -> bool:
-        """See `Family.left_to_vllm`: ``VLLM_DLLM_NATIVE=1`` selects vLLM's class."""
-        return native_gemma()
-
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
         from vllm_dllm.families.diffusion_gemma import engine_config
 
-        if self.left_to_vllm:
+        if native_gemma():
             engine_config.check_checkpoint(vllm_config, self)
         else:
             engine_config.configure(vllm_config, self)
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """See `Family.checkpoint_settings`."""
+        from vllm_dllm.families.diffusion_gemma.engine_config import parse_sampler
+
         return parse_sampler(generation_config)
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:

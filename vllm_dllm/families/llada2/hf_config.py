@@ -6,70 +6,92 @@ while the model class is imported only where the model is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from vllm_dllm.checkpoints.config_fields import LLADA2_INERT, LLADA2_ONLY, check_only
+from vllm_dllm.families.config_fields import SupportedValues, check_supported
 from vllm_dllm.ranges import Range, SettingsError, shown
-from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.request import LENGTH, LENGTHS
 from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 
 _COUNT = Range(least=1, most=1 << 16, whole=True)
 _SIZE = Range(least=1, most=1 << 24, whole=True)
 _COUNT_OR_ZERO = Range(most=1 << 16, whole=True)
 _SHARE = Range(above=True, most=1.0)
-_RANGES = {
-    "vocab_size": _SIZE,
-    "hidden_size": _SIZE,
-    "intermediate_size": _SIZE,
-    "num_hidden_layers": _COUNT,
-    "num_attention_heads": _COUNT,
-    "num_key_value_heads": _COUNT,
-    "head_dim": _COUNT,
-    "rms_norm_eps": _SHARE,
-    "max_position_embeddings": Range(least=1, whole=True),
-    "rope_theta": Range(above=True),
-    "partial_rotary_factor": _SHARE,
-    "rotary_dim": _COUNT,
-    "num_experts": _COUNT,
-    "num_experts_per_tok": _COUNT,
-    "num_shared_experts": _COUNT_OR_ZERO,
-    "moe_intermediate_size": _SIZE,
-    "first_k_dense_replace": _COUNT_OR_ZERO,
-    "n_group": _COUNT,
-    "topk_group": _COUNT,
-    "routed_scaling_factor": Range(above=True),
-    "embedding_dropout": Range(most=1.0),
-    "mask_token_id": Range(most=1 << 24, whole=True),
-    "block_length": LENGTH,
-    "block_size": LENGTH,
-    "canvas_length": LENGTH,
-    "moe_shared_expert_intermediate_size": _SIZE,
+# The fields that the model's class reads: the value where a checkpoint leaves one out, which is the
+# authors', and what it may be: a number in a range, true or false (bool), or one of a few.
+_FIELDS: Mapping[str, tuple[Any, Range | type[bool] | tuple[str | None, ...]]] = {
+    "vocab_size": (157184, _SIZE),
+    "hidden_size": (2048, _SIZE),
+    "intermediate_size": (5120, _SIZE),
+    "num_hidden_layers": (20, _COUNT),
+    "num_attention_heads": (16, _COUNT),
+    "head_dim": (None, _COUNT),
+    "rms_norm_eps": (1e-6, _SHARE),
+    "max_position_embeddings": (32768, Range(least=1, whole=True)),
+    "use_qk_norm": (True, bool),
+    "use_bias": (False, bool),
+    "use_qkv_bias": (False, bool),
+    "rope_theta": (600000.0, Range(above=True)),
+    "rotary_dim": (None, _COUNT),
+    "num_experts": (256, _COUNT),
+    "num_experts_per_tok": (8, _COUNT),
+    "num_shared_experts": (1, _COUNT_OR_ZERO),
+    "moe_intermediate_size": (512, _SIZE),
+    "first_k_dense_replace": (1, _COUNT_OR_ZERO),
+    "n_group": (8, _COUNT),
+    "topk_group": (4, _COUNT),
+    "norm_topk_prob": (True, bool),
+    "routed_scaling_factor": (2.5, Range(above=True)),
+    "score_function": ("sigmoid", ("sigmoid", "softmax", None)),
+    "router_dtype": ("fp32", ("fp32", "bf16", None)),
+    "moe_router_enable_expert_bias": (True, bool),
+    "embedding_dropout": (0.0, Range(most=1.0)),
+    "norm_head": (False, bool),
+    "mask_token_id": (None, Range(most=1 << 24, whole=True)),
+    "tie_word_embeddings": (False, bool),
 }
+# Fields whose value follows from others where a checkpoint leaves them out.
+_DERIVED: Mapping[str, Range] = {
+    "num_key_value_heads": _COUNT,
+    "partial_rotary_factor": _SHARE,
+    "moe_shared_expert_intermediate_size": _SIZE,
+    **dict.fromkeys(LENGTHS, LENGTH),
+}
+_ALLOWED: Mapping[str, Any] = {name: allowed for name, (_, allowed) in _FIELDS.items()} | dict(
+    _DERIVED
+)
 # Fields that may be null: the value comes from elsewhere, or there are no groups.
 _OPTIONAL = frozenset(
-    {"head_dim", "rotary_dim", "n_group", "topk_group"}
-    | {"mask_token_id", "block_length", "block_size", "canvas_length"}
+    {"head_dim", "rotary_dim", "n_group", "topk_group", "mask_token_id", *LENGTHS}
     | {"moe_shared_expert_intermediate_size"}
 )
-_FLAGS = frozenset(
-    {"use_qk_norm", "use_bias", "use_qkv_bias", "norm_head", "norm_topk_prob"}
-    | {"moe_router_enable_expert_bias", "tie_word_embeddings"}
-)
-_CHOICES = {
-    "score_function": ("sigmoid", "softmax", None),
-    "router_dtype": ("fp32", "bf16", None),
+SUPPORTED: SupportedValues = {
+    "expert_capacity": ((None, 0), "experts chosen for whole blocks (LLaDA2.2)"),
+    "delete_token_id": ((None,), "tokens that are deleted from a canvas (LLaDA2.2)"),
+    "split_token_id": ((None,), "tokens that are inserted into a canvas (LLaDA2.2)"),
+    "norm_softmax": ((None, False), "a normalised softmax"),
+    "using_split_qkv_in_self_attention": (
+        (None, False),
+        "query, key and value in matrices of their own",
+    ),
+    "use_rmsnorm": ((None, True), "layer norm"),
 }
+# Training, caching and dropout, and a window that the authors' code states but never applies.
+INERT = frozenset(
+    {"attention_dropout", "embedding_dropout", "output_dropout", "initializer_range", "use_cache"}
+    | {"max_window_layers", "sliding_window", "use_sliding_window", "output_router_logits"}
+    | {"router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers"}
+    | {"mtp_loss_scaling_factor", "moe_router_bias_update_rate"}
+)
 # Every field that has a meaning here or is known to have none.
 KNOWN_FIELDS = (
-    frozenset(_RANGES)
-    | _FLAGS
-    | frozenset(_CHOICES)
-    | frozenset(LLADA2_ONLY)
-    | LLADA2_INERT
+    frozenset(_ALLOWED)
+    | frozenset(SUPPORTED)
+    | INERT
     # Read by the model's class and by vLLM.
     | {"hidden_act", "rope_scaling", "rope_parameters"}
 )
@@ -81,13 +103,14 @@ def check_field(name: str, value: object) -> None:
     The field is null, out of range, or asks for something that this package does not support.
     """
     stated = f"config.json: {name}"
-    check_only(name, value, LLADA2_ONLY)
-    if name in _RANGES and not (value is None and name in _OPTIONAL):
-        _RANGES[name].check(stated, value)
-    if name in _FLAGS and not isinstance(value, bool):
+    check_supported(name, value, SUPPORTED)
+    allowed = _ALLOWED.get(name)
+    if isinstance(allowed, Range) and not (value is None and name in _OPTIONAL):
+        allowed.check(stated, value)
+    if allowed is bool and not isinstance(value, bool):
         raise SettingsError(f"{stated} must be true or false, got {shown(value)}")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise SettingsError(f"{stated} must be one of {_CHOICES[name]}, got {shown(value)}")
+    if isinstance(allowed, tuple) and value not in allowed:
+        raise SettingsError(f"{stated} must be one of {allowed}, got {shown(value)}")
 
 
 def _derived(value: int, formula: str) -> int:
@@ -206,26 +229,23 @@ class LLaDA2MoeConfig(PretrainedConfig):
     def __init__(self, **kwargs: Any) -> None:
         for name, value in kwargs.items():
             check_field(name, value)  # here, because below a 0 would count as unset
-        self.vocab_size = kwargs.pop("vocab_size", 157184)
-        self.hidden_size = kwargs.pop("hidden_size", 2048)
-        self.intermediate_size = kwargs.pop("intermediate_size", 5120)
-        self.num_hidden_layers = kwargs.pop("num_hidden_layers", 20)
-        self.num_attention_heads = kwargs.pop("num_attention_heads", 16)
-        heads = self.num_attention_heads
-        self.num_key_value_heads = kwargs.pop("num_key_value_heads", min(4, heads))
-        self.head_dim = kwargs.pop("head_dim", None)
-        self.hidden_act = kwargs.pop("hidden_act", "silu")
-        self.rms_norm_eps = kwargs.pop("rms_norm_eps", 1e-6)
-        self.max_position_embeddings = kwargs.pop("max_position_embeddings", 32768)
-        self._init_attention(kwargs)
-        self._init_experts(kwargs)
-        self.embedding_dropout = kwargs.pop("embedding_dropout", 0.0)
-        self.norm_head = kwargs.pop("norm_head", False)
-        self.mask_token_id = kwargs.pop("mask_token_id", None)
-        self._init_length(kwargs)
-        kwargs.setdefault("tie_word_embeddings", False)
+        stated = {name: default for name, (default, _) in _FIELDS.items()} | kwargs
+        heads, rotary = stated["num_attention_heads"], stated["rotary_dim"]
+        dim = stated["head_dim"] or max(1, stated["hidden_size"] // heads)
+        stated.setdefault("num_key_value_heads", min(4, heads))
+        stated.setdefault(
+            "partial_rotary_factor", 0.5 if rotary is None else min(1.0, rotary / dim)
+        )
+        stated.setdefault("hidden_act", "silu")
+        stated.setdefault("use_rmsnorm", True)
+        if stated.get("moe_shared_expert_intermediate_size", 0) is None:
+            del stated["moe_shared_expert_intermediate_size"]  # vLLM reads it wherever it is
+        stated |= _lengths({name: stated.pop(name, None) for name in LENGTHS})
+        own = [name for name in (*_ALLOWED, "hidden_act", "use_rmsnorm") if name in stated]
+        own.remove("tie_word_embeddings")  # transformers takes it itself
+        self.__dict__.update({name: stated.pop(name) for name in own})
         fill_in(self)
-        super().__init__(**kwargs)
+        super().__init__(**stated)
         check_together(self)
 
     def update(self, config_dict: dict[str, Any]) -> None:
@@ -241,43 +261,16 @@ class LLaDA2MoeConfig(PretrainedConfig):
         check_field(key, value)
         super().__setattr__(key, value)
 
-    def _init_length(self, kwargs: dict[str, Any]) -> None:
-        """L, by any of its names; LLaDA2.2 calls it ``block_size``."""
-        names = ("block_length", "canvas_length", "block_size")
-        given = {name: kwargs.pop(name, None) for name in names}
-        given = {name: length for name, length in given.items() if length is not None}
-        if len(set(given.values())) > 1:
-            stated = " and ".join(f"{name}={length}" for name, length in given.items())
-            raise SettingsError(
-                f"config.json: {stated} are {('two', 'three')[len(given) - 2]} names for one number"
-            )
-        self.block_length = given.get("block_length", given.get("block_size"))
-        self.canvas_length = next(iter(given.values()), DEFAULT_BLOCK_LENGTH)
 
-    def _init_attention(self, kwargs: dict[str, Any]) -> None:
-        self.use_qk_norm = kwargs.pop("use_qk_norm", True)
-        self.use_rmsnorm = kwargs.pop("use_rmsnorm", True)
-        self.use_bias = kwargs.pop("use_bias", False)
-        self.use_qkv_bias = kwargs.pop("use_qkv_bias", False)
-        self.rope_theta = kwargs.pop("rope_theta", 600000.0)
-        rotary = self.rotary_dim = kwargs.pop("rotary_dim", None)
-        dim = self.head_dim or max(1, self.hidden_size // self.num_attention_heads)
-        implied = 0.5 if rotary is None else min(1.0, rotary / dim)
-        self.partial_rotary_factor = kwargs.pop("partial_rotary_factor", implied)
-
-    def _init_experts(self, kwargs: dict[str, Any]) -> None:
-        self.num_experts = kwargs.pop("num_experts", 256)
-        self.num_experts_per_tok = kwargs.pop("num_experts_per_tok", 8)
-        self.num_shared_experts = kwargs.pop("num_shared_experts", 1)
-        self.moe_intermediate_size = kwargs.pop("moe_intermediate_size", 512)
-        shared = kwargs.pop("moe_shared_expert_intermediate_size", None)
-        if shared is not None:  # vLLM's class reads it wherever it is there
-            self.moe_shared_expert_intermediate_size = shared
-        self.first_k_dense_replace = kwargs.pop("first_k_dense_replace", 1)
-        self.n_group = kwargs.pop("n_group", 8)
-        self.topk_group = kwargs.pop("topk_group", 4)
-        self.norm_topk_prob = kwargs.pop("norm_topk_prob", True)
-        self.routed_scaling_factor = kwargs.pop("routed_scaling_factor", 2.5)
-        self.score_function = kwargs.pop("score_function", "sigmoid")
-        self.router_dtype = kwargs.pop("router_dtype", "fp32")
-        self.moe_router_enable_expert_bias = kwargs.pop("moe_router_enable_expert_bias", True)
+def _lengths(given: Mapping[str, int | None]) -> dict[str, int | None]:
+    """L, by any of its names; LLaDA2.2 calls it ``block_size``."""
+    stated = {name: length for name, length in given.items() if length is not None}
+    if len(set(stated.values())) > 1:
+        names = " and ".join(f"{name}={length}" for name, length in stated.items())
+        raise SettingsError(
+            f"config.json: {names} are {('two', 'three')[len(stated) - 2]} names for one number"
+        )
+    return {
+        "block_length": stated.get("block_length", stated.get("block_size")),
+        "canvas_length": next(iter(stated.values()), DEFAULT_BLOCK_LENGTH),
+    }

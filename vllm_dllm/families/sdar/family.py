@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, unknown_fields
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
+from vllm_dllm.families.config_fields import hf_overrides, stated_fields, unknown_fields
 from vllm_dllm.families.sdar.hf_config import (
     INERT_FIELDS,
+    SUPPORTED,
     SDARConfig,
     SDARMoeConfig,
     check_fields,
     length_of_name,
 )
-from vllm_dllm.startup.config_fields import hf_overrides, stated_fields
-from vllm_dllm.startup.quantization import check_quantization
+from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,17 +25,10 @@ class SDAR(BlockCausalFamily):
     """SDAR's dense models, TraDo and DiRL."""
 
     architecture: ClassVar[str] = "SDARForCausalLM"
-    model_class: ClassVar[str] = "vllm_dllm.families.sdar.model:SDARForCausalLM"
     algorithm: ClassVar[str] = "LowConfidenceDynamic"
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|MASK|>", "<MASK>")
     samples: ClassVar[bool] = True
     config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARConfig
-
-    def register(self) -> None:
-        """See `Family.register`: transformers does not know the configuration class."""
-        from transformers import AutoConfig
-
-        AutoConfig.register(self.config_class.model_type, self.config_class, exist_ok=True)
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`.
@@ -63,12 +56,11 @@ class SDAR(BlockCausalFamily):
 def known_fields(config_class: type[SDARConfig | SDARMoeConfig]) -> frozenset[str]:
     """Every field of ``config.json`` that has a meaning here or is known to have none."""
     declared = frozenset(field.name for field in fields(config_class))
-    return declared | INERT_FIELDS | SDAR_ONLY.keys() | {"rope_theta", "rope_scaling"}
+    return declared | INERT_FIELDS | SUPPORTED.keys() | {"rope_theta", "rope_scaling"}
 
 
 class SDARMoe(SDAR):
     """SDAR's models with experts."""
 
     architecture: ClassVar[str] = "SDARMoeForCausalLM"
-    model_class: ClassVar[str] = "vllm_dllm.families.sdar.model:SDARMoeForCausalLM"
     config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARMoeConfig

@@ -12,11 +12,21 @@ from typing import Any
 
 from transformers import Qwen3Config, Qwen3MoeConfig
 
-from vllm_dllm.checkpoints.config_fields import SDAR_ONLY, check_only, source_of
+from vllm_dllm.families.config_fields import SupportedValues, check_supported, source_of
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.request import LENGTH
 
 DEFAULT_BLOCK_LENGTH = 4
+# What vLLM's Qwen3 would ignore, or do in a way that does not fit a canvas.
+SUPPORTED: SupportedValues = {
+    "use_regular_causal": ((None, False), "tokens that are read causally (I-DLM)"),
+    "block_causal_prompt": ((None, True), "prompts that are read causally"),
+    "is_causal": ((None, True), "attention without a cache"),
+    "attention_bias": ((None, False), "a bias in each of the attention's projections"),
+    "hidden_act": (("silu",), "another activation than SiLU"),
+    "shared_expert_intermediate_size": ((None, 0), "a shared expert"),
+    "dual_chunk_attention_config": ((None,), "attention by chunks of the context"),
+}
 # Fields of ``config.json`` that only training uses, and one for a window that is never applied.
 INERT_FIELDS = frozenset(
     {"fuse_cross_entropy", "debug", "ep_size", "micro_forward", "use_deepep", "skip_checkpoint"}
@@ -81,8 +91,8 @@ def check_fields(config: SDARConfig | SDARMoeConfig, overrides: Mapping[str, Any
         config: the configuration, with `overrides` applied.
         overrides: the value of ``--hf-overrides``.
     """
-    for name in SDAR_ONLY:
-        check_only(name, getattr(config, name, None), SDAR_ONLY, source_of(name, overrides))
+    for name in SUPPORTED:
+        check_supported(name, getattr(config, name, None), SUPPORTED, source_of(name, overrides))
 
 
 def stated_length(block_size: Any, canvas_length: Any) -> int:
