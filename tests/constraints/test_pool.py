@@ -236,9 +236,9 @@ def test_closing_leaves_nothing_behind() -> None:
     assert not Path(f"/proc/{process}").exists()
     assert wait_until_gone(fork)
     for future in pending:
-        with pytest.raises(BusyError, match="the engine has ended"):
+        with pytest.raises(BusyError, match="the engine has shut down"):
             future.result(timeout=1)
-    with pytest.raises(BusyError, match="the engine has ended"):
+    with pytest.raises(BusyError, match="the engine has shut down"):
         compiler.submit(NAME)
     for thread in set(threading.enumerate()) - threads:
         thread.join(5)
