@@ -11,14 +11,13 @@ import torch
 from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
-from vllm_dllm.ops.statistics.sampled import draw
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.readout_triton import MaskedKernels
-    from vllm_dllm.engine.token_choice import MaskedPipeline
+    from vllm_dllm.engine.token_choice import Draw, MaskedPipeline
+    from vllm_dllm.ops.noise.keyed import Counters
 
 # How many bytes whole rows of logits may use at a time.
 HEAD_BYTES = 256 << 20
@@ -32,9 +31,8 @@ class MaskedReadout:
             head is spread over ranks, they exchange logits.
         canvases: how many canvases are computed at a time.
         kernels: Triton kernels, which need no logits for the likeliest tokens; None for torch.
+        compile: whether torch compiles what runs after the head.
         statistics: a function like `row_statistics`.
-        keys: `candidate_keys`, compiled or not.
-        draw: `sampled.draw`, compiled or not.
     """
 
     def __init__(
@@ -53,10 +51,23 @@ class MaskedReadout:
         self.mask_token = slots.kind.mask_token
         self.canvases = max(1, HEAD_BYTES // (4 * slots.kind.vocabulary * slots.length))
         self.kernels = kernels
+        self.compile = compile
         own = compiled(pure_row_statistics) if compile else row_statistics
         self.statistics = own if kernels is None else kernels.from_logits
-        self.keys = compiled(candidate_keys) if compile else candidate_keys
-        self.draw = compiled(draw) if compile else draw
+
+    @cached_property
+    def keys(self) -> Callable[[Counters], torch.Tensor]:
+        """`candidate_keys`, compiled or not."""
+        from vllm_dllm.ops.noise.keyed import candidate_keys
+
+        return compiled(candidate_keys) if self.compile else candidate_keys
+
+    @cached_property
+    def draw(self) -> Draw:
+        """`sampled.draw`, compiled or not."""
+        from vllm_dllm.ops.statistics.sampled import draw
+
+        return compiled(draw) if self.compile else draw
 
     @cached_property
     def pipeline(self) -> MaskedPipeline:
@@ -119,6 +130,8 @@ class MaskedReadout:
 
     def keys_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n * L]``."""
+        from vllm_dllm.ops.noise.keyed import Counters
+
         return self.keys(Counters.of_canvases(self.slots, slots))
 
     def warm_up(self, hidden: torch.Tensor) -> None:

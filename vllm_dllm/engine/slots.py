@@ -21,7 +21,6 @@ import torch
 from vllm_dllm.decoding import Canvas
 from vllm_dllm.engine.algorithms import AlgorithmStates
 from vllm_dllm.engine.to_device import can_pin, to_device
-from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 from vllm_dllm.settings.resolution import Choice
 
 if TYPE_CHECKING:
@@ -261,6 +260,8 @@ class SlotState:
         """Initial tokens, int64 ``[n, L]``, for the canvases of ``slots`` (int64 ``[n]``)."""
         if self.kind.mask_token is not None:
             return torch.full((len(slots), self.length), self.kind.mask_token, device=self.device)
+        from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
+
         keys = row_keys(self.seed[slots], self.start[slots], Stream.CANVAS)
         return uniform_tokens(keys, self.length, self.kind.vocabulary)
 

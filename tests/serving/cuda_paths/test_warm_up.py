@@ -31,8 +31,8 @@ class Held:
         self.bytes: list[int] = []
         self.before = {id(tensor) for tensor in self._with_whole_rows()}
         self.rows: list[tuple[int, ...]] = []
-        self.report = self.reports.report
-        self.reports.report = self._watched
+        self.observe = self.reports.observe
+        self.reports.observe = self._watched
 
     def _with_whole_rows(self) -> list[torch.Tensor]:
         """Float tensors of any owner with several rows as wide as the vocabulary.
@@ -48,7 +48,7 @@ class Held:
         self.bytes.append(size(tensors_in(self.reports)))
         alive = self._with_whole_rows()
         self.rows += [tuple(tensor.shape) for tensor in alive if id(tensor) not in self.before]
-        self.report(*args)
+        self.observe(*args)
         self.bytes.append(size(tensors_in(self.reports)))
 
 
