@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.engine.algorithms import AlgorithmBatch
-from vllm_dllm.engine.slots import MAX_END_TOKENS, CanvasKind, Phase, SlotState
+from vllm_dllm.engine.slots import MAX_END_TOKENS, AlgorithmBatch, CanvasKind, Phase, SlotState
 from vllm_dllm.settings.request import RequestOptions
 from vllm_dllm.settings.resolution import Choice, Served
 from vllm_dllm.settings.server import DllmSettings

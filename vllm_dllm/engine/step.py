@@ -6,35 +6,25 @@
   done, which determines what the canvas does next: go on, wait, commit, or leave.
 - `CanvasUpdate.keep` writes that to the slots.
 
-All of this consists of tensor operations on all canvases at once; the only loop is over the
-algorithms that share the batch (`engine.algorithms`). Optional parts join a step in two places: the
-constraint of a `ReadRequest` makes canvases wait and keeps their tokens to paths, and a
-`StepObserver` sees what was decided.
+All of this consists of tensor operations on all canvases at once; the only loops are over the
+algorithms that share the batch. Optional parts join a step in two places: the constraint of a
+`ReadRequest` makes canvases wait and keeps their tokens to paths, and a `StepObserver` sees what
+was decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from vllm_dllm.decoding import Canvas, StepContext, emitted_length
 from vllm_dllm.decoding.completion import decided_prefix, first_end
-from vllm_dllm.engine.algorithms import (
-    AlgorithmBatch,
-    AlgorithmSlots,
-    adjustments,
-    asked_ids,
-    edited,
-    in_batch_order,
-    own_confidence,
-    temperatures,
-)
 from vllm_dllm.engine.readout import Readings, ReadRequest
-from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
+from vllm_dllm.engine.slots import AlgorithmBatch, AlgorithmSlots, Phase, SlotState, SlotStatus
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.vllm_seams.channels import PassFlags
@@ -44,6 +34,8 @@ if TYPE_CHECKING:
 
     from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.vllm_seams.channels import TracedLogprobs
+
+MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
 # Status, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
 Batch = tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]
@@ -199,11 +191,11 @@ class CanvasUpdate:
             temperature,
             draws=draws,
             needs_rows=bool(state.needs_rows[on_host].any()),
-            adjust=adjustments(batches),
-            ask=asked_ids(batches),
+            adjust=_adjustments(batches),
+            ask=_asked_ids(batches),
             entropy=any(batch.algorithm.reads_entropy for batch in batches),
             may_go_on=not state.one_step[on_host].all(),
-            own_confidence_temperature=own_confidence(batches, temperature) if draws else None,
+            own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
             before=before,
             status=now,
@@ -211,7 +203,7 @@ class CanvasUpdate:
             observers=self.parts.observers(on_host),
         )
         if state.constrained[on_host].any():
-            may_revise = edited(batches) & ~self._finished(now)
+            may_revise = _edited(batches) & ~self._finished(now)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
@@ -307,7 +299,7 @@ class CanvasUpdate:
         slots, width = plan.slots, plan.width
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, batch.rows(begins))
+                batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
         commits_next = outcome.ready_to_leave & ~leaves
         phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
         state.phase.index_copy_(0, slots, phase.to(torch.int8))
@@ -333,7 +325,7 @@ class CanvasUpdate:
             is_whole = to_device(whole, canvas.tokens.device)
             ready = torch.where(is_whole, emitted_length(canvas, reach, early=False), ready)
         if any(edits):
-            ready = torch.where(edited(plan.batches), torch.where(done, width, 0), ready)
+            ready = torch.where(_edited(plan.batches), torch.where(done, width, 0), ready)
         return ready
 
     def _needs_no_commit(
@@ -379,7 +371,7 @@ def _read_batch_compiled(state: SlotState, slots: torch.Tensor, on_host: np.ndar
     """Do the same as `_read_batch` in a few kernels, for canvases that share an algorithm."""
     all_slots = state.algorithms.for_slot(int(on_host[0]))
     now, before, parameters, own, temperature = compiled(read_rows)(state, all_slots, slots)
-    batch = AlgorithmBatch(all_slots, None, slots, before, parameters, own)
+    batch = AlgorithmBatch(all_slots.algorithm, all_slots, None, slots, before, parameters, own)
     return now, before, [batch], temperature
 
 
@@ -403,24 +395,24 @@ def _denoised(
     """
     now, statistics, updates = plan.status, readings.statistics, []
     for batch in plan.batches:
-        step = batch.rows(now.step)
+        step = _rows(batch, now.step)
         context = StepContext(
             statistics=statistics if batch.index is None else statistics.take(batch.index),
-            last=step + 1 >= batch.rows(now.max_steps),
+            last=step + 1 >= _rows(batch, now.max_steps),
             parameters=batch.parameters,
             state=batch.state,
             step=step,
-            noise=batch.rows(readings.noise),
-            present=batch.rows(present),
-            asked=batch.rows(readings.log_probabilities),
+            noise=_rows(batch, readings.noise),
+            present=_rows(batch, present),
+            asked=_rows(batch, readings.log_probabilities),
         )
         updates.append(batch.algorithm.step(batch.canvas, context))
     state = [update.state for update in updates]
     if len(updates) == 1:
         return updates[0].canvas, updates[0].done, state
-    tokens = in_batch_order([update.canvas.tokens for update in updates], plan.batches)
-    masked = in_batch_order([update.canvas.masked for update in updates], plan.batches)
-    done = in_batch_order([update.done for update in updates], plan.batches)
+    tokens = _in_batch_order([update.canvas.tokens for update in updates], plan.batches)
+    masked = _in_batch_order([update.canvas.masked for update in updates], plan.batches)
+    done = _in_batch_order([update.done for update in updates], plan.batches)
     assert tokens is not None
     assert masked is not None
     assert done is not None
@@ -437,5 +429,83 @@ def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
     )
 
 
+def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
+    """The rows ``[m, ...]`` of an algorithm's canvases in a tensor ``[n, ...]`` of all of them."""
+    if tensor is None or batch.index is None:
+        return tensor
+    return tensor.index_select(0, batch.index)
+
+
+def _in_batch_order(
+    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
+) -> torch.Tensor | None:
+    """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
+    first = next((part for part in parts if part is not None), None)
+    if first is None or batches[0].index is None:
+        return first
+    count = sum(len(batch.slots) for batch in batches)
+    whole = first.new_zeros((count, *first.shape[1:]))
+    for part, batch in zip(parts, batches, strict=True):
+        if part is not None and batch.index is not None:
+            whole.index_copy_(0, batch.index, part)
+    return whole
+
+
+def _edited(batches: Sequence[AlgorithmBatch]) -> torch.Tensor:
+    """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
+    count = sum(len(batch.slots) for batch in batches)
+    flags = batches[0].slots.new_zeros(count, dtype=torch.bool)
+    for batch in batches:
+        if not batch.algorithm.edits:
+            continue
+        if batch.index is None:
+            flags.fill_(True)
+        else:
+            flags.index_fill_(0, batch.index, True)
+    return flags
+
+
 def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.Tensor:
-    return temperatures(batches, now.temperature, (now.step, now.schedule_steps))
+    """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
+    if not any(batch.all_slots.schedules for batch in batches):
+        return now.temperature
+    parts = []
+    for batch in batches:
+        of_all = now.temperature, now.step, now.schedule_steps
+        own, step, last = (_rows(batch, tensor) for tensor in of_all)
+        parts.append(batch.algorithm.temperature(own, (step, last), batch.parameters))
+    found = _in_batch_order(parts, batches)
+    assert found is not None
+    return found
+
+
+def _adjustments(batches: Sequence[AlgorithmBatch]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """See `ReadRequest.adjust`."""
+    if not any(batch.all_slots.adjusts for batch in batches):
+        return None
+    parts = [batch.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
+    ids = _in_batch_order([part and part[0] for part in parts], batches)
+    amounts = _in_batch_order([part and part[1] for part in parts], batches)
+    return None if ids is None or amounts is None else (ids, amounts)
+
+
+def _asked_ids(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
+    """See `ReadRequest.ask`."""
+    if not any(batch.all_slots.asks for batch in batches):
+        return None
+    return _in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches)
+
+
+def _own_confidence(
+    batches: Sequence[AlgorithmBatch], temperature: torch.Tensor
+) -> torch.Tensor | None:
+    """See `ReadRequest.own_confidence_temperature`; `temperature` is float32 ``[n]``."""
+    owns = [batch.algorithm.own_confidence for batch in batches]
+    if not any(owns):
+        return None
+    parts = [
+        torch.full_like(batch.slots, own, dtype=torch.bool)
+        for batch, own in zip(batches, owns, strict=True)
+    ]
+    own = _in_batch_order(parts, batches)
+    return None if own is None else temperature * own
