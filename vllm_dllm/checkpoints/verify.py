@@ -23,7 +23,7 @@ FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64}
 ONLINE = "online"
 # Scales of a quantized KV cache; vLLM knows several names for each and reads them itself.
 KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
-# How many elements of a tensor are compared with those of a copy.
+# How many elements of a tensor are compared with those of a copy, beside the sum of all.
 COMPARED = 1024
 
 logger = init_logger("vllm.dllm")
@@ -120,7 +120,7 @@ def verified(
             differs from its copy; or, after all tensors have been passed on, some are missing.
     """
     missing, passed_over = set(expected), list[str]()
-    came: dict[str, tuple[str, torch.Tensor]] = {}  # names in the file, and some elements
+    came: dict[str, tuple[str, torch.Tensor]] = {}  # names in the file, and fingerprints
     for name, tensor in weights:
         if beside is not None and beside.search(name):
             yield name, tensor
@@ -137,7 +137,7 @@ def verified(
             continue
         _check(name, known, tensor, expected)
         if whole:
-            _check_copy(came.setdefault(known, (name, _some(tensor))), name, tensor)
+            _check_copy(came.setdefault(known, (name, _fingerprint(tensor))), name, tensor)
         missing.discard(known)
         yield name, tensor
     if whole and missing:
@@ -153,15 +153,24 @@ def verified(
         )
 
 
-def _some(tensor: torch.Tensor) -> torch.Tensor:
-    """Up to twice `COMPARED` elements from everywhere in a tensor, bit by bit."""
+def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """What a copy must have in common with a tensor, uint8; the tensor itself is not kept.
+
+    The sum of all bits in words of 64 bits, which any one element changes, and up to twice
+    `COMPARED` elements from everywhere, which rows in another order change.
+    """
     step = max(1, tensor.numel() // COMPARED)
-    return tensor.flatten()[::step].clone().view(torch.uint8)
+    some = tensor.flatten()[::step].clone().view(torch.uint8)
+    data = tensor.flatten().view(torch.uint8)
+    words = len(data) // 8 * 8
+    aligned = data if data.storage_offset() % 8 == 0 else data.clone()
+    total = aligned[:words].view(torch.int64).sum() + data[words:].sum()
+    return torch.cat([total.view(1).view(torch.uint8), some])
 
 
 def _check_copy(first: tuple[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
     """Raise a ValueError for a tensor that differs from one that came before in its place."""
-    if not torch.equal(first[1], _some(tensor)):
+    if not torch.equal(first[1], _fingerprint(tensor)):
         which = f"tensors {first[0]!r} and {name!r}" if first[0] != name else f"tensor {name!r}"
         raise ValueError(
             f"{which}: the checkpoint has two copies of a tensor, and they differ; remove the "
