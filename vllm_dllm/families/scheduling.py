@@ -102,8 +102,8 @@ class CommonRules(DiffusionScheduler):
         if self.recorder is not None:
             leaving = (output for each in outputs.values() for output in each.outputs)
             self.recorder.attach(leaving, self.requests.keys())
-        for request_id, told in flags.items():
-            if told & PassFlags.KV_PENDING and request_id in self.requests:
+        for request_id, passed in flags.items():
+            if passed & PassFlags.KV_PENDING and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if it were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs

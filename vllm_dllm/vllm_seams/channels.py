@@ -62,9 +62,9 @@ def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
     Args:
         output: vLLM's ``ModelRunnerOutput``.
     """
-    told = output.num_nans_in_logits or {}
-    flags = {request_id: -number for request_id, number in told.items() if number <= 0}
-    return flags, {request_id: number for request_id, number in told.items() if number > 0}
+    numbers = output.num_nans_in_logits or {}
+    flags = {request_id: -number for request_id, number in numbers.items() if number <= 0}
+    return flags, {request_id: number for request_id, number in numbers.items() if number > 0}
 
 
 @dataclass

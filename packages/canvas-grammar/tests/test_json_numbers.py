@@ -259,7 +259,7 @@ def test_impossible_facts_are_the_empty_language(facts: NumberFacts) -> None:
         ),
         (
             NumberFacts(least=Fraction("1e-14"), most=Fraction("1e-13")),
-            "no number with up to 1 digits before the point and 12 behind it",
+            "no number with up to 1 digits before the point and 12 after it",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ),
         (
             {"additional_config": {"dllm": {"algorithm": "os:abort"}}},
-            ("os:abort", "not an algorithm"),
+            ("os:abort", "cannot be loaded: it does not inherit"),
         ),
         ({"enable_lora": True}, ("--enable-lora", "Triton")),
         (
