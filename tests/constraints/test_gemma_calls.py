@@ -65,9 +65,8 @@ def check(schema: Any, node: Node, count: int) -> int:
     return len(texts)
 
 
-@pytest.mark.parametrize(
-    "characters", [2_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.long])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("characters", [2_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_real_schemas(characters: int) -> None:
     """Of at most so many characters; a large schema takes seconds."""
     found = 0
