@@ -159,12 +159,13 @@ def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     The sum of all bits in words of 64 bits, which any one element changes, and up to twice
     `COMPARED` elements from everywhere, which rows in another order change.
     """
-    step = max(1, tensor.numel() // COMPARED)
-    some = tensor.flatten()[::step].clone().view(torch.uint8)
-    data = tensor.flatten().view(torch.uint8)
+    flat = tensor.flatten()
+    some = flat[:: max(1, len(flat) // COMPARED)].clone().view(torch.uint8)
+    data = flat.view(torch.uint8)
+    if data.storage_offset() % 8:  # a view of wider words must begin at one
+        data = data.clone()
     words = len(data) // 8 * 8
-    aligned = data if data.storage_offset() % 8 == 0 else data.clone()
-    total = aligned[:words].view(torch.int64).sum() + data[words:].sum()
+    total = data[:words].view(torch.int64).sum() + data[words:].sum()
     return torch.cat([total.view(1).view(torch.uint8), some])
 
 
