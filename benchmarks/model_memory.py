@@ -244,12 +244,11 @@ GROUPS = {"DiffusionGemma-26B-A4B": 32}
 def slot_bytes(model: Geometry, width: int = 2) -> int:
     """Bytes of this package's tensors that one more request takes, by the package's own classes."""
     import torch
-    from vllm_dllm.engine.algorithms import AlgorithmSlots
 
     from vllm_dllm.decoding import get_algorithm
     from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
     from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.engine.slots import CanvasKind, SlotState
+    from vllm_dllm.engine.slots import AlgorithmSlots, CanvasKind, SlotState
 
     device = torch.device("cpu")
     mask = None if model.is_uniform else model.vocabulary - 1
