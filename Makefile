@@ -81,7 +81,7 @@ docs: setup ## build the documentation into site/; a broken link fails
 	@echo "site/index.html"
 
 lint: setup ## ruff, mypy, and a strict build of the documentation
-	@$(bin)/ruff check --no-cache .
+	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/mypy
 	@$(mkdocs)
