@@ -21,10 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm": set(),
     "vllm_dllm.ranges": set(),
     # Pure: no vLLM below this line and above the next comment.
-    "vllm_dllm.settings": {"yaml"},
-    "vllm_dllm.settings.resolution": {"vllm_dllm.decoding", "vllm_dllm.settings"},
-    "vllm_dllm.settings.resolved": {"vllm_dllm.decoding", "vllm_dllm.settings"},
-    "vllm_dllm.settings.unknown_names": {"vllm_dllm.decoding", "vllm_dllm.settings"},
+    "vllm_dllm.settings": {"vllm_dllm.decoding"},
+    "vllm_dllm.settings.server": set(),
     "vllm_dllm.ops": {"torch", "triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
     "vllm_dllm.constraints": {"canvas_grammar"},
@@ -122,7 +120,7 @@ OPTIONAL = {
     "vllm_dllm.frontend.tool_calls",
     "vllm_dllm.frontend.traces",
     "vllm_dllm.metrics",
-    "vllm_dllm.settings.file",
+    "vllm_dllm.settings.request",
     "vllm_dllm.settings.unknown_names",
     "vllm_dllm.tracing.assembly",
     "vllm_dllm.tracing.live",
@@ -237,7 +235,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, line: str, comp
 
 def test_importing_the_package_is_free() -> None:
     """`vllm_dllm` is imported by tools that must not pay for torch or vLLM."""
-    modules = "sys, vllm_dllm, vllm_dllm.settings.parsing"
+    modules = "sys, vllm_dllm, vllm_dllm.settings.server"
     code = f"import {modules}; print({{'torch', 'vllm'}} & set(sys.modules))"
     # -S: site's .pth files belong to the installation, not to the package.
     out = subprocess.run(

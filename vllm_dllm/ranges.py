@@ -1,7 +1,7 @@
 """Numbers that users may set: their ranges, their defaults, and the errors that name them.
 
 A decoding algorithm declares its settings as a frozen dataclass of `setting` fields, so that
-the parser (`settings.parsing`) can check and explain the settings of any algorithm.
+`settings` can check and explain the settings of any algorithm.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return folded[close[0]] if close else None
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an error message: the closest known name, else all of them."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A hint for an error message: the closest known name, else all of them, with a prefix."""
     names = sorted(known)
     meant = closest(name, names)
-    return f"did you mean {meant!r}?" if meant else f"known: {', '.join(names)}"
+    if meant is not None:
+        return f"did you mean {prefix + meant!r}?"
+    return f"known: {', '.join(prefix + name for name in names)}"
 
 
 def listed(names: Iterable[str], word: str = "and") -> str:

@@ -29,9 +29,8 @@ from tests.support.published import (
     sdar_config,
     sdar_tensors,
 )
-from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.unknown_names import parameter_names
+from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.settings.server import DllmSettings
 
 BF16 = model_memory.unquantized()
 PUBLISHED = {
@@ -160,7 +159,7 @@ def test_settings_of_a_command_are_settings(command: str) -> None:
     """Each decodes as the section above it says: a name and numbers that are taken as given."""
     for found in re.findall(r"--additional-config '(.*?)'", command):
         given = json.loads(found)
-        settings = parse_settings(given, lambda _: parameter_names("mask"))
+        settings = server_settings(given, "mask", "LowConfidence")
         choice = Served("mask", "LowConfidence", settings).choose()
         name = given["dllm"].pop("algorithm")
         assert name.startswith(choice.algorithm.name)
@@ -170,17 +169,15 @@ def test_settings_of_a_command_are_settings(command: str) -> None:
 
 
 def test_the_defaults_that_the_page_states() -> None:
-    none = parse_settings({}, lambda _: parameter_names("mask"))
     for name, length, values in (
         ("LowConfidence", 32, {"threshold": 0.95}),
         ("LowConfidenceDynamic", 4, {"threshold": 0.9}),
     ):
-        choice = Served("mask", name, none, length=length).choose()
+        choice = Served("mask", name, DllmSettings(), length=length).choose()
         assert values.items() <= choice.settings.values().items()
     for preset, values in (
         ("JointThreshold-Q", {"threshold": 0.7, "edit_threshold": 0.5, "max_post_edit_steps": 16}),
         ("JointThreshold-S", {"threshold": 0.5, "edit_threshold": 0, "max_post_edit_steps": 16}),
     ):
-        settings = parse_settings({"dllm": {"algorithm": preset}}, lambda _: ())
-        choice = Served("mask", "LowConfidence", settings).choose()
+        choice = Served("mask", "LowConfidence", DllmSettings(preset)).choose()
         assert values.items() <= choice.settings.values().items()

@@ -17,8 +17,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm_dllm.frontend.admission import validate_sampling_params
 from vllm_dllm.frontend.front_end import FrontEnd
 from vllm_dllm.frontend.http_request import HttpRequest
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.resolved import AUTOMATON, ResolvedRequest
+from vllm_dllm.settings.resolution import AUTOMATON, ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
 A = StructuredOutputsParams(regex="a")

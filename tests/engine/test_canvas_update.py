@@ -17,7 +17,7 @@ from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
 from vllm_dllm.ops.statistics.rows import RowStatistics
-from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY = 4, 50
 MASK = VOCABULARY - 1
@@ -47,7 +47,7 @@ def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 1
     kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
     slots = SlotState(len(algorithms), kind, torch.device("cpu"))
     for slot, algorithm in enumerate(algorithms):
-        choice = Choice(algorithm, algorithm.config(), 9, 4, {})
+        choice = ResolvedDecoding(algorithm, algorithm.config(), 9, 4)
         slots.enter(slot, [1] * L, seed=slot)
         slots.configure(slot, choice, temperature, tokens)
     slots.phase.fill_(Phase.DENOISE)

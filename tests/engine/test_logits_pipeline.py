@@ -15,7 +15,7 @@ from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
-from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY = 3, 20
 MASK = VOCABULARY - 1
@@ -45,7 +45,7 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
     kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
     slots = SlotState(2, kind, torch.device("cpu"))
     for slot, temperature in enumerate(temperatures):
-        choice = Choice(LowConfidence(), LowConfidence.config(), 9, 4, {})
+        choice = ResolvedDecoding(LowConfidence(), LowConfidence.config(), 9, 4)
         slots.enter(slot, [1] * L, seed=slot)
         slots.configure(slot, choice, temperature, 100)
     slots.phase.fill_(Phase.DENOISE)

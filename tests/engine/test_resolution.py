@@ -8,11 +8,8 @@ import pytest
 
 from vllm_dllm.commands.show_config import explained
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.resolution import CHECKPOINT, Served
+from vllm_dllm.settings.resolution import CHECKPOINT, Served, server_settings
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.settings.unknown_names import parameter_names
 
 
 def served(checkpoint: dict[str, float] | None = None, **settings: Any) -> Served:
@@ -34,7 +31,7 @@ def test_precedence() -> None:
         "algorithm": "server",
         "max_steps": "default",
     }
-    asked = server.choose(RequestOptions(parameters={"threshold": 0.8}, max_steps=5))
+    asked = server.choose({"threshold": 0.8, "max_steps": 5})
     assert asked.settings.values()["threshold"] == 0.8
     assert asked.max_steps == 5
     assert (asked.sources["threshold"], asked.sources["max_steps"]) == ("request", "request")
@@ -44,10 +41,10 @@ def test_what_show_config_prints() -> None:
     """A value that the server chose is the server's, even where it is the default."""
 
     def shown(**section: Any) -> dict[str, list[str]]:
-        settings = parse_settings({"dllm": section}, lambda _: parameter_names("mask"))
+        settings = server_settings({"dllm": section}, "mask", "LowConfidence")
         stated = {"threshold": 0.6}
         served = Served("mask", "LowConfidence", settings, stated, 32, settings.max_steps)
-        return {name: rest for name, *rest in explained(served, CHECKPOINT)}
+        return {name: rest for name, *rest in explained(served, CHECKPOINT, section)}
 
     assert shown() == {
         "algorithm": ["LowConfidence", "default"],
@@ -87,7 +84,7 @@ def test_presets_count_where_they_were_chosen() -> None:
     server = served(algorithm="JointThreshold-Q", parameters={"threshold": 0.9})
     values = server.choose().settings.values()
     assert (values["threshold"], values["edit_threshold"]) == (0.9, 0.5)
-    values = server.choose(RequestOptions(algorithm="JointThreshold-S")).settings.values()
+    values = server.choose({"algorithm": "JointThreshold-S"}).settings.values()
     assert (values["threshold"], values["edit_threshold"]) == (0.5, 0.0)
 
 
@@ -96,8 +93,8 @@ def test_caps() -> None:
     assert served(algorithm="JointThreshold").choose().max_steps == 32 + 16 + 1
     assert served({"max_denoising_steps": 7}).choose().max_steps == 7
     uniform = Served("uniform", "EntropyBound", DllmSettings(), {"max_denoising_steps": 9})
-    assert uniform.choose(RequestOptions(max_steps=4)).max_steps == 4
-    late = uniform.choose(RequestOptions(max_steps=40))
+    assert uniform.choose({"max_steps": 4}).max_steps == 4
+    late = uniform.choose({"max_steps": 40})
     assert (late.max_steps, late.schedule_steps) == (9, 9)
 
 
@@ -121,8 +118,8 @@ EDITS = "max_post_edit_steps"
 def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
     """Without a limit a request could occupy a slot for 65,536 editing steps a canvas."""
 
-    def asking(steps: int) -> RequestOptions:
-        return RequestOptions(algorithm="JointThreshold", parameters={EDITS: steps})
+    def asking(steps: int) -> dict[str, Any]:
+        return {"algorithm": "JointThreshold", EDITS: steps}
 
     assert server.choose(asking(most)).settings.values()[EDITS] == most
     named = rf"diffusion_{EDITS} must be at most {most} .*dllm\.request_step_limit"
@@ -136,14 +133,14 @@ def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
     [
         (served(parameters={"threshold": -1}), {}, "dllm.threshold must be"),
         (served({"threshold": -1}), {}, "generation_config.json: threshold must be"),
-        (served(), {"parameters": {"threshold": True}}, "diffusion_threshold must be a number"),
+        (served(), {"threshold": True}, "diffusion_threshold must be a number"),
         (served(), {"algorithm": "LowConfidens"}, "did you mean 'LowConfidence'"),
         (served(algorithm="EntropyBond"), {}, "did you mean 'EntropyBound'"),
     ],
 )
 def test_refused(server: Served, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        server.choose(RequestOptions(**options))
+        server.choose(options)
 
 
 def test_the_falling_schedule() -> None:
@@ -151,7 +148,7 @@ def test_the_falling_schedule() -> None:
     with pytest.raises(SettingsError, match=r"t_max must be above dllm\.t_min=0\.9"):
         uniform.choose()
     with pytest.raises(SettingsError, match=r"^diffusion_t_max must be above dllm\.t_min=0\.9"):
-        uniform.choose(RequestOptions(parameters={"t_max": 0.85}))
+        uniform.choose({"t_max": 0.85})
 
 
 def test_a_setting_of_another_algorithm() -> None:

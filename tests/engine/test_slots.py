@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from vllm_dllm.engine.slots import MAX_END_TOKENS, AlgorithmBatch, CanvasKind, Phase, SlotState
-from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.resolution import Choice, Served
+from vllm_dllm.settings.resolution import ResolvedDecoding, Served
 from vllm_dllm.settings.server import DllmSettings
 
 MASK, L = 99, 8
@@ -33,7 +32,7 @@ def noisy_slots() -> SlotState:
     return SlotState(3, kind, torch.device("cpu"))
 
 
-def choice(slots: SlotState, **settings: float) -> Choice:
+def choice(slots: SlotState, **settings: float) -> ResolvedDecoding:
     corruption = "mask" if slots.kind.mask_token is not None else "uniform"
     own = "JointThreshold" if corruption == "mask" else "EntropyBound"
     return Served(corruption, own, DllmSettings(parameters=settings), length=L).choose()
@@ -121,7 +120,7 @@ def test_slots_with_different_algorithms() -> None:
     slots = masked_slots()
     served = Served("mask", "LowConfidence", DllmSettings(), length=L)
     for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
-        asked = RequestOptions(algorithm=name, parameters={"threshold": 0.1 + slot})
+        asked = {"algorithm": name, "threshold": 0.1 + slot}
         slots.configure(slot, served.choose(asked), 0.0, 9)
 
     def batches(*slot_ids: int) -> list[AlgorithmBatch]:

@@ -5,43 +5,36 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.settings.file import MAX_FILE_BYTES
-from vllm_dllm.settings.parsing import SettingsError, parse_request_options, parse_settings
-from vllm_dllm.settings.request import RequestOptions
+from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.resolution import Served, server_settings
 from vllm_dllm.settings.server import DllmSettings
-from vllm_dllm.settings.unknown_names import misspelt_sections
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )
-KEYS = st.sampled_from(["threshold", "max_steps", "algorithm", "eos_early_stop", "config", "x"])
-
-
-# What the algorithms of a model would name.
-PARAMETERS = ("threshold", "t_min", "t_max", "stability_threshold")
+KEYS = st.sampled_from(["threshold", "max_steps", "algorithm", "eos_early_stop", "x"])
 
 
 def settings(additional_config: object) -> DllmSettings:
-    return parse_settings(additional_config, lambda algorithm: PARAMETERS)
+    return server_settings(additional_config, "mask", "LowConfidence")
 
 
-def request(extra_args: dict[str, Any] | None) -> RequestOptions:
-    return parse_request_options(extra_args, PARAMETERS)
+def request(extra_args: dict[Any, Any] | None) -> Any:
+    return Served("mask", "LowConfidence", DllmSettings()).options(extra_args)
 
 
 def test_defaults() -> None:
     assert settings({}) == settings({"dllm": {}}) == DllmSettings()
     assert settings({"other": 1}) == DllmSettings()
-    assert request(None) == request({}) == RequestOptions()
+    assert request(None) == request({}) == {}
 
 
 def test_every_key() -> None:
@@ -80,9 +73,9 @@ def test_every_key() -> None:
         "diffusion_algorithm": "Credit",
         "session_id": "s",
     }
-    assert request(options) == RequestOptions("Credit", {"threshold": 1}, 3)
+    assert request(options) == {"algorithm": "Credit", "threshold": 1, "max_steps": 3}
     read = {"diffusion_seed_canvas": [1, 2], "diffusion_pinned": [0], "diffusion_read_only": 1}
-    assert request(read) == RequestOptions(seed_canvas=[1, 2], pinned=[0], read_only=1)
+    assert request(read) == {"seed_canvas": [1, 2], "pinned": [0], "read_only": 1}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +84,7 @@ def test_every_key() -> None:
         ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
         (
             {"zzz": 0},
-            "known: algorithm, config, constraint_depth, constraint_tokens, eos_early_stop",
+            "known: algorithm, constraint_depth, constraint_tokens, eos_early_stop",
         ),
         ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
         ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),
@@ -101,7 +94,6 @@ def test_every_key() -> None:
         ({"fused_commit": 1}, "dllm.fused_commit must be one of auto, on, off, got 1"),
         ({"algorithm": 3}, "dllm.algorithm must be a string"),
         ({"execution": "async"}, "dllm.execution must be one of fdfo, sync"),
-        ({"config": 3}, "dllm.config must be the path"),
         ({"constraint_depth": 15}, "dllm.constraint_depth must be at least 16 and at most 1024"),
         ({"constraint_depth": 1025}, "dllm.constraint_depth must be at least 16"),
         ({"constraint_tokens": 0}, "dllm.constraint_tokens must be at least 1"),
@@ -128,7 +120,6 @@ def test_a_request_names_no_path() -> None:
     ],
 )
 def test_a_key_one_edit_away_is_refused(key: str) -> None:
-    assert misspelt_sections({key: {"algorithm": "x"}, "dllm": {}}) == [key]
     for config in ({key: {}}, {"dllm": {}, key: {"algorithm": "x"}}):
         with pytest.raises(SettingsError, match=f"{key!r} is unknown; did you mean 'dllm'"):
             settings(config)
@@ -136,8 +127,7 @@ def test_a_key_one_edit_away_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "d", "dl", "model", "dllmsettings", "mlld", "x" * 99])
 def test_a_key_of_somebody_else_is_left_alone(key: str) -> None:
-    assert misspelt_sections({key: 1, "dllm": {}, 3: 4}) == []
-    assert settings({key: 1}) == settings({key: 1, "dllm": {}}) == DllmSettings()
+    assert settings({key: 1}) == settings({key: 1, "dllm": {}, 3: 4}) == DllmSettings()
 
 
 @pytest.mark.parametrize("config", [None, ["dlm"], 3, object()])
@@ -146,11 +136,11 @@ def test_what_is_no_object_has_no_keys(config: object) -> None:
 
 
 @pytest.mark.parametrize("beside", [{}, {"dllm": {"max_steps": 4}}])
-@pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "config", "low"])
+@pytest.mark.parametrize("name", ["threshold", "max_steps", "algorithm", "low", "t_min"])
 def test_a_setting_outside_of_the_section_is_refused(name: str, beside: dict[str, Any]) -> None:
     """Of algorithms for other kinds of models, too; the message can be pasted."""
     with pytest.raises(SettingsError, match="is outside of") as caught:
-        parse_settings({name: 0.9} | beside, lambda _: PARAMETERS, lambda: {"low": "foreign"})
+        settings({name: 0.9} | beside)
     assert json.dumps({"dllm": {name: 0.9}}) in str(caught.value)
 
 
@@ -158,7 +148,7 @@ def test_a_setting_outside_of_the_section_is_refused(name: str, beside: dict[str
 def test_an_option_without_its_prefix_is_refused(name: str) -> None:
     named = f"{name!r} is ignored; the option is 'diffusion_{name}'"
     with pytest.raises(SettingsError, match=named):
-        parse_request_options({name: 1}, PARAMETERS, lambda: {"low": "foreign"})
+        request({name: 1})
 
 
 @pytest.mark.parametrize(
@@ -183,9 +173,7 @@ def test_an_option_of_another_engine_is_refused(name: Any, hint: str) -> None:
 
 def test_what_vllm_reads_is_left_to_it() -> None:
     own = {"kv_transfer_params": {"do_remote_prefill": False}, "session_id": "s"}
-    assert (
-        request(own | {"kv_cache_report_mode": "x", "ec_transfer_params": {}}) == RequestOptions()
-    )
+    assert request(own | {"kv_cache_report_mode": "x", "ec_transfer_params": {}}) == {}
 
 
 @pytest.mark.parametrize(
@@ -209,26 +197,23 @@ def test_a_setting_of_another_package_is_refused(name: str, hint: str) -> None:
 def test_names_that_belong_elsewhere() -> None:
     """To an algorithm for other models, to requests, to the server, or without the prefix."""
 
-    def foreign() -> dict[str, str]:
-        return {"low": "low is for others"}
-
     cases = {
-        "low": "^low is for others",
-        "lowe": "unknown dllm setting 'lowe': low is for others",
+        "low": "^dllm.low is not a setting of LowConfidence",
+        "lowe": "unknown dllm setting 'lowe': dllm.low is not",
         "stream_prefix": "send diffusion_stream_prefix in vllm_xargs",
         "diffusion_threshold": "write 'threshold'",
     }
     for name, message in cases.items():
         with pytest.raises(SettingsError, match=message):
-            parse_settings({"dllm": {name: 1}}, lambda _: PARAMETERS, foreign)
+            settings({"dllm": {name: 1}})
     cases = {
-        "diffusion_low": "^low is for others",
-        "diffusion_lows": "unknown request option 'diffusion_lows': low is for others",
+        "diffusion_low": "^diffusion_low is not a setting of LowConfidence",
+        "diffusion_lows": "unknown request option 'diffusion_lows': diffusion_low is not",
         "diffusion_execution": r"dllm\.execution of --additional-config",
     }
     for name, message in cases.items():
         with pytest.raises(SettingsError, match=message):
-            parse_request_options({name: 1}, PARAMETERS, foreign)
+            request({name: 1})
 
 
 @pytest.mark.parametrize("section", [3, "x", [1]])
@@ -239,7 +224,7 @@ def test_section_must_be_an_object(section: object) -> None:
 
 def test_options_of_a_constraint_have_ranges() -> None:
     given = request({"diffusion_constraint_depth": 1024, "diffusion_constraint_tokens": 1})
-    assert (given.constraint_depth, given.constraint_tokens) == (1024, 1)
+    assert given == {"constraint_depth": 1024, "constraint_tokens": 1}
     for value in (15, 1025, 20.0, True):
         with pytest.raises(SettingsError, match="diffusion_constraint_depth must be"):
             request({"diffusion_constraint_depth": value})
@@ -252,36 +237,6 @@ def test_unknown_request_option_offers_the_nearest() -> None:
         request({"diffusion_treshold": 0.5})
 
 
-def test_yaml_file(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text("threshold: 0.7\nmax_steps: 9\n")
-    parsed = settings({"dllm": {"config": str(file), "max_steps": 4}})
-    assert parsed == DllmSettings(parameters={"threshold": 0.7}, max_steps=4), (
-        "keys beside `config` win"
-    )
-    file.write_text("")
-    assert settings({"dllm": {"config": str(file)}}) == DllmSettings()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("- 1\n", "must hold a mapping"),
-        ("treshold: 1\n", "did you mean 'threshold'"),
-        ("threshold: !!python/object/apply:os.getcwd []\n", "cannot read"),
-        ("threshold: [\n", "cannot read"),
-        ("#" * (MAX_FILE_BYTES + 1), "larger than"),
-        (None, "cannot read"),
-    ],
-)
-def test_bad_yaml_file(tmp_path: Path, content: str | None, message: str) -> None:
-    file = tmp_path / "settings.yaml"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(SettingsError, match=message):
-        settings({"dllm": {"config": str(file)}})
-
-
 @given(st.dictionaries(KEYS, JSON))
 def test_anything_parses_or_is_a_settings_error(section: dict[str, Any]) -> None:
     with contextlib.suppress(SettingsError):
@@ -291,4 +246,4 @@ def test_anything_parses_or_is_a_settings_error(section: dict[str, Any]) -> None
 @given(st.dictionaries(st.sampled_from(["diffusion_threshold", "diffusion_max_steps", "a"]), JSON))
 def test_any_request_option_parses_or_is_a_settings_error(options: dict[str, Any]) -> None:
     with contextlib.suppress(SettingsError):
-        assert isinstance(request(options), RequestOptions)
+        request(options)

@@ -20,7 +20,7 @@ from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CommitPolicy
-from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.settings.resolution import ResolvedDecoding
 
 FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
 
@@ -34,7 +34,7 @@ def slots_of(
     """A denoising canvas for each algorithm, after a prompt of L tokens."""
     slots = SlotState(len(algorithms), kind, torch.device(device))
     for slot, algorithm in enumerate(algorithms):
-        choice = Choice(algorithm, algorithm.config(), 9, 4, {})
+        choice = ResolvedDecoding(algorithm, algorithm.config(), 9, 4)
         slots.enter(slot, [1] * kind.length, seed=slot)
         slots.configure(slot, choice, temperature, 10 * kind.length)
     slots.phase.fill_(Phase.DENOISE)

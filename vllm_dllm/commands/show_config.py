@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.commands import installation
 from vllm_dllm.ranges import shown
+from vllm_dllm.settings.server import LENGTHS, SETTINGS_KEY
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -73,13 +74,20 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if not is_ours(config.model_config):
         raise ValueError(f"{parsed.model} is not a model of this package")
-    return explained(config.model_config.dllm, length_source(config, args.diffusion_config))
+    section = config.additional_config.get(SETTINGS_KEY) or {}
+    source = length_source(config, args.diffusion_config)
+    return explained(config.model_config.dllm, source, section)
 
 
-def explained(served: Served, length_source: str) -> list[tuple[str, str, str]]:
+def explained(
+    served: Served, length_source: str, section: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
     """The settings of a request without options, as (name, value, source).
 
-    `length_source` is where the canvas length comes from.
+    Args:
+        served: the server's settings.
+        length_source: where the canvas length comes from.
+        section: the settings that were given to the server.
     """
     from vllm_dllm.settings.resolution import DEFAULT, SERVER
 
@@ -94,16 +102,15 @@ def explained(served: Served, length_source: str) -> list[tuple[str, str, str]]:
         ("canvas_length", str(served.length), length_source),
     ]
     for name in SHOWN:
-        value, given = getattr(settings, name), name in settings.given
+        value = getattr(settings, name)
         shown = DEFAULT if value is None else str(value)
-        lines.append((name, shown, SERVER if given else DEFAULT))
+        lines.append((name, shown, DEFAULT if section.get(name) is None else SERVER))
     return lines
 
 
 def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) -> str:
     """The source of the canvas length; ``diffusion`` is the value of ``--diffusion-config``."""
     from vllm_dllm.families.config_fields import hf_overrides, stated_fields
-    from vllm_dllm.settings.request import LENGTHS
     from vllm_dllm.settings.resolution import CHECKPOINT, DEFAULT, HF_OVERRIDES, SERVER
 
     if (diffusion or {}).get("canvas_length"):

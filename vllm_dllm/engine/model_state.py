@@ -22,9 +22,14 @@ from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
 from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.warm_up import ReadoutWarmUp
-from vllm_dllm.settings.request import Asked, RequestOptions
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.resolved import AUTOMATON, GREEDY_EPSILON, RESOLVED, ResolvedRequest
+from vllm_dllm.settings.resolution import (
+    AUTOMATON,
+    GREEDY_EPSILON,
+    RESOLVED,
+    Asked,
+    ResolvedRequest,
+    Served,
+)
 from vllm_dllm.vllm_seams.runner import (
     allocate_no_grammar_bitmask,
     report_preemptions,
@@ -77,7 +82,7 @@ class DiffusionModelState(ModelState):
             from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
 
             self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
-        default = ResolvedRequest.of(self.served.choose(), RequestOptions())
+        default = ResolvedRequest.of(self.served.choose())
         self.unadmitted: dict[str, Any] = {RESOLVED: default}
         window = self.served.settings.window
         own = confirm_route(vllm_config, kind.aligned, kind.length, window)
@@ -155,7 +160,7 @@ class DiffusionModelState(ModelState):
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
-        choice = resolved.choice(self.served.corruption)
+        choice = resolved.decoding(self.served.corruption)
         self.slots.configure(
             req_index,
             choice,

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.records import PassRecorder
     from vllm_dllm.engine.row_options import RowOptionState
     from vllm_dllm.engine.step import StepObserver
-    from vllm_dllm.settings.resolution import Choice
-    from vllm_dllm.settings.resolved import ResolvedRequest
+    from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
 
 # The parameters from which `RowOptions` is built. A request that leaves them all at their defaults
 # has no such options.
@@ -84,7 +83,7 @@ class OptionalParts:
         slot: int,
         params: Any,
         resolved: ResolvedRequest,
-        choice: Choice,
+        choice: ResolvedDecoding,
         prompt: np.ndarray,
         prompt_length: int,
         packed: bytes | None,

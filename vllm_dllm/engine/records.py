@@ -23,8 +23,7 @@ from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.settings.resolution import Choice
-from vllm_dllm.settings.resolved import ResolvedRequest
+from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
 from vllm_dllm.vllm_seams.channels import (
     ABSENT,
     GIVEN,
@@ -57,7 +56,7 @@ class PassRecorder:
         self,
         params: Any,
         resolved: ResolvedRequest,
-        choice: Choice,
+        choice: ResolvedDecoding,
         prompt_length: int,
         is_constrained: bool,
     ) -> RowOptions | None:
@@ -71,7 +70,11 @@ class PassRecorder:
         return RowOptions.from_params(params, prompt_length, resolved.constrained, records=True)
 
     def _needs_no_rows(
-        self, choice: Choice, params: Any, resolved: ResolvedRequest, rows: RowOptions | None
+        self,
+        choice: ResolvedDecoding,
+        params: Any,
+        resolved: ResolvedRequest,
+        rows: RowOptions | None,
     ) -> bool:
         """Whether a request's logprobs follow from what its algorithm reads, without whole rows.
 

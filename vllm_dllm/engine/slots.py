@@ -21,7 +21,7 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ranges import AlgorithmConfig
-from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.settings.resolution import ResolvedDecoding
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
@@ -333,7 +333,7 @@ class SlotState:
     def configure(
         self,
         slot: int,
-        choice: Choice,
+        choice: ResolvedDecoding,
         temperature: float,
         tokens: int,
         ends: Iterable[int] = (),

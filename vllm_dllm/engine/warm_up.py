@@ -16,7 +16,7 @@ from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import EXAMPLE_ROWS, Readout, ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiling_ahead
-from vllm_dllm.settings.resolution import Choice
+from vllm_dllm.settings.resolution import ResolvedDecoding
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.sampler import DiffusionSampler
@@ -46,7 +46,7 @@ class ReadoutWarmUp:
     dtype: torch.dtype
     canvases: int
     compiles: bool
-    choice: Choice
+    choice: ResolvedDecoding
 
     def compile(self, sampler: DiffusionSampler) -> None:
         """Compile what runs after the model, unless it has been compiled already.

@@ -16,7 +16,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
+from vllm_dllm.settings.resolution import RESOLVED, ResolvedRequest
 from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes, put_counts
 
 

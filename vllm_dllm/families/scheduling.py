@@ -17,8 +17,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_dllm.engine.slots import Mark
 from vllm_dllm.families.registry import family_of
-from vllm_dllm.settings.request import Asked
-from vllm_dllm.settings.resolved import RESOLVED, ResolvedRequest
+from vllm_dllm.settings.resolution import RESOLVED, Asked, ResolvedRequest
 from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes, take_step_records
 
 if TYPE_CHECKING:

@@ -14,13 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
-from vllm_dllm.settings.request import (
-    Asked,
-    refuse_canvas_options,
-    refuse_misplaced_constraint_options,
-)
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.resolved import GREEDY_EPSILON, ResolvedRequest
+from vllm_dllm.settings.resolution import GREEDY_EPSILON, Asked, ResolvedRequest, Served
 
 # Outside this range, a float32 logit multiplied or divided by the penalty overflows.
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
@@ -184,21 +178,16 @@ def validate_sampling_params(
         )
     try:
         options = served.options(params.extra_args)
-        refuse_misplaced_constraint_options(
-            options, params.structured_outputs is not None, own_maximum
-        )
-        choice = served.choose(options)
-        if served.mask_token is not None:
-            refuse_canvas_options(options)
-        if options.stream_prefix and choice.algorithm.edits:
-            raise SettingsError(
-                f"diffusion_stream_prefix: {choice.algorithm.name} may still change what it has "
-                "decided; remove it"
-                + ("" if served.mask_token is None else ", or choose another diffusion_algorithm")
-            )
+        decoding = served.choose(options)
+        if options:
+            from vllm_dllm.settings.request import refuse_without_effect
+
+            constrained = params.structured_outputs is not None
+            masked = served.mask_token is not None
+            refuse_without_effect(options, decoding, masked, constrained, own_maximum)
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
-    algorithm = choice.algorithm
+    algorithm = decoding.algorithm
     if params.temperature >= GREEDY_EPSILON and not algorithm.samples:
         raise VLLMValidationError(
             f"temperature={params.temperature} is not supported by {algorithm.name}, which "
@@ -206,10 +195,9 @@ def validate_sampling_params(
             parameter="temperature",
             value=params.temperature,
         )
-    resolved = ResolvedRequest.of(choice, options)
-    return replace(
-        resolved,
-        constraint_depth=served.constraint_depth(options),
-        constraint_tokens=None if own_maximum else served.constraint_tokens(options),
-        asked=int(resolved.asked | asked),
-    )
+    limits = {
+        "constraint_depth": served.settings.constraint_depth,
+        "constraint_tokens": None if own_maximum else served.settings.constraint_tokens,
+    }
+    resolved = ResolvedRequest.of(decoding, {**limits, **options})
+    return replace(resolved, asked=resolved.asked | asked)

@@ -28,8 +28,7 @@ from vllm_dllm.frontend.admission import (
     validate_bad_words,
     validate_sampling_params,
 )
-from vllm_dllm.settings.request import Asked
-from vllm_dllm.settings.resolved import AUTOMATON, RESOLVED, ResolvedRequest
+from vllm_dllm.settings.resolution import AUTOMATON, RESOLVED, Asked, ResolvedRequest
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

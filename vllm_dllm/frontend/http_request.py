@@ -14,7 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm_dllm.frontend import current
 from vllm_dllm.frontend.admission import refuse_beam_search
 from vllm_dllm.ranges import cut
-from vllm_dllm.settings.request import REQUEST_PREFIX, TRACING_OPTIONS
+from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
 
 if TYPE_CHECKING:
     from vllm_dllm.frontend.tool_calls import OptionalCalls

@@ -21,6 +21,7 @@ from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
+from vllm_dllm.settings.resolution import REQUEST_PREFIX
 
 ANY_OBJECT = {"type": "object"}
 GEMMA_BEGIN = "<|tool_call>call:"
@@ -66,7 +67,7 @@ def optional_calls(request: Any) -> OptionalCalls | None:
     if form is not None and form.type != "text":
         return None
     options = request.vllm_xargs or {}
-    asked_for = any(name in options for name in CONSTRAINT_OPTIONS)
+    asked_for = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
     return OptionalCalls(asked_for or any(_is_strict(tool) for tool in request.tools))
 
 

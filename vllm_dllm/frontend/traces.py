@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.settings.request import Asked
+from vllm_dllm.settings.resolution import Asked
 from vllm_dllm.tracing.assembly import Assembly
 from vllm_dllm.tracing.trace import Replay
 from vllm_dllm.vllm_seams import channels

@@ -1,164 +1,194 @@
-"""The options of a request: their names, their ranges, and which of them exclude each other."""
+"""The options of a request: what they may be, and where they have an effect.
+
+This module is imported for the first request with extra arguments. Options are passed on as a
+mapping of names without the prefix to checked values; those that are None are left out, because
+the server's value applies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntFlag
+from collections.abc import Mapping
+from typing import Any
 
+from vllm_dllm.decoding import Algorithm
 from vllm_dllm.ranges import Range, SettingsError, shown
-from vllm_dllm.settings.server import CONSTRAINT_DEPTH, CONSTRAINT_TOKENS, STEPS
+from vllm_dllm.settings.resolution import (
+    PREFIXES,
+    REQUEST,
+    REQUEST_PREFIX,
+    TRACING_OPTIONS,
+    ResolvedDecoding,
+    Served,
+    named_algorithm,
+)
+from vllm_dllm.settings.server import (
+    CONSTRAINT_DEPTH,
+    CONSTRAINT_TOKENS,
+    LENGTH,
+    MAX_CANVAS,
+    STEPS,
+)
 
-REQUEST_PREFIX = "diffusion_"
-# The length of the longest canvas, and of the longest list in a request, because lists are checked
-# before it is known whether they fit the served canvas.
-MAX_CANVAS = 1 << 16
-LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
-# The names of the block length in ``config.json``.
-LENGTHS = ("block_length", "canvas_length", "block_size")
-POSITION = Range(whole=True)
-NUMBERS = {
-    "max_steps": STEPS,
-    "canvas_length": LENGTH,
+# Options that have an effect only in requests with a constraint, as in `DllmSettings`.
+CONSTRAINT_OPTIONS = {
     "constraint_depth": CONSTRAINT_DEPTH,
     "constraint_tokens": CONSTRAINT_TOKENS,
 }
-# Options that ask what happened in the steps of an answer.
-TRACING_OPTIONS = ("return_step_maps", "trace", "replay")
-# Options that are true or false.
-FLAGS = ("read_only", "constrained", "stream_prefix", *TRACING_OPTIONS)
+# Options of models with uniform noise, see `ResolvedRequest`; `canvas_length` is the width of the
+# request's canvases, at most the served one.
+CANVAS_OPTIONS: Mapping[str, Range | type] = {
+    "seed_canvas": list,
+    "pinned": list,
+    "canvas_length": LENGTH,
+    "read_only": bool,
+    "constrained": bool,
+}
+# All options but the settings of algorithms: a number in a range, a list of whole numbers, true or
+# false, or an algorithm's name.
+OPTIONS: Mapping[str, Range | type] = {
+    "algorithm": str,
+    "max_steps": STEPS,
+    "stream_prefix": bool,
+    **dict.fromkeys(TRACING_OPTIONS, bool),
+    **CONSTRAINT_OPTIONS,
+    **CANVAS_OPTIONS,
+}
+POSITION = Range(whole=True)
 
-# Options that have an effect only in requests with a constraint.
-CONSTRAINT_OPTIONS = ("diffusion_constraint_depth", "diffusion_constraint_tokens")
 
+def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, Any]:
+    """Parse the options in a request's ``vllm_xargs`` or ``SamplingParams.extra_args``.
 
-class Asked(IntFlag):
-    """What a request wants to know about its steps; `LIVE` is what its server wants to know."""
+    Keys without the prefix ``diffusion_`` are left to vLLM if it reads them, and refused otherwise.
+    The ranges of the algorithm's settings are checked where they are resolved.
 
-    NOTHING = 0
-    STEP_MAPS = 1
-    TRACE = 2
-    REPLAY = 4
-    LIVE = 8
-
-
-@dataclass(frozen=True)
-class RequestOptions:
-    """The options of one request; None means that the server's value applies.
-
-    Attributes:
-        algorithm: as in `DllmSettings`, but only registered names.
-        parameters: as in `DllmSettings`, each with the prefix ``diffusion_``.
-        max_steps: as in `DllmSettings`.
-        seed_canvas: token ids that the first canvas starts from.
-        pinned: positions of the seed canvas that keep their token.
-        canvas_length: width of the request's canvases, at most the served one.
-        read_only: a single canvas is the whole answer and leaves without a commit.
-        constrained: only the request's ``logprob_token_ids`` may be chosen.
-        stream_prefix: output the decided beginning of an unfinished canvas.
-        constraint_depth: as in `DllmSettings`.
-        constraint_tokens: as in `DllmSettings`.
-        return_step_maps: return the step in which each token was decided.
-        trace: return what every pass over the canvases decided.
-        replay: return what replays the answer, its whole last canvas included.
+    Raises:
+        SettingsError: a key is unknown, an option lacks its prefix, or a value is out of range.
+            An algorithm that does not fit the model is reported first: such a request's options
+            belong to that algorithm, and would otherwise be refused for a less helpful reason.
     """
+    given = {
+        name.removeprefix(REQUEST_PREFIX): value
+        for name, value in extra_args.items()
+        if isinstance(name, str) and name.startswith(REQUEST_PREFIX)
+    }
+    name = given.get("algorithm")
+    if not isinstance(name, str) or not name or ":" in name:
+        name = served.settings.algorithm or served.own_algorithm
+    algorithm, _ = named_algorithm(name, served.corruption, REQUEST)
+    parameters = algorithm.config.ranges().keys()
+    if len(given) < len(extra_args) or given.keys() - parameters - OPTIONS.keys():
+        from vllm_dllm.settings.unknown_names import refuse_options
 
-    algorithm: str | None = None
-    parameters: Mapping[str, float] = field(default_factory=dict)
-    max_steps: int | None = None
-    seed_canvas: Sequence[int] | None = None
-    pinned: Sequence[int] | None = None
-    canvas_length: int | None = None
-    read_only: bool | int | None = None
-    constrained: bool | int | None = None
-    stream_prefix: bool | int | None = None
-    constraint_depth: int | None = None
-    constraint_tokens: int | None = None
-    return_step_maps: bool | int | None = None
-    trace: bool | int | None = None
-    replay: bool | int | None = None
+        refuse_options(extra_args, given, algorithm)
+    options = {n: value for n, value in given.items() if value is not None or n in parameters}
+    for name in options.keys() - parameters:
+        _check(REQUEST_PREFIX + name, options[name], OPTIONS[name])
+    if options.get("pinned") and "seed_canvas" not in options:
+        raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
+    if len(options.get("pinned", ())) > len(options.get("seed_canvas", ())):
+        raise SettingsError(
+            "diffusion_pinned must have no more positions than diffusion_seed_canvas"
+        )
+    if options.get("replay") and options.get("stream_prefix"):
+        raise SettingsError(
+            "diffusion_replay needs the whole last canvas, and with diffusion_stream_prefix an "
+            "answer ends before that is decided; remove one of them"
+        )
+    return options
 
-    def __post_init__(self) -> None:
-        if self.algorithm is not None and (
-            not isinstance(self.algorithm, str) or not self.algorithm or ":" in self.algorithm
-        ):
-            # A path would let a client import any module of the server.
-            raise SettingsError(
-                f"{REQUEST_PREFIX}algorithm must be a registered name such as EntropyBound, got "
-                f"{shown(self.algorithm)}"
-            )
-        for name, allowed in NUMBERS.items():
-            if getattr(self, name) is not None:
-                allowed.check(REQUEST_PREFIX + name, getattr(self, name))
-        for name in ("seed_canvas", "pinned"):
-            if getattr(self, name) is not None:
-                check_whole_numbers(REQUEST_PREFIX + name, getattr(self, name))
-        if self.pinned and self.seed_canvas is None:
-            raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
-        if len(self.pinned or ()) > len(self.seed_canvas or ()):
-            raise SettingsError(
-                "diffusion_pinned must have no more positions than diffusion_seed_canvas"
-            )
+
+def _check(name: str, value: object, allowed: Range | type) -> None:
+    """Raise `SettingsError` unless the option `name` takes the value, see `OPTIONS`."""
+    if isinstance(allowed, Range):
+        allowed.check(name, value)
+    elif allowed is bool:
         # vLLM's HTTP server narrows JSON booleans to 0 and 1.
-        for name in FLAGS:
-            value = getattr(self, name)
-            if not (value is None or isinstance(value, int)) or value not in (None, 0, 1):
-                raise SettingsError(
-                    f"{REQUEST_PREFIX}{name} must be true or false, got {shown(value)}"
-                )
-        if self.replay and self.stream_prefix:
-            raise SettingsError(
-                "diffusion_replay needs the whole last canvas, and with diffusion_stream_prefix an "
-                "answer ends before that is decided; remove one of them"
-            )
+        if not isinstance(value, int) or value not in (0, 1):
+            raise SettingsError(f"{name} must be true or false, got {shown(value)}")
+    elif allowed is list:
+        if not isinstance(value, (list, tuple)):
+            raise SettingsError(f"{name} must be a list of whole numbers, got {shown(value)}")
+        # It is not known here how many of them fit the served canvas.
+        if len(value) > MAX_CANVAS:
+            raise SettingsError(f"{name} has {len(value)} numbers, at most {MAX_CANVAS} are taken")
+        for one in value:
+            POSITION.check(name, one)
+    elif not isinstance(value, str) or not value or ":" in value:
+        # A path would let a client import any module of the server.
+        raise SettingsError(
+            f"{name} must be a registered name such as EntropyBound, got {shown(value)}"
+        )
 
 
-def refuse_misplaced_constraint_options(
-    options: RequestOptions, constrained: bool, own_maximum: bool
+def refuse_without_effect(
+    options: Mapping[str, Any],
+    decoding: ResolvedDecoding,
+    masked: bool,
+    constrained: bool,
+    own_maximum: bool,
 ) -> None:
-    """Refuse options of a constraint that would have no effect.
+    """Refuse options that would have no effect in a request, or a wrong one.
 
     Args:
         options: the request's options.
+        decoding: how the request is decoded.
+        masked: whether the model is a masked one.
         constrained: whether the request has a constraint.
         own_maximum: whether the request itself sets its maximum number of output tokens.
 
     Raises:
-        SettingsError: an option would have no effect; the message names it.
+        SettingsError: there is such an option; the message names it.
     """
     for name in CONSTRAINT_OPTIONS:
-        if getattr(options, name.removeprefix(REQUEST_PREFIX)) is not None and not constrained:
+        if name in options and not constrained:
             raise SettingsError(
-                f"{name} is for requests with a constraint (structured_outputs, "
+                f"{REQUEST_PREFIX}{name} is for requests with a constraint (structured_outputs, "
                 "response_format or tools), and this one has none; remove it"
             )
-    if options.constraint_tokens is not None and own_maximum:
+    if "constraint_tokens" in options and own_maximum:
         raise SettingsError(
             f"{REQUEST_PREFIX}constraint_tokens is for requests without max_tokens, which says "
             "already how many tokens may be generated (at /v1/completions it is 16 by default); "
             "remove one of them"
         )
-
-
-def check_whole_numbers(name: str, values: object) -> None:
-    """Check that `values` is a list of non-negative integers, at most as long as a canvas may be.
-
-    Raises:
-        SettingsError: it is not; the message names the option.
-    """
-    if not isinstance(values, (list, tuple)):
-        raise SettingsError(f"{name} must be a list of whole numbers, got {shown(values)}")
-    if len(values) > MAX_CANVAS:
-        raise SettingsError(f"{name} has {len(values)} numbers, at most {MAX_CANVAS} are taken")
-    for value in values:
-        POSITION.check(name, value)
-
-
-def refuse_canvas_options(options: RequestOptions) -> None:
-    """Raise `SettingsError` for options that only models with uniform noise have."""
-    for name in ("seed_canvas", "pinned", "canvas_length", "read_only", "constrained"):
-        if getattr(options, name):
+    for name in CANVAS_OPTIONS:
+        if masked and options.get(name):
             raise SettingsError(
                 f"{REQUEST_PREFIX}{name} is for models that denoise random tokens "
                 "(DiffusionGemma), which this one does not; remove it"
+            )
+    if options.get("stream_prefix") and decoding.algorithm.edits:
+        raise SettingsError(
+            f"diffusion_stream_prefix: {decoding.algorithm.name} may still change what it has "
+            "decided; remove it" + (", or choose another diffusion_algorithm" if masked else "")
+        )
+
+
+def limit_steps(
+    served: Served, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
+) -> None:
+    """Refuse step counts with which a request would occupy its slot for too long.
+
+    Args:
+        served: the server's settings.
+        algorithm: the request's algorithm.
+        asked: the settings that the request asks for.
+        own: the settings that it would get otherwise, which it may always ask for.
+
+    Raises:
+        SettingsError: a count exceeds its limit; the message names the setting, the limit, and
+            how to raise it.
+    """
+    for name, allowed in algorithm.config.ranges().items():
+        if name not in asked or allowed.blocks is None:
+            continue
+        default = algorithm.config().values()[name]
+        limit = served.settings.request_step_limit or allowed.blocks * served.length
+        limit = max(limit, int(own.get(name, default)))
+        if asked[name] > limit:
+            raise SettingsError(
+                f"{PREFIXES[REQUEST]}{name} must be at most {limit} on this server, whose "
+                f"blocks have {served.length} positions (dllm.request_step_limit sets another "
+                f"limit), got {shown(asked[name])}"
             )

@@ -1,17 +1,34 @@
-"""Resolve settings: request options override server settings, which override the checkpoint's."""
+"""Resolve settings: request options override server settings, which override the checkpoint's.
+
+The process that receives a request resolves its options once (`Served.choose`). The workers find
+the result, a `ResolvedRequest`, among the extra arguments that vLLM itself reads.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntFlag
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm, registered_names
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError, shown
-from vllm_dllm.settings.parsing import names_of, parse_request_options, parse_settings
-from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.server import SEPARATE, STEPS, TWO_BLOCKS, DllmSettings
+from vllm_dllm.settings.server import (
+    NAMES,
+    SEPARATE,
+    SETTINGS_KEY,
+    STEPS,
+    TWO_BLOCKS,
+    DllmSettings,
+)
+
+# The prefix of a request's options.
+REQUEST_PREFIX = "diffusion_"
+# Keys of a request's extra arguments. Users cannot set them, because they are not request options.
+RESOLVED, AUTOMATON = "diffusion_resolved", "diffusion_automaton"
+# vLLM treats temperatures below this as greedy.
+GREEDY_EPSILON = 1e-5
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
 # The options for a generation config that replaces the checkpoint's, and for an override of either.
@@ -23,11 +40,29 @@ SAMPLER_FIELDS = ("t_min", "t_max", "stability_threshold", "confidence_threshold
 SAMPLER, BOUND = "sampler_config", "entropy_bound"
 # The prefix with which an error message names a setting, by where the value came from.
 PREFIXES = {
-    REQUEST: "diffusion_",
+    REQUEST: REQUEST_PREFIX,
     SERVER: "dllm.",
     CHECKPOINT: "generation_config.json: ",
     FOLDER: f"{FOLDER}: ",
     OVERRIDE: f"{OVERRIDE}: ",
+}
+
+
+class Asked(IntFlag):
+    """What a request wants to know about its steps; `LIVE` is what its server wants to know."""
+
+    NOTHING = 0
+    STEP_MAPS = 1
+    TRACE = 2
+    REPLAY = 4
+    LIVE = 8
+
+
+# Options that ask what happened in the steps of an answer.
+TRACING_OPTIONS = {
+    "return_step_maps": Asked.STEP_MAPS,
+    "trace": Asked.TRACE,
+    "replay": Asked.REPLAY,
 }
 
 
@@ -45,17 +80,10 @@ def named_algorithm(
         raise SettingsError(f"{PREFIXES[source]}algorithm: {error}") from error
 
 
-def of_others(algorithm: Algorithm, source: str) -> Mapping[str, str]:
-    """See `unknown_names.settings_of_others`, which is imported for refusals only."""
-    from vllm_dllm.settings.unknown_names import settings_of_others
-
-    return settings_of_others(algorithm, PREFIXES[source])
-
-
 def server_settings(
     additional_config: object, corruption: Corruption, own_algorithm: str
 ) -> DllmSettings:
-    """Parse the settings of a server.
+    """Parse server settings from vLLM's ``additional_config``, ``{"dllm": {...}}``.
 
     Args:
         additional_config: the value of vLLM's option.
@@ -63,22 +91,35 @@ def server_settings(
         own_algorithm: see `Served`.
 
     Raises:
-        SettingsError: see `parse_settings`; or the algorithm is unknown. That is checked before its
-            settings, which would be refused for a less useful reason.
+        SettingsError: a key is unknown or stands outside the section, or a value is out of range.
+            That the algorithm is unknown is said before its settings are refused for that.
     """
-    algorithm, _ = get_algorithm(own_algorithm, corruption)
+    whole = additional_config if isinstance(additional_config, Mapping) else {}
+    section = whole.get(SETTINGS_KEY)
+    if section is None:
+        section = {}
+    if not isinstance(section, Mapping):
+        raise SettingsError(
+            f"--additional-config: 'dllm' must be an object of settings, got {shown(section)}"
+        )
+    name = section.get("algorithm")
+    if not isinstance(name, str) or not name:
+        name = own_algorithm
+    algorithm, _ = named_algorithm(name, corruption, SERVER)
+    parameters = section.keys() & algorithm.config.ranges().keys()
+    own = section.keys() - parameters
+    if whole.keys() - {SETTINGS_KEY} or own - NAMES:
+        from vllm_dllm.settings.unknown_names import refuse_settings
 
-    def parameters_of(name: object) -> Collection[str]:
-        nonlocal algorithm
-        if isinstance(name, str) and name:
-            algorithm, _ = named_algorithm(name, corruption, SERVER)
-        return algorithm.config.ranges()
-
-    return parse_settings(additional_config, parameters_of, lambda: of_others(algorithm, SERVER))
+        refuse_settings(whole, section, algorithm)
+    return DllmSettings(
+        **{name: section[name] for name in own},
+        parameters={name: section[name] for name in parameters},
+    )
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResolvedDecoding:
     """How the canvases of a request are decoded.
 
     Attributes:
@@ -93,7 +134,7 @@ class Choice:
     settings: AlgorithmConfig
     max_steps: int
     schedule_steps: int
-    sources: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_ours(self) -> bool:
@@ -153,63 +194,15 @@ class Served:
         """The number of positions that a step over a canvas reads; vLLM's count of draft tokens."""
         return 2 * self.length if self.two_blocks else self.length
 
-    def constraint_depth(self, options: RequestOptions) -> int | None:
-        """The depth to which a request's constraint is followed; None for the usual depth."""
-        own = options.constraint_depth
-        return self.settings.constraint_depth if own is None else own
+    def options(self, extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The options among a request's extra arguments, see `settings.request.parse_options`."""
+        if not extra_args:
+            return {}
+        from vllm_dllm.settings.request import parse_options
 
-    def constraint_tokens(self, options: RequestOptions) -> int:
-        """The most tokens of a constrained output whose request sets no ``max_tokens``."""
-        own = options.constraint_tokens
-        return self.settings.constraint_tokens if own is None else own
+        return parse_options(extra_args, self)
 
-    def options(self, extra_args: Mapping[str, Any] | None) -> RequestOptions:
-        """Parse a request's options; raises `SettingsError` for an unknown or malformed one.
-
-        An algorithm that does not fit the model is reported first: such a request's options belong
-        to that algorithm, and would otherwise be refused for a less helpful reason.
-        """
-        name = (extra_args or {}).get(f"{PREFIXES[REQUEST]}algorithm")
-        if not isinstance(name, str) or not name or ":" in name:
-            name = self.settings.algorithm or self.own_algorithm
-        algorithm, _ = named_algorithm(name, self.corruption, REQUEST)
-        ranges = algorithm.config.ranges()
-        return parse_request_options(extra_args, ranges, lambda: of_others(algorithm, REQUEST))
-
-    def option_names(self) -> set[str]:
-        """The names of all request options, without prefix, including those of other models."""
-        from vllm_dllm.settings.unknown_names import every_parameter
-
-        return names_of(RequestOptions, every_parameter())
-
-    def _limit(
-        self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
-    ) -> None:
-        """Refuse step counts with which a request would occupy its slot for too long.
-
-        Args:
-            algorithm: the request's algorithm.
-            asked: the settings that the request asks for.
-            own: the settings that it would get otherwise, which it may always ask for.
-
-        Raises:
-            SettingsError: a count exceeds its limit; the message names the setting, the limit, and
-                how to raise it.
-        """
-        for name, allowed in algorithm.config.ranges().items():
-            if name not in asked or allowed.blocks is None:
-                continue
-            default = algorithm.config().values()[name]
-            limit = self.settings.request_step_limit or allowed.blocks * self.length
-            limit = max(limit, int(own.get(name, default)))
-            if asked[name] > limit:
-                raise SettingsError(
-                    f"{PREFIXES[REQUEST]}{name} must be at most {limit} on this server, whose "
-                    f"blocks have {self.length} positions (dllm.request_step_limit sets another "
-                    f"limit), got {shown(asked[name])}"
-                )
-
-    def choose(self, options: RequestOptions | None = None) -> Choice:
+    def choose(self, options: Mapping[str, Any] | None = None) -> ResolvedDecoding:
         """Resolve the settings of a request with these options.
 
         The order of precedence is request, server, generation config, the algorithm's default. A
@@ -220,31 +213,34 @@ class Served:
             SettingsError: the algorithm is unknown, a setting belongs to another algorithm, or a
                 value is out of range.
         """
-        asked = options or RequestOptions()
-        chooser = REQUEST if asked.algorithm else SERVER
-        name = asked.algorithm or self.settings.algorithm or self.own_algorithm
+        asked = options or {}
+        chooser = REQUEST if "algorithm" in asked else SERVER
+        name = asked.get("algorithm") or self.settings.algorithm or self.own_algorithm
         algorithm, preset = named_algorithm(name, self.corruption, chooser)
         ranges, values = algorithm.config.ranges(), dict[str, float]()
         sources = dict.fromkeys(ranges, DEFAULT)
         layers = [(self._source(name), {name: value}) for name, value in self.checkpoint.items()]
-        for source, layer in ((SERVER, self.settings.parameters), (REQUEST, asked.parameters)):
+        for source, layer in ((SERVER, self.settings.parameters), (REQUEST, asked)):
             layers += [(source, preset)] if source == chooser else []
             layers.append((source, dict(layer)))
         for source, layer in layers:
             given = {name: value for name, value in layer.items() if name in ranges}
             for name, value in given.items():
                 ranges[name].check(PREFIXES[source] + name, value)
-            if source == REQUEST:
-                self._limit(algorithm, given, values)
+            if source == REQUEST and given:
+                from vllm_dllm.settings.request import limit_steps
+
+                limit_steps(self, algorithm, given, values)
             values |= given
             sources |= dict.fromkeys(given, source)
         try:
             settings = algorithm.config(**values)
         except SettingsError as error:  # values that do not fit together
             raise SettingsError(_with_sources(str(error), sources)) from error
-        sources["algorithm"] = chooser if asked.algorithm or self.settings.algorithm else DEFAULT
+        by_default = chooser == SERVER and self.settings.algorithm is None
+        sources["algorithm"] = DEFAULT if by_default else chooser
         caps = (
-            (REQUEST, asked.max_steps),
+            (REQUEST, asked.get("max_steps")),
             (SERVER, self.max_steps),
             (self._source(MAX_STEPS_FIELD), self.checkpoint.get(MAX_STEPS_FIELD)),
             (DEFAULT, algorithm.cap(self.length, settings)),
@@ -254,7 +250,7 @@ class Served:
         if self.corruption == "uniform":
             # The temperature schedule ends after `base` steps.
             steps = min(steps, base)
-        return Choice(algorithm, settings, steps, base, sources)
+        return ResolvedDecoding(algorithm, settings, steps, base, sources)
 
 
 def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
@@ -265,3 +261,76 @@ def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
         return PREFIXES.get(sources[name[0]], "") + name[0]
 
     return re.sub(rf"\b({names})\b", called, sentence)
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """The settings with which a request is decoded.
+
+    Messages between vLLM's processes carry the fields, so all of them are plain values.
+
+    Attributes:
+        algorithm: the algorithm's registered name.
+        settings: the algorithm's settings, by name.
+        max_steps: cap on the denoise steps of a canvas.
+        schedule_steps: number of steps that a temperature schedule is spread over.
+        seed_canvas: token ids that the first canvas starts from, or None.
+        pinned: positions of the seed canvas that keep their token.
+        read_only: a single canvas is the whole answer and leaves without a commit.
+        constrained: only the request's ``logprob_token_ids`` may be chosen.
+        stream_prefix: output the decided beginning of an unfinished canvas.
+        constraint_depth: as in `DllmSettings`.
+        constraint_tokens: as in `DllmSettings`; None if the request sets ``max_tokens``.
+        asked: what the request wants to know of its steps, an `Asked`.
+    """
+
+    algorithm: str
+    settings: Mapping[str, float]
+    max_steps: int
+    schedule_steps: int
+    seed_canvas: Sequence[int] | None = None
+    pinned: Sequence[int] = ()
+    read_only: bool = False
+    constrained: bool = False
+    stream_prefix: bool = False
+    constraint_depth: int | None = None
+    constraint_tokens: int | None = None
+    asked: int = Asked.NOTHING
+
+    @classmethod
+    def of(
+        cls, decoding: ResolvedDecoding, options: Mapping[str, Any] | None = None
+    ) -> ResolvedRequest:
+        """Combine how a request is decoded with its other options."""
+        given = options or {}
+        asked = sum(flag for name, flag in TRACING_OPTIONS.items() if given.get(name))
+        return cls(
+            algorithm=decoding.algorithm.name,
+            settings=decoding.settings.values(),
+            max_steps=decoding.max_steps,
+            schedule_steps=decoding.schedule_steps,
+            seed_canvas=given.get("seed_canvas"),
+            pinned=given.get("pinned", ()),
+            read_only=bool(given.get("read_only")),
+            constrained=bool(given.get("constrained")),
+            stream_prefix=bool(given.get("stream_prefix")),
+            constraint_depth=given.get("constraint_depth"),
+            constraint_tokens=given.get("constraint_tokens"),
+            asked=asked,
+        )
+
+    @classmethod
+    def received(cls, extra_args: Mapping[str, Any]) -> ResolvedRequest:
+        """Read it from extra arguments in a worker, where a message may have made it a mapping.
+
+        Raises:
+            KeyError: this package did not admit the request.
+        """
+        value = extra_args[RESOLVED]
+        return value if isinstance(value, cls) else cls(**value)
+
+    def decoding(self, corruption: Corruption) -> ResolvedDecoding:
+        """The algorithm and its settings as objects, for a worker; nothing is parsed."""
+        algorithm, _ = get_algorithm(self.algorithm, corruption)
+        settings = algorithm.config(**self.settings)
+        return ResolvedDecoding(algorithm, settings, self.max_steps, self.schedule_steps)

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 from vllm_dllm.ranges import MAX_STEPS, Range, SettingsError, shown
 
+# The section of --additional-config that has the settings.
+SETTINGS_KEY = "dllm"
 DEFAULT_BLOCK_LENGTH = 32
-WINDOWS = ("symmetric", "reference")
-EXECUTIONS = ("fdfo", "sync")
-KERNELS = ("auto", "torch", "triton")
-FUSED_COMMITS = ("auto", "on", "off")
+# The length of the longest canvas.
+MAX_CANVAS = 1 << 16
+LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
+# The names of the block length in ``config.json``.
+LENGTHS = ("block_length", "canvas_length", "block_size")
 # When a finished block's keys and values are written, see `startup.commit_choice`.
 SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
 # The values that YAML reads from on, off, or nothing.
@@ -20,6 +23,21 @@ UNQUOTED = ((True, "on"), (False, "off"), (None, "auto"))
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
 CONSTRAINT_DEPTH = Range(least=16, most=1024, whole=True)
 CONSTRAINT_TOKENS = Range(least=1, whole=True)
+# What each setting but the algorithm and its own settings may be: a number in a range, one of some
+# words, or true or false.
+VALUES: Mapping[str, Range | tuple[str, ...] | type[bool]] = {
+    "max_steps": STEPS,
+    "execution": ("fdfo", "sync"),
+    "eos_early_stop": bool,
+    "skip_last_commit": bool,
+    "fused_commit": ("auto", "on", "off"),
+    "window": ("symmetric", "reference"),
+    "kernels": ("auto", "torch", "triton"),
+    "request_step_limit": STEPS,
+    "constraint_depth": CONSTRAINT_DEPTH,
+    "constraint_tokens": CONSTRAINT_TOKENS,
+}
+NAMES = frozenset({"algorithm", *VALUES})
 
 
 def native_gemma() -> bool:
@@ -53,14 +71,14 @@ class DllmSettings:
             of steps, never the output. None means on for algorithms that never edit.
         skip_last_commit: emit the last canvas of a request without a forward pass over its final
             tokens, whose keys and values would never be read. Never changes the output.
-        fused_commit: one of `FUSED_COMMITS`; with ``on`` a finished block leaves at once, and its
-            keys and values are written in passes that denoise the next one. ``auto`` does so where
-            it costs next to nothing. Never changes the output. True, False and None count as
-            ``on``, ``off`` and ``auto``, because YAML turns those words into these values.
-        window: how a canvas sees sliding-window layers (DiffusionGemma), one of `WINDOWS`.
-        kernels: what computes row statistics, one of `KERNELS`: PyTorch's operators, this
-            package's Triton kernels, or (``auto``) the kernels on CUDA where they pass a self-test
-            at start-up, and the operators elsewhere.
+        fused_commit: with ``on`` a finished block leaves at once, and its keys and values are
+            written in passes that denoise the next one. ``auto`` does so where it costs next to
+            nothing. Never changes the output. True, False and None count as ``on``, ``off`` and
+            ``auto``, because YAML turns those words into these values.
+        window: how a canvas sees sliding-window layers (DiffusionGemma).
+        kernels: what computes row statistics: PyTorch's operators, this package's Triton kernels,
+            or (``auto``) the kernels on CUDA where they pass a self-test at start-up, and the
+            operators elsewhere.
         request_step_limit: the most steps that a request may ask for where the number of a canvas'
             positions does not bound them (``diffusion_max_post_edit_steps``); None means 4 times
             the block length.
@@ -68,7 +86,6 @@ class DllmSettings:
             offered texts nest. None means `CompileLimits.calls`.
         constraint_tokens: the most tokens of a constrained output whose request sets no
             ``max_tokens``, but at least as many as the shortest output takes.
-        given: names of the settings that were given explicitly.
     """
 
     algorithm: str | None = None
@@ -83,7 +100,6 @@ class DllmSettings:
     request_step_limit: int | None = None
     constraint_depth: int | None = None
     constraint_tokens: int = 2048
-    given: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         given: object = self.fused_commit
@@ -95,25 +111,18 @@ class DllmSettings:
             raise SettingsError(
                 f"dllm.algorithm must be a string that names one, got {shown(self.algorithm)}"
             )
-        if self.max_steps is not None:
-            STEPS.check("dllm.max_steps", self.max_steps)
-        if self.request_step_limit is not None:
-            STEPS.check("dllm.request_step_limit", self.request_step_limit)
-        if self.constraint_depth is not None:
-            CONSTRAINT_DEPTH.check("dllm.constraint_depth", self.constraint_depth)
-        CONSTRAINT_TOKENS.check("dllm.constraint_tokens", self.constraint_tokens)
-        allowed_values = {"window": WINDOWS, "execution": EXECUTIONS, "kernels": KERNELS}
-        for name, allowed in (allowed_values | {"fused_commit": FUSED_COMMITS}).items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise SettingsError(
-                    f"dllm.{name} must be one of {', '.join(allowed)}, got {shown(value)}"
-                )
-        if self.eos_early_stop is not None:
-            _check_flag("dllm.eos_early_stop", self.eos_early_stop)
-        _check_flag("dllm.skip_last_commit", self.skip_last_commit)
+        for name, allowed in VALUES.items():
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value is not None or default is not None:
+                _check(f"dllm.{name}", value, allowed)
 
 
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
+def _check(name: str, value: object, allowed: Range | tuple[str, ...] | type[bool]) -> None:
+    """Raise `SettingsError` unless the setting `name` takes the value, see `VALUES`."""
+    if isinstance(allowed, Range):
+        allowed.check(name, value)
+    elif isinstance(allowed, tuple):
+        if value not in allowed:
+            raise SettingsError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
+    elif not isinstance(value, bool):
         raise SettingsError(f"{name} must be true or false, got {shown(value)}")

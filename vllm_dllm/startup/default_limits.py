@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.server import LENGTH
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

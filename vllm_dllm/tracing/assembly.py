@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_dllm.settings.request import Asked
+from vllm_dllm.settings.resolution import Asked
 from vllm_dllm.tracing.trace import Block, Event, Pass, Trace
 from vllm_dllm.vllm_seams.channels import GIVEN, UNDECIDED, PassFlags, Record
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.settings.request import Asked
+from vllm_dllm.settings.resolution import Asked
 from vllm_dllm.tracing.assembly import Assembly
 from vllm_dllm.tracing.trace import Block
 from vllm_dllm.vllm_seams.channels import Record

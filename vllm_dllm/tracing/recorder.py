@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from vllm_dllm.settings.request import Asked
+from vllm_dllm.settings.resolution import Asked
 from vllm_dllm.vllm_seams.channels import PassFlags, Record, StepRecords, put_records
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_dllm.frontend.front_end import FrontEnd
 from vllm_dllm.frontend.http_request import Endpoints
+from vllm_dllm.settings.unknown_names import option_names
 from vllm_dllm.vllm_seams.wrapping import Decorator, wrap
 
 # The classes of the requests that generate text, each as its module and its name.
@@ -27,7 +28,7 @@ REQUESTS = (
 def apply(front_end: FrontEnd) -> None:
     """Make the requests of a process that serves HTTP pass through the front end."""
     classes = tuple(getattr(import_module(module), name) for module, name in REQUESTS)
-    endpoints = Endpoints(classes, front_end.served.option_names())
+    endpoints = Endpoints(classes, option_names())
     handlers = import_module("vllm.entrypoints.serve.engine.serving").BaseServing
     wrap(handlers, "_check_model", _take(endpoints))
     if "vllm.entrypoints.launchers.api_server.entry" in sys.modules:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, current, front_end_of
-from vllm_dllm.settings.resolved import GREEDY_EPSILON
+from vllm_dllm.settings.resolution import GREEDY_EPSILON
 from vllm_dllm.vllm_seams.registration import is_ours
 from vllm_dllm.vllm_seams.wrapping import wrap
 

@@ -63,7 +63,6 @@ SETTINGS = [
     Mistake(MASKED, dllm(eos_early_stop="yes"), "dllm.eos_early_stop", "must be true or false"),
     Mistake(EVERY, dllm(request_step_limit=0), "dllm.request_step_limit", "at least 1"),
     Mistake(EVERY, dllm(constraint_depth=2000), "dllm.constraint_depth", "at most 1024"),
-    Mistake(EVERY, dllm(config="/no.yaml"), "dllm.config", "'/no.yaml'"),
     Mistake(EVERY, dllm(stream_prefix=True), "dllm.stream_prefix", "diffusion_stream_prefix in vl"),
     Mistake(MASKED, dllm(diffusion_threshold=0.9), "dllm.diffusion_threshold", "write 'threshold'"),
     Mistake(

@@ -92,7 +92,6 @@ def test_refused_with_name_and_remedy(model: str) -> None:
         ({"additional_config": {"dllm": {"treshold": 0.5}}}, ("treshold", "'threshold'")),
         ({"additional_config": {"dllm": {"threshold": -1}}}, ("dllm.threshold", "at least 0")),
         ({"additional_config": {"dllm": {"algorithm": "LowConf"}}}, ("LowConf", "LowConfidence")),
-        ({"additional_config": {"dllm": {"config": "/nowhere.yaml"}}}, ("dllm.config", "nowhere")),
         (
             {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
             ("context parallelism", "tensor-parallel-size"),

@@ -39,9 +39,7 @@ from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditionin
 from vllm_dllm.ops.statistics.head import Head, logits_of
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.tiled import Result
-from vllm_dllm.settings.request import RequestOptions
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.resolved import AUTOMATON, RESOLVED, ResolvedRequest
+from vllm_dllm.settings.resolution import AUTOMATON, RESOLVED, ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
 SEATS, POSITIONS, PROMPT, LLADA2_MASK = 64, 4096, 37, 156_895
@@ -111,7 +109,7 @@ class FakeModel:
         Args:
             slot: where it goes.
             constrained: whether its output follows an automaton.
-            options: its `RequestOptions`, by name.
+            options: its options, by name.
             banned: token ids that it may not use.
             params: vLLM's sampling parameters; greedy for a masked model unless they say otherwise.
         """
@@ -119,9 +117,8 @@ class FakeModel:
         asked = SamplingParams(max_tokens=512, **(greedy | params))
         asked._bad_words_token_ids = [[word] for word in banned]
         asked._all_stop_token_ids = {3, 4}
-        given = RequestOptions(**(options or {}))
         packed = automaton(self.slots.kind.vocabulary) if constrained else None
-        resolved = ResolvedRequest.of(self.served.choose(given), given)
+        resolved = ResolvedRequest.of(self.served.choose(options), options)
         asked.extra_args = {RESOLVED: resolved, AUTOMATON: packed}
         prompt = list(range(100, 100 + PROMPT))
         self.admission.slot_of.clear()

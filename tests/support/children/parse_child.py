@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dllm.decoding import Corruption
-from vllm_dllm.settings.parsing import parse_request_options, parse_settings
-from vllm_dllm.settings.unknown_names import parameter_names
+from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.settings.server import DllmSettings
 
 # vLLM's subcommand -> the module that has it.
 MODULES = {
@@ -32,9 +32,11 @@ MODULES = {
 }
 
 
-def corruption(model: str) -> Corruption:
-    """What fills fresh canvases of a tiny checkpoint."""
-    return "uniform" if "diffusiongemma" in model else "mask"
+def decoding(model: str) -> tuple[Corruption, str]:
+    """What fills fresh canvases of a tiny checkpoint, and its authors' algorithm."""
+    if "diffusiongemma" in model:
+        return "uniform", "EntropyBound"
+    return "mask", "LowConfidenceDynamic" if "sdar" in model else "LowConfidence"
 
 
 def fault(words: list[str]) -> str | None:
@@ -50,9 +52,8 @@ def fault(words: list[str]) -> str | None:
         return vllm_fault(rest)
     if program == "request":
         model, options = rest
-        return refused(
-            lambda: parse_request_options(json.loads(options), parameter_names(corruption(model)))
-        )
+        served = Served(*decoding(model), DllmSettings())
+        return refused(lambda: served.options(json.loads(options)))
     raise ValueError(f"not known how to check {program}")
 
 
@@ -101,10 +102,8 @@ def vllm_fault(words: list[str]) -> str | None:
             args = parser.parse_args(words)
     except (SystemExit, ValueError) as error:
         return output.getvalue()[-500:] or str(error)
-    names = parameter_names(corruption(words[1]))
-    return refused(
-        lambda: parse_settings(getattr(args, "additional_config", None), lambda _: names)
-    )
+    given = getattr(args, "additional_config", None)
+    return refused(lambda: server_settings(given, *decoding(words[1])))
 
 
 def refused(run: Any) -> str | None:

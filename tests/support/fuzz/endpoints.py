@@ -12,7 +12,8 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.settings.request import REQUEST_PREFIX, RequestOptions
+from vllm_dllm.settings.request import OPTIONS
+from vllm_dllm.settings.resolution import REQUEST_PREFIX
 from vllm_dllm.settings.unknown_names import parameter_names
 
 MODEL = {"model": "m"}
@@ -204,8 +205,7 @@ NUMBERS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}}
 
 def _options(above: tuple[str, ...], corruption: str) -> Iterator[Field]:
     """Our own options of a request."""
-    own = [name for name in RequestOptions.__dataclass_fields__ if name != "parameters"]
-    for name in (*own, *sorted(parameter_names(corruption)), "unheard_of"):  # type: ignore[arg-type]
+    for name in (*OPTIONS, *sorted(parameter_names(corruption)), "unheard_of"):  # type: ignore[arg-type]
         kind: Mapping[str, Any] = NUMBER
         if name in ("seed_canvas", "pinned"):
             kind = NUMBERS

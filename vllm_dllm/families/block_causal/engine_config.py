@@ -13,8 +13,8 @@ from vllm_dllm.attention.served_route import apply_route
 from vllm_dllm.families.config_fields import hf_overrides, source_of, warn_of_unread_fields
 from vllm_dllm.families.served import configure_engine
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.request import LENGTH, LENGTHS
 from vllm_dllm.settings.resolution import HF_OVERRIDES
+from vllm_dllm.settings.server import LENGTH, LENGTHS
 from vllm_dllm.startup.checks import check_budget, log_choice, refuse_unsupported
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from transformers import PretrainedConfig
 
 from vllm_dllm.families.config_fields import SupportedValues, check_supported
 from vllm_dllm.ranges import Range, SettingsError, shown
-from vllm_dllm.settings.request import LENGTH, LENGTHS
-from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
+from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH, LENGTH, LENGTHS
 
 _COUNT = Range(least=1, most=1 << 16, whole=True)
 _SIZE = Range(least=1, most=1 << 24, whole=True)

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 
 from vllm_dllm.families.config_fields import SupportedValues, check_supported, source_of
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.request import LENGTH
+from vllm_dllm.settings.server import LENGTH
 
 DEFAULT_BLOCK_LENGTH = 4
 # What vLLM's Qwen3 would ignore, or do in a way that does not fit a canvas.
