@@ -15,9 +15,9 @@ from benchmarks import real_size
 from benchmarks.published import Attention, Geometry
 from benchmarks.tables import TABLES
 from tests.support.checkpoints import ROOT
-from vllm_dllm.families.diffusion_gemma.model import tensor_shapes as gemma_shapes
+from vllm_dllm.families.diffusion_gemma.model import DiffusionGemmaForBlockDiffusion
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
-from vllm_dllm.families.llada2.model import tensor_shapes as llada2_shapes
+from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 
 
 @pytest.mark.parametrize("name", ["LLaDA2.0-mini", "DiffusionGemma"])
@@ -26,8 +26,8 @@ def test_the_floor_counts_every_weight_of_a_checkpoint(name: str, tmp_path: Path
     system = real_size.SYSTEMS[name]
     real_size.write_checkpoint(system, tmp_path / "model", tiny=False, layers=None)
     of_config, shapes_of = {
-        "LLaDA2.0-mini": (LLaDA2MoeConfig, llada2_shapes),
-        "DiffusionGemma": (AutoConfig, gemma_shapes),
+        "LLaDA2.0-mini": (LLaDA2MoeConfig, LLaDA2MoeModelLM.tensor_shapes),
+        "DiffusionGemma": (AutoConfig, DiffusionGemmaForBlockDiffusion.tensor_shapes),
     }[name]
     shapes = shapes_of(of_config.from_pretrained(tmp_path / "model"))
     counted = {

@@ -44,7 +44,7 @@ LLADA2: dict[str, tuple[str, Any]] = {
     "score_function": (READ, None),
     "router_dtype": (READ, "bf16"),
     "moe_router_enable_expert_bias": (READ, True),
-    "hidden_act": (READ, "gelu"),  # and refused by the model's class
+    "hidden_act": ("refused", "gelu"),
     "use_bias": (READ, True),
     "use_qkv_bias": (READ, True),
     "use_qk_norm": (READ, False),

@@ -24,9 +24,9 @@ from tests.support.published import (
     sdar_tensors,
 )
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
-from vllm_dllm.families.llada2.model import tensor_shapes
-from vllm_dllm.families.sdar import model as sdar
+from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
+from vllm_dllm.families.sdar.model import SDARForCausalLM
 
 CASES = {
     "llada2-mini": (None, "w4a16"),
@@ -70,14 +70,15 @@ def test_every_name_has_one_place(which: str) -> None:
 
 @pytest.mark.parametrize("which", list(LLADA2))
 def test_the_loader_expects_what_is_published(which: str) -> None:
-    assert tensor_shapes(LLaDA2MoeConfig(**llada2_config(which))) == llada2_tensors(which)
+    config = LLaDA2MoeConfig(**llada2_config(which))
+    assert LLaDA2MoeModelLM.tensor_shapes(config) == llada2_tensors(which)
 
 
 @pytest.mark.parametrize("which", list(SDAR))
 def test_the_loader_expects_qwen3s_tensors(which: str) -> None:
     stated = sdar_config(which)
     config_class = SDARMoeConfig if stated.pop("model_type") == "sdar_moe" else SDARConfig
-    assert sdar.tensor_shapes(config_class(**stated)) == sdar_tensors(which)
+    assert SDARForCausalLM.tensor_shapes(config_class(**stated)) == sdar_tensors(which)
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

@@ -17,12 +17,15 @@ from vllm_dllm.checkpoints.quantized import (
     choose_as_written,
     in_words,
     naming_the_scheme,
+    quantized_tensors,
     scheme_of,
     stored_as,
     word_of,
 )
-from vllm_dllm.checkpoints.verify import building, expected, verified
-from vllm_dllm.families.diffusion_gemma.model import spellings, tensor_shapes
+from vllm_dllm.checkpoints.verify import verified
+from vllm_dllm.families.diffusion_gemma.model import DiffusionGemmaForBlockDiffusion
+
+spellings = DiffusionGemmaForBlockDiffusion.spellings
 
 
 def config_of(ignore: list[str], targets: list[str] | None = None) -> CompressedTensorsConfig:
@@ -131,7 +134,8 @@ def test_parts_of_a_layer_with_different_schemes_are_refused() -> None:
 
 def loaded(config: Any, tensors: dict[str, torch.Tensor]) -> list[str]:
     plain = {"a.proj.weight": (64, 64), "a.experts.0.gate_proj.weight": (64, 64), "norm": (4,)}
-    described = expected(plain, config, lambda name: name.endswith("proj.weight"))
+    described = quantized_tensors(plain, config, lambda name: name.endswith("proj.weight"))
+    assert described is not None
     return [name for name, _ in verified(tensors.items(), described, "X", whole=False)]
 
 
@@ -220,7 +224,8 @@ def test_targets_for_checkpoint_names_hold_after_renaming(gemma: Any) -> None:
 def test_every_layer_that_can_be_quantized_has_a_spelling(gemma: Any) -> None:
     modules = set(spellings(gemma))
     assert not any("router" in name or "self_conditioning" in name for name in modules)
-    matrices = {n for n, s in tensor_shapes(gemma).items() if len(s) == 2 and "_proj" in n}
+    shapes = DiffusionGemmaForBlockDiffusion.tensor_shapes(gemma)
+    matrices = {n for n, s in shapes.items() if len(s) == 2 and "_proj" in n}
     left = {n for n in matrices if n.removesuffix(".weight") not in modules}
     assert all("router" in n or "self_conditioning" in n or "vision" in n for n in left), left
 
@@ -251,5 +256,3 @@ def test_an_error_while_layers_are_built_names_scheme_and_platform() -> None:
         naming_the_scheme(config_of([])),
     ):
         raise NotImplementedError("no kernel")
-    with pytest.raises(NotImplementedError), building(None, {}):
-        raise NotImplementedError("not about quantization")

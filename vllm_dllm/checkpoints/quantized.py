@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored, word
+from vllm_dllm.checkpoints.authors_tensors import one_by_one
+from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -55,14 +56,28 @@ def quantized_tensors(
     plain: Shapes,
     quant_config: QuantizationConfig,
     is_linear: Callable[[str], bool],
-    vllm_name: Callable[[str], str],
+    vllm_name: Callable[[str], str] = lambda name: name,
 ) -> dict[str, Stored] | None:
-    """`verify.expected`, for a checkpoint that is quantized."""
+    """Every tensor of a quantized checkpoint, by name; experts are quantized one by one.
+
+    Args:
+        plain: the tensors of an unquantized checkpoint.
+        quant_config: the checkpoint's quantization.
+        is_linear: see `VerifiedWeights`.
+        vllm_name: see `VerifiedWeights`.
+
+    Returns:
+        How they are stored, or None for a method whose tensors are not known here.
+    """
     if quant_config.get_name() != COMPRESSED:
         return None
+
+    def is_quantized(experts: str) -> bool:
+        return scheme_of(quant_config, f"{vllm_name(experts)}.0.gate_proj") is not None
+
     tensors: dict[str, Stored] = {}
     groups: dict[int, str] = {}
-    for name, shape in plain.items():
+    for name, shape in one_by_one(plain, is_quantized).items():
         module = name.removesuffix(".weight")
         scheme = None
         if is_linear(name):
@@ -131,6 +146,27 @@ def stored_as(
     else:
         return None
     return {part: Stored(one, frozenset(dtypes), group) for part, (one, dtypes) in parts.items()}
+
+
+def refuse_dtype(
+    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
+) -> None:
+    """Raise a ValueError for a tensor that has another dtype than `expected`."""
+    refuse_left_out(name, known, tensor, expected)
+    _, dtypes, group = expected[known]
+    found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
+    raise ValueError(
+        f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct the `targets` "
+        "of its groups, or quantize the checkpoint again"
+        if group
+        else f"tensor {name!r} is stored as {found}, and no group of a quantization_config in "
+        f"config.json has its layer, so that it should be {right}; add the layer to a group"
+    )
+
+
+def word(dtype: torch.dtype) -> str:
+    """A dtype's name without the library prefix."""
+    return str(dtype).removeprefix("torch.")
 
 
 def refuse_left_out(

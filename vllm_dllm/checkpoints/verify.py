@@ -1,4 +1,4 @@
-"""Verifies checkpoints at start-up: a wrong one is refused, naming its first wrong tensor."""
+"""Verifies what a model loads: a wrong checkpoint is refused, naming its first wrong tensor."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from vllm.logger import init_logger
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 # A model that ties its head to the embedding may have this tensor in its file too; it is ignored.
 HEAD = "lm_head.weight"
 Shapes = Mapping[str, tuple[int, ...]]
+Weights = Iterable[tuple[str, torch.Tensor]]
 FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 # vLLM's name of the method that quantizes a checkpoint while loading it (`--quantization fp8`).
 ONLINE = "online"
@@ -43,60 +47,132 @@ class Stored(NamedTuple):
     group: str = ""
 
 
-def expected(
-    plain: Shapes,
-    quant_config: QuantizationConfig | None,
-    is_linear: Callable[[str], bool],
-    vllm_name: Callable[[str], str] = lambda name: name,
-) -> dict[str, Stored] | None:
-    """Every tensor of a checkpoint, quantized or not, by name.
+class VerifiedWeights:
+    """Comes before vLLM's class among the bases of a model class, and verifies what it loads.
 
-    Args:
-        plain: the tensors of an unquantized checkpoint, one matrix for each linear layer.
-        quant_config: the checkpoint's quantization, or None.
-        is_linear: whether a tensor's name is that of a layer that vLLM's class can quantize.
-        vllm_name: maps a name in `plain` to vLLM's name, before projections are fused.
-
-    Returns:
-        How they are stored, or None for a method whose tensors are not known here.
+    Attributes:
+        released_as: the model's name for error messages; nothing is verified for a class that
+            leaves it out.
     """
-    if quant_config is None or quant_config.get_name() == ONLINE:
-        return {name: Stored(shape) for name, shape in plain.items()}
-    from vllm_dllm.checkpoints.quantized import quantized_tensors
 
-    return quantized_tensors(plain, quant_config, is_linear, vllm_name)
+    released_as: ClassVar[str] = ""
+    failed_update: str | None = None
+    _has_weights = False
 
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        """Build the layers, quantized as the checkpoint's library would read its configuration.
 
-def building(
-    quant_config: QuantizationConfig | None, spellings: Mapping[str, Iterable[str]]
-) -> AbstractContextManager[None]:
-    """A context in which vLLM's class builds its layers, quantized as `quant_config` says.
+        Raises:
+            ValueError: layers that vLLM fuses have different schemes, or a layer could not be
+                built, for example because its scheme has no kernel.
+        """
+        quant_config = vllm_config.quant_config
+        context: AbstractContextManager[None] = nullcontext()
+        if quant_config is not None:
+            from vllm_dllm.checkpoints.quantized import choose_as_written, naming_the_scheme
 
-    Args:
-        quant_config: the checkpoint's quantization, or None.
-        spellings: for vLLM's name of each layer that can be quantized (projections not fused) its
-            names in checkpoints.
+            config = vllm_config.model_config.hf_config
+            choose_as_written(quant_config, self.spellings(config) if self.released_as else {})
+            context = naming_the_scheme(quant_config)
+        with context:
+            super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self.vllm_config = vllm_config
 
-    Raises:
-        ValueError: layers that vLLM fuses have different schemes, or a layer could not be built,
-            for example because its scheme has no kernel.
-    """
-    if quant_config is None:
-        return nullcontext()
-    from vllm_dllm.checkpoints.quantized import choose_as_written, naming_the_scheme
+    @classmethod
+    def tensor_shapes(cls, config: Any) -> Shapes:
+        """Every tensor of an unquantized checkpoint, by its name there."""
+        raise NotImplementedError
 
-    choose_as_written(quant_config, spellings)
-    return naming_the_scheme(quant_config)
+    @staticmethod
+    def is_linear(name: str) -> bool:
+        """Whether a tensor belongs to a layer that vLLM's class can quantize."""
+        raise NotImplementedError
 
+    @staticmethod
+    def one_name(name: str) -> str | None:
+        """One name for copies of a tensor; None for a tensor that is not read."""
+        return name
 
-def linear_layers(plain: Shapes, is_linear: Callable[[str], bool]) -> dict[str, list[str]]:
-    """The layers that can be quantized, for `building`, if vLLM renames none."""
-    modules = (name.removesuffix(".weight") for name in plain if is_linear(name))
-    return {module: [module] for module in modules}
+    @staticmethod
+    def vllm_name(name: str) -> str:
+        """VLLM's name of a tensor, before projections are fused; `name` is from `one_name`."""
+        return name
+
+    @classmethod
+    def spellings(cls, config: Any) -> Mapping[str, Iterable[str]]:
+        """For vLLM's name of each layer that can be quantized, its names in checkpoints."""
+        names = filter(cls.is_linear, cls.tensor_shapes(config))
+        return {module: [module] for module in (name.removesuffix(".weight") for name in names)}
+
+    @classmethod
+    def stored_tensors(
+        cls, config: Any, quant_config: QuantizationConfig | None
+    ) -> dict[str, Stored] | None:
+        """Every tensor of a checkpoint, quantized or not, by the name from `one_name`.
+
+        None for a quantization method whose tensors are not known here.
+        """
+        plain = cls.tensor_shapes(config)
+        if quant_config is None or quant_config.get_name() == ONLINE:
+            return {name: Stored(shape) for name, shape in plain.items()}
+        from vllm_dllm.checkpoints.quantized import quantized_tensors
+
+        return quantized_tensors(plain, quant_config, cls.is_linear, cls.vllm_name)
+
+    def process_weights_after_loading(self) -> None:
+        """Called by vLLM once, after it has packed the first weights."""
+        self._has_weights = True
+        text_config = self.vllm_config.model_config.hf_text_config
+        if current_platform.is_cpu() and text_config.tie_word_embeddings:
+            from vllm_cpu_v2.packed_layers import share_tied_matrices
+
+            share_tied_matrices(cast(torch.nn.Module, self))
+
+    def verified_weights(self, weights: Weights, whole: bool) -> Weights:
+        """Pass the tensors on; tensors of an unknown quantization are not checked.
+
+        Args:
+            weights: the names in a checkpoint's files, and the tensors.
+            whole: whether every tensor of the checkpoint must be present.
+
+        Raises:
+            ValueError: names the first wrong tensor.
+        """
+        if not self.released_as:
+            return weights
+        quant_config = self.vllm_config.quant_config
+        tensors = self.stored_tensors(self.vllm_config.model_config.hf_config, quant_config)
+        if tensors is None:
+            return weights
+        beside = None if quant_config is None else KV_SCALES
+        return verified(weights, tensors, self.released_as, self.one_name, beside, whole)
+
+    def load_weights(self, weights: Weights) -> set[str]:
+        """Load a checkpoint, or later an update, which may be partial; see `checkpoints.updates`.
+
+        A trainer sends new weights to a running engine in as many parts as it likes, so only the
+        checkpoint that an engine starts with can be required to be complete.
+
+        Raises:
+            ValueError: a tensor is wrong, or missing at the start; the message names it.
+        """
+        # An engine that started with dummy weights gets all of them as a reload.
+        reloads = get_layerwise_info(cast(torch.nn.Module, self)).kernel_tensors is not None
+        if reloads or self._has_weights:
+            from vllm_dllm.checkpoints.updates import load_bucket, load_reload
+
+            return (load_reload if reloads else load_bucket)(self, weights)
+        return self.load_verified(self.verified_weights(weights, whole=True))
+
+    def load_verified(self, weights: Weights) -> set[str]:
+        """Load tensors as vLLM's class does."""
+        loader: Any = super()
+        loaded: set[str] = loader.load_weights(weights)
+        return loaded
 
 
 def verified(
-    weights: Iterable[tuple[str, torch.Tensor]],
+    weights: Weights,
     expected: Mapping[str, Stored],
     architecture: str,
     one_name: Callable[[str], str | None] = lambda name: name,
@@ -185,28 +261,15 @@ def _first(names: Sequence[str]) -> str:
 
 def _check(name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]) -> None:
     """Raise a ValueError for a tensor that has the wrong shape or dtype."""
-    shape, dtypes, group = expected[known]
+    shape, dtypes, _ = expected[known]
     if tensor.dtype not in dtypes:
-        from vllm_dllm.checkpoints.quantized import refuse_left_out
+        from vllm_dllm.checkpoints.quantized import refuse_dtype
 
-        refuse_left_out(name, known, tensor, expected)
-        found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
-        raise ValueError(
-            f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct the "
-            "`targets` of its groups, or quantize the checkpoint again"
-            if group
-            else f"tensor {name!r} is stored as {found}, and no group of a quantization_config in "
-            f"config.json has its layer, so that it should be {right}; add the layer to a group"
-        )
+        refuse_dtype(name, known, tensor, expected)
     if not _same(tuple(tensor.shape), shape):
         raise ValueError(
             f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for {shape}"
         )
-
-
-def word(dtype: torch.dtype) -> str:
-    """A dtype's name without the library prefix."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _unexpected(

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
-from vllm_dllm.checkpoints.updates import UpdatableWeights
-from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.checkpoints.verify import VerifiedWeights
 
 if TYPE_CHECKING:
     from vllm_dllm.families.model_state import FamilyModelState
+    from vllm_dllm.ops.statistics.head import Head
 
 
-class MaskedCanvasModel(UpdatableWeights):
+class MaskedCanvasModel(VerifiedWeights):
     """Comes before vLLM's class among the bases of a model class.
 
     The backbone is vLLM's. There are two differences: the model state decides the attention mask,
@@ -65,16 +64,20 @@ class MaskedCanvasModel(UpdatableWeights):
     @property
     def has_plain_head(self) -> bool:
         """Whether this stage has a head that is a matrix (maybe soft-capped) for `tiled_head`."""
+        from vllm_dllm.checkpoints.tiled_head import is_plain
+
         if not self.has_head or not is_plain(self.lm_head):
             return False
         return self.logits_processor.scale == 1.0 and getattr(self.lm_head, "bias", None) is None
 
     def tiled_head(self) -> Head:
-        """The same head for computations without logits; see `checkpoints.tiled_head`.
+        """The same head for Triton kernels, which need no logits; see `checkpoints.tiled_head`.
 
         Raises:
             ValueError: the head is quantized, or more than a matrix.
         """
+        from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
+
         if is_plain(self.lm_head) and not self.has_plain_head:
             raise ValueError(
                 f"the head of {type(self).__name__} does more than multiply by a matrix, so that "

@@ -78,6 +78,7 @@ SUPPORTED: SupportedValues = {
         "query, key and value in matrices of their own",
     ),
     "use_rmsnorm": ((None, True), "layer norm"),
+    "hidden_act": (("silu",), "another activation than SiLU"),
 }
 # Training, caching and dropout, and a window that the authors' code states but never applies.
 INERT = frozenset(
@@ -91,8 +92,8 @@ KNOWN_FIELDS = (
     frozenset(_ALLOWED)
     | frozenset(SUPPORTED)
     | INERT
-    # Read by the model's class and by vLLM.
-    | {"hidden_act", "rope_scaling", "rope_parameters"}
+    # Read by vLLM.
+    | {"rope_scaling", "rope_parameters"}
 )
 
 

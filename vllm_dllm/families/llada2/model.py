@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
-from vllm_dllm.checkpoints.updates import Weights
-from vllm_dllm.checkpoints.verify import KV_SCALES, building, expected, linear_layers, verified
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 
@@ -29,68 +29,57 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
     """LLaDA2.x mixture-of-experts models (2.0 and 2.1, mini and flash).
 
     Raises:
-        ValueError: an activation other than SiLU, or a checkpoint whose tensors are not
-            those of this architecture.
+        ValueError: the checkpoint's tensors are not those of this architecture.
     """
 
+    released_as: ClassVar[str] = "LLaDA2"
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        config = vllm_config.model_config.hf_config
-        _check_config(config)
-        layers = linear_layers(tensor_shapes(config), is_linear)
-        with building(vllm_config.quant_config, layers):
-            super().__init__(vllm_config=vllm_config, prefix=prefix)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         for module in self.modules():
             if type(module) is BailingMoE:
                 # The backbone hard-codes its expert class. This one has the same parameters and
                 # another forward pass.
                 module.__class__ = LLaDA2Moe
 
-    def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Name the first wrong tensor; tensors of an unknown quantization are not checked."""
-        tensors = expected(tensor_shapes(self.config), self.quant_config, is_linear)
-        if tensors is None:
-            return weights
-        beside = None if self.quant_config is None else KV_SCALES
-        return verified(weights, tensors, "LLaDA2", beside=beside, whole=whole)
+    @staticmethod
+    def is_linear(name: str) -> bool:
+        """See `VerifiedWeights.is_linear`: not the router or head."""
+        return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
 
-
-def is_linear(name: str) -> bool:
-    """Whether a tensor belongs to a layer that can be quantized: not the router or head."""
-    return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
-
-
-def tensor_shapes(config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of an unquantized checkpoint, by the authors' names."""
-    hidden, dim = config.hidden_size, config.head_dim
-    query = config.num_attention_heads * dim
-    key_value = config.num_key_value_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.word_embeddings.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    bias = config.use_bias
-    for index in range(config.num_hidden_layers):
-        layer = f"model.layers.{index}"
-        shapes |= {
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{layer}.attention.query_key_value.weight": (query + 2 * key_value, hidden),
-            f"{layer}.attention.dense.weight": (hidden, query),
+    @classmethod
+    def tensor_shapes(cls, config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+        """Every tensor of an unquantized checkpoint, by the authors' names."""
+        hidden, dim = config.hidden_size, config.head_dim
+        query = config.num_attention_heads * dim
+        key_value = config.num_key_value_heads * dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.word_embeddings.weight": (config.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
         }
-        if bias or config.use_qkv_bias:
-            shapes[f"{layer}.attention.query_key_value.bias"] = (query + 2 * key_value,)
-        if bias:
-            shapes[f"{layer}.attention.dense.bias"] = (hidden,)
-        if config.use_qk_norm:
-            shapes[f"{layer}.attention.query_layernorm.weight"] = (dim,)
-            shapes[f"{layer}.attention.key_layernorm.weight"] = (dim,)
-        if index < config.first_k_dense_replace:
-            shapes |= _mlp_shapes(f"{layer}.mlp", hidden, config.intermediate_size, bias)
-        else:
-            shapes |= _expert_shapes(f"{layer}.mlp", config)
-    return shapes
+        if not config.tie_word_embeddings:
+            shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        bias = config.use_bias
+        for index in range(config.num_hidden_layers):
+            layer = f"model.layers.{index}"
+            shapes |= {
+                f"{layer}.input_layernorm.weight": (hidden,),
+                f"{layer}.post_attention_layernorm.weight": (hidden,),
+                f"{layer}.attention.query_key_value.weight": (query + 2 * key_value, hidden),
+                f"{layer}.attention.dense.weight": (hidden, query),
+            }
+            if bias or config.use_qkv_bias:
+                shapes[f"{layer}.attention.query_key_value.bias"] = (query + 2 * key_value,)
+            if bias:
+                shapes[f"{layer}.attention.dense.bias"] = (hidden,)
+            if config.use_qk_norm:
+                shapes[f"{layer}.attention.query_layernorm.weight"] = (dim,)
+                shapes[f"{layer}.attention.key_layernorm.weight"] = (dim,)
+            if index < config.first_k_dense_replace:
+                shapes |= _mlp_shapes(f"{layer}.mlp", hidden, config.intermediate_size, bias)
+            else:
+                shapes |= _expert_shapes(f"{layer}.mlp", config)
+        return shapes
 
 
 def _expert_shapes(prefix: str, config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
@@ -119,13 +108,3 @@ def _mlp_shapes(
         if bias:
             shapes[f"{prefix}.{name}.bias"] = (outputs,)
     return shapes
-
-
-def _check_config(config: object) -> None:
-    if not isinstance(config, LLaDA2MoeConfig):
-        raise ValueError(
-            "LLaDA2MoeModelLM needs a checkpoint with model_type 'llada2_moe', "
-            f"got {getattr(config, 'model_type', type(config).__name__)!r}"
-        )
-    if config.hidden_act != "silu":
-        raise ValueError(f"LLaDA2 supports hidden_act 'silu' only, got {config.hidden_act!r}")
