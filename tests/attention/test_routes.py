@@ -19,8 +19,6 @@ from vllm_dllm.attention.routes import (
     choose_route,
 )
 
-DEFAULT = "FULL_AND_PIECEWISE"
-
 
 @pytest.mark.parametrize(
     ("device", "model", "kv", "route"),
@@ -55,28 +53,6 @@ DEFAULT = "FULL_AND_PIECEWISE"
 def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[object, ...]) -> None:
     chosen = choose_route(DEVICES[device], model, Options(kv_cache_dtype=kv))
     assert (chosen.backend, chosen.flash_version, chosen.method, chosen.page_size) == route
-
-
-@pytest.mark.parametrize(
-    ("device", "model", "asked", "graphs"),
-    [
-        ("SM90", LLADA2, Options(), DEFAULT),
-        ("SM90", LLADA2, Options(graphs="FULL"), DEFAULT),
-        ("SM80", LLADA2, Options("TRITON_ATTN", graphs="FULL"), DEFAULT),
-        ("SM90", LLADA2, Options("CUSTOM", graphs="FULL"), DEFAULT),
-        ("SM90", LLADA2, Options(graphs="FULL_DECODE_ONLY"), "FULL_DECODE_ONLY"),
-        ("SM90", LLADA2, Options(graphs="PIECEWISE"), "PIECEWISE"),
-        ("SM90", GEMMA, Options(graphs="FULL"), DEFAULT),
-        ("SM100", GEMMA, Options(graphs="FULL"), "FULL"),
-        ("CPU", LLADA2, Options(graphs="FULL"), "NONE"),
-    ],
-)
-def test_graphs(device: str, model: ModelAttention, asked: Options, graphs: str) -> None:
-    """A graph of mode FULL replays mixed batches: only Triton's causal tensor can do that."""
-    route = choose_route(DEVICES[device], model, asked)
-    assert route.graphs == graphs
-    lowered = asked.graphs == "FULL" and graphs == DEFAULT
-    assert ("no CUDA graph of mode FULL" in route.reason) == lowered
 
 
 @pytest.mark.parametrize(
@@ -179,11 +155,10 @@ def test_without_flash_attention_4_hopper_has_another_route() -> None:
 
 
 def test_the_log_line() -> None:
-    route = choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8", graphs="FULL"))
+    route = choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8"))
     assert str(route) == (
-        "TRITON_ATTN, virtual sequences, CUDA graphs FULL_AND_PIECEWISE, KV pages of 32 tokens: "
-        "FLASH_ATTN: FlashAttention 4 has no float8 KV cache for heads of 128 on SM90; no CUDA "
-        "graph of mode FULL is right for virtual sequences on TRITON_ATTN"
+        "TRITON_ATTN, virtual sequences, KV pages of 32 tokens: FLASH_ATTN: FlashAttention 4 has "
+        "no float8 KV cache for heads of 128 on SM90"
     )
 
 
@@ -195,12 +170,10 @@ KV_CACHE_DTYPES = (
     *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),
     *("int8_per_token_head", "nvfp4"),
 )
-MODES = (None, "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 asked_for = st.builds(
     Options,
     backend=st.sampled_from(BACKENDS),
     kv_cache_dtype=st.sampled_from(KV_CACHE_DTYPES),
-    graphs=st.sampled_from(MODES),
     page_size=st.sampled_from((None, 16, 32, 48, 64, 128)),
     flash_version=st.sampled_from((None, 2, 3, 4)),
 )
@@ -256,12 +229,11 @@ def impossible(device: Device, model: ModelAttention, asked: Options, route: Rou
         "float32 FlashAttention": flash and model.dtype == "float32",
         "long heads": flash and max(heads) > (512 if version == 4 else 256),
         "short heads": not flash and min(heads) < 32,
-        "version": flash and not model.block_causal and (version, device.major) != (4, 9),
+        "version": flash
+        and not model.block_causal
+        and (version, (device.capability or (0,))[0]) != (4, 9),
         "window": reference and route.method not in ("rules", "canvas rows"),
         "canvas rows": route.method == "canvas rows" and device.platform != "cpu",
-        "full": route.graphs == "FULL"
-        and (route.backend, route.method) != ("TRITON_ATTN", "causal tensor"),
-        "graphs on the CPU": device.platform == "cpu" and route.graphs != "NONE",
         "float8": float8
         and route.backend in ("TRITON_ATTN", "CUSTOM")
         and cuda_below_89
@@ -285,5 +257,5 @@ def test_a_route_that_works_or_a_refusal_by_name(
         return
     assert impossible(device, model, asked, route) == []
     # Options for by name, the same route is not refused.
-    again = choose_route(device, model, replace(asked, backend=route.backend, graphs=route.graphs))
+    again = choose_route(device, model, replace(asked, backend=route.backend))
     assert replace(again, reason=route.reason) == route

@@ -1,4 +1,4 @@
-"""The route of a loaded model: confirmed on its layers, with CUDA graphs that are right for it."""
+"""A served model's route in vLLM's configuration, and the CUDA graphs that are right for it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
 
-from tests.support.routes import DEVICES, GEMMA, LLADA2
+from tests.support.routes import GEMMA, LLADA2
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.attention.routes import LayerShape, Options, RouteError
-from vllm_dllm.attention.served_route import LayerBackend, _name, confirm_layers, limit_graphs
+from vllm_dllm.attention.routes import Options, RouteError, choose_route
+from vllm_dllm.attention.served_route import apply_route, device_here, name_of
 from vllm_dllm.families.block_causal.attention import BlockCausal
 
-HOPPER = DEVICES["SM90"]
-GLOBAL, WINDOWED = LayerShape(512), LayerShape(256, 1024)
 
-
-def made(*names: str, version: int | None = None) -> list[LayerBackend]:
-    return [
-        LayerBackend(name, version, shape)
-        for name, shape in zip(names, (GLOBAL, WINDOWED), strict=False)
-    ]
-
-
-def test_layers_that_vllm_made() -> None:
-    assert confirm_layers([], HOPPER, GEMMA, Options()) is None
-    triton = made("TRITON_ATTN", "TRITON_ATTN")
-    assert confirm_layers(triton, HOPPER, GEMMA, Options()) == "causal tensor"
-    assert confirm_layers(made("CUSTOM", "CUSTOM"), HOPPER, GEMMA, Options()) == "rules"
-    with pytest.raises(RouteError, match=r"global layers, FLASH_ATTN 2: FlashAttention 2 has no"):
-        confirm_layers(made("FLASH_ATTN", version=2), HOPPER, GEMMA, Options())
-
-
-def test_our_backend_has_all_layers_or_none() -> None:
-    """It takes rules, not a causal tensor, and all layers share one kind of metadata."""
-    with pytest.raises(RouteError, match="others TRITON_ATTN"):
-        confirm_layers(made("CUSTOM", "TRITON_ATTN"), HOPPER, GEMMA, Options())
+def test_all_layers_have_the_same_backend() -> None:
+    """Our backend takes rules and no causal tensor, and layers share one kind of metadata."""
+    attention = SimpleNamespace(backend_per_kind={"sliding_window": "CUSTOM"})
+    config: Any = SimpleNamespace(attention_config=attention)
+    with pytest.raises(RouteError, match=r"backend_per_kind: .* remove it"):
+        apply_route(config, GEMMA)
 
 
 def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
@@ -47,54 +32,21 @@ def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
     class Foreign:
         get_name = staticmethod(lambda: "CUSTOM")
 
-    named = made(_name(Foreign))
     with pytest.raises(RouteError, match=r"CUSTOM of tests\.attention\.test_served_route: .*tried"):
-        confirm_layers(named, HOPPER, LLADA2, Options())
+        choose_route(device_here(), LLADA2, Options(name_of(Foreign)))
 
 
-def graphs(
-    mode: str, layer: LayerBackend, method: str, *, seats: int = 64, split: bool = True
-) -> str:
-    """The mode that is left of vLLM's."""
-    from vllm.config.compilation import CUDAGraphMode
-
-    config: Any = SimpleNamespace(
-        compilation_config=SimpleNamespace(
-            cudagraph_mode=CUDAGraphMode[mode],
-            max_cudagraph_capture_size=128,
-            splitting_ops_contain_attention=lambda: split,
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=seats, max_num_batched_tokens=8192),
+@pytest.mark.parametrize("piecewise", [True, False])
+def test_a_full_graph_replays_virtual_sequences_of_canvases_only(piecewise: bool) -> None:
+    """vLLM lowers the mode by what the rule states."""
+    assert BlockCausal.graph_support == AttentionCGSupport.UNIFORM_BATCH
+    config = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)
+    config.splitting_ops = list(config._attention_ops) if piecewise else []
+    left = config.resolve_cudagraph_mode_and_sizes(
+        BlockCausal.graph_support, "BlockCausal", 32, True
     )
-    limit_graphs(config, HOPPER, [layer], method, 32)
-    return config.compilation_config.cudagraph_mode.name
-
-
-@pytest.mark.parametrize(
-    ("mode", "backend", "method", "split", "left"),
-    [
-        ("FULL", "TRITON_ATTN", "virtual sequences", True, "FULL_AND_PIECEWISE"),
-        # vLLM makes FULL_AND_PIECEWISE into FULL where attention is not split off.
-        ("FULL", "TRITON_ATTN", "virtual sequences", False, "FULL_DECODE_ONLY"),
-        ("FULL", "TRITON_ATTN", "causal tensor", True, "FULL"),
-        ("FULL", "CUSTOM", "rules", True, "FULL_AND_PIECEWISE"),
-        ("FULL_DECODE_ONLY", "TRITON_ATTN", "virtual sequences", True, "FULL_DECODE_ONLY"),
-        ("PIECEWISE", "TRITON_ATTN", "virtual sequences", True, "PIECEWISE"),
-        ("NONE", "TRITON_ATTN", "virtual sequences", True, "NONE"),
-    ],
-)
-def test_graphs_that_answer_wrongly_are_not_left(
-    mode: str, backend: str, method: str, split: bool, left: str
-) -> None:
-    assert graphs(mode, LayerBackend(backend, None, GLOBAL), method, split=split) == left
-
-
-def test_flash_attention_3_holds_so_many_sequences_in_full_graphs() -> None:
-    """Its buffer has an entry for each request or token of the largest graph."""
-    layer = LayerBackend("FLASH_ATTN", 3, GLOBAL)
-    assert graphs("FULL_AND_PIECEWISE", layer, "virtual sequences", seats=64) == "PIECEWISE"
-    assert graphs("FULL_DECODE_ONLY", layer, "virtual sequences", seats=64) == "NONE"
-    assert graphs("FULL_AND_PIECEWISE", layer, "causal tensor") == "FULL_AND_PIECEWISE"
+    expected = "FULL_AND_PIECEWISE" if piecewise else "FULL_DECODE_ONLY"
+    assert left == CUDAGraphMode[expected]
 
 
 @pytest.mark.parametrize(

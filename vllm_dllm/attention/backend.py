@@ -231,6 +231,8 @@ class MaskRules:
         fill: writes the rules of a batch to `rule` before each step; None if they never change.
     """
 
+    graph_support = AttentionCGSupport.UNIFORM_BATCH
+
     def __init__(
         self,
         rows: int,

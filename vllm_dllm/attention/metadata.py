@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 
@@ -61,7 +62,13 @@ class AttentionBatch:
 
 
 class AttentionRule(Protocol):
-    """Which keys a model's queries see."""
+    """Which keys a model's queries see.
+
+    Attributes:
+        graph_support: the batches for which a full CUDA graph may replay the rule's metadata.
+    """
+
+    graph_support: AttentionCGSupport
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
         """Return the attention metadata of a batch, by layer name."""

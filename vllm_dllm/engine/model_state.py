@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
-from vllm_dllm.attention.served_route import confirm_route
+from vllm_dllm.attention.served_route import has_own_backend
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
@@ -84,8 +84,7 @@ class DiffusionModelState(ModelState):
             self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
         default = ResolvedRequest.of(self.served.choose())
         self.unadmitted: dict[str, Any] = {RESOLVED: default}
-        window = self.served.settings.window
-        own = confirm_route(vllm_config, kind.aligned, kind.length, window)
+        own = has_own_backend(vllm_config)
         self.attention: AttentionRule = family.attention(self.served, self.slots, own)
         self.embeddings = family.embeddings(self)
         self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode)

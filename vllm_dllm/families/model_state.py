@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.v1.attention.backend import AttentionCGSupport
 
 from vllm_dllm.engine.model_state import DiffusionModelState
 from vllm_dllm.engine.slots import CanvasKind
@@ -34,3 +35,7 @@ class FamilyModelState(DiffusionModelState):
         )
         super().__init__(vllm_config, model, encoder_cache, device, family, kind, policy)
         self.family = family
+
+    def get_additional_cg_support(self) -> tuple[AttentionCGSupport, str | None]:
+        """See vLLM's class, which lowers the mode of CUDA graphs accordingly."""
+        return self.attention.graph_support, type(self.attention).__name__

@@ -158,19 +158,19 @@ def _fitted(device: Device, case: Case) -> Case:
 def route_of(device: Device, case: Case) -> Route | None:
     """The route of a case; None if the machine cannot serve the case as it asks."""
     attention = replace(ATTENTION[case.family], dtype=case.dtype, window=case.window)
-    graphs = None if device.platform == "cpu" or case.graphs in (DEFAULT, EAGER) else case.graphs
     asked = Options(
         backend=None if case.backend == DEFAULT else case.backend,
         kv_cache_dtype=case.cache,
-        graphs=graphs,
         flash_version=case.flash,
     )
     try:
         route = choose_route(device, attention, asked)
     except RouteError:
         return None
-    as_asked = graphs in (None, route.graphs) and case.flash in (None, route.flash_version)
-    return route if as_asked else None
+    # A graph of mode FULL also replays mixed batches, and vLLM lowers the mode for most backends.
+    replays = (route.backend, route.method) == ("TRITON_ATTN", "causal tensor")
+    as_asked = replays or case.graphs != "FULL"
+    return route if as_asked and case.flash in (None, route.flash_version) else None
 
 
 def absent(device: Device) -> list[tuple[str, str]]:

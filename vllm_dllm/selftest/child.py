@@ -107,17 +107,22 @@ def serve(engine: Any, requests: Sequence[Mapping[str, Any]]) -> dict[str, dict[
 
 def chosen(llm: Any) -> dict[str, Any]:
     """What the engine serves with, as its own objects say."""
-    from vllm_dllm.attention.served_route import layer_backends
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention import Attention
+
+    from vllm_dllm.attention.served_route import name_of
 
     config = llm.llm_engine.vllm_config
     core = llm.llm_engine.engine_core.engine_core
     state = core.model_executor.driver_worker.worker.model_runner.model_state
-    layers = layer_backends(config)
-    versions = {layer.flash_version for layer in layers if layer.flash_version}
+    layers = get_layers_from_vllm_config(config, Attention).values()
+    # Only FlashAttention's layers have versions.
+    found = (getattr(layer.impl, "vllm_flash_attn_version", None) for layer in layers)
+    versions = {version for version in found if version}
     mode = config.compilation_config.cudagraph_mode
     fused = state.slots.window is not None or state.policy.fused
     return {
-        "backend": ", ".join(sorted({layer.name for layer in layers})),
+        "backend": ", ".join(sorted({name_of(layer.get_attn_backend()) for layer in layers})),
         "flash": max(versions, default=None),
         "graphs": "EAGER" if config.model_config.enforce_eager else mode.name,
         "kernels": "triton" if "triton" in type(state.readout).__module__ else "torch",

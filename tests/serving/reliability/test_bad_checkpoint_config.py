@@ -67,7 +67,7 @@ def legal(name: str, value: Any) -> bool:
 
 def test_every_field_is_fuzzed() -> None:
     own = vars(LLaDA2MoeConfig()).keys() - vars(type(LLaDA2MoeConfig()).__mro__[1]()).keys()
-    # rope_parameters are transformers' own; for the others see tests/checkpoints/test_config_fields.
+    # rope_parameters are transformers' own; for the others see test_config_fields.
     assert own - {"hidden_act", "rope_parameters", "use_rmsnorm"} <= {*NUMBERS, *FLAGS, *WORDS}
 
 

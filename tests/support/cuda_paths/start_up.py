@@ -76,19 +76,13 @@ def _routes(backend: Backend, patch: pytest.MonkeyPatch) -> None:
     from vllm_dllm.attention import served_route
 
     versions = frozenset(range(2, (backend.flash_version or 4) + 1))
-    choose, confirm = served_route.choose_route, served_route.confirm_layers
+    choose = served_route.choose_route
 
     def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route:
         return choose(device, replace(model, dtype="bfloat16"), asked)
 
-    def confirm_layers(
-        layers: Any, device: Device, model: ModelAttention, asked: Options
-    ) -> str | None:
-        return confirm(layers, device, replace(model, dtype="bfloat16"), asked)
-
     patch.setattr(served_route, "device_here", lambda: Device("cuda", (9, 0), True, versions))
     patch.setattr(served_route, "choose_route", choose_route)
-    patch.setattr(served_route, "confirm_layers", confirm_layers)
 
 
 def _worker(watch: Watch, patch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 from vllm_dllm.attention.metadata import AttentionBatch
@@ -29,14 +30,15 @@ class BlockCausal:
     """An `AttentionRule`: a canvas is one non-causal query, and a prefill chunk is one per block.
 
     The number of segments depends on the batch, so a full CUDA graph replays only batches whose
-    queries lie inside one block each, or are windows of two blocks. `attention.routes` chooses the
-    mode of graphs accordingly.
+    queries lie inside one block each, or are windows of two blocks.
 
     Attributes:
         block_length: L.
         device: what attention runs on.
         windows: the segments of windows, where steps read two blocks.
     """
+
+    graph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, block_length: int, device: torch.device, windows: int = 0) -> None:
         """Set up for this block length, and steps with at most `windows` windows of two blocks."""

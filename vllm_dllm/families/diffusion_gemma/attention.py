@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.v1.attention.backend import AttentionCGSupport
 
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine.slots import Phase, SlotState
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 class CausalUnlessDenoised:
     """An `AttentionRule`: every request is causal, unless its canvas is being denoised."""
+
+    graph_support = AttentionCGSupport.ALWAYS
 
     def __init__(self, slots: SlotState) -> None:
         self.slots = slots

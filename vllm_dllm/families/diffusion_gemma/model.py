@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 from vllm.model_executor.models.gemma4_mm import Gemma4DummyInputsBuilder
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.platforms import current_platform
 
 from vllm_dllm.checkpoints.authors_tensors import one_by_one, shapes_of
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
@@ -39,6 +40,11 @@ class DiffusionGemmaForBlockDiffusion(VerifiedWeights, DiffusionGemmaForConditio
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
+        window = vllm_config.model_config.dllm.settings.window
+        if window == "reference" and current_platform.is_cpu():
+            from vllm_dllm.families.diffusion_gemma.reference_window import use_reference_window
+
+            use_reference_window(self)
 
     @staticmethod
     def get_model_state_cls() -> type[FamilyModelState]:

@@ -109,22 +109,14 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
         return result
 
 
-def use_reference_window(layers: dict[str, Any]) -> list[str]:
-    """Switch the sliding-window layers among `layers` to the authors' rule.
+def use_reference_window(model: torch.nn.Module) -> None:
+    """Switch a model's sliding-window layers to the authors' rule where they are vLLM's for CPUs.
 
-    Returns:
-        Their names.
-
-    Raises:
-        ValueError: a layer's attention is not vLLM's CPU attention.
+    This package's own backend takes the rule with each request.
     """
-    switched = []
-    for name, layer in layers.items():
-        if not isinstance(layer.impl, CPUAttentionBackendImpl):
-            raise ValueError(f"{name} has {type(layer.impl).__name__}, not CPU_ATTN")
-        if layer.impl.sliding_window > 0:
+    for layer in model.modules():
+        impl = getattr(layer, "impl", None)
+        if isinstance(impl, CPUAttentionBackendImpl) and impl.sliding_window > 0:
             # vLLM's layer has already created its implementation; only `forward` differs, not the
             # attributes.
-            layer.impl.__class__ = ReferenceWindowImpl
-            switched.append(name)
-    return switched
+            impl.__class__ = ReferenceWindowImpl
