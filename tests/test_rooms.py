@@ -49,9 +49,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "torch", "vllm", "vllm_dllm.checkpoints", "vllm_dllm.settings",
     },
     "vllm_dllm.families": {
-        "torch", "numpy", "transformers", "vllm", "vllm_dllm.attention", "vllm_dllm.checkpoints",
-        "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings", "vllm_dllm.startup",
-        "vllm_dllm.tracing", "vllm_dllm.engine", "vllm_dllm.vllm_seams.channels",
+        "torch", "numpy", "transformers", "huggingface_hub", "vllm", "vllm_dllm.attention",
+        "vllm_dllm.checkpoints", "vllm_dllm.decoding", "vllm_dllm.ops", "vllm_dllm.settings",
+        "vllm_dllm.startup", "vllm_dllm.tracing", "vllm_dllm.engine",
+        "vllm_dllm.vllm_seams.channels",
     },
     "vllm_dllm.families.registry": {
         "vllm", "vllm_dllm.families.base", "vllm_dllm.settings.server",

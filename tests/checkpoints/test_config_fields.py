@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.published import GEMMA_TEXT, gemma_config, llada2_config
-from vllm_dllm.families.config_fields import unknown_fields
-from vllm_dllm.families.diffusion_gemma.config_fields import unknown_gemma_fields
-from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS, LLaDA2MoeConfig
+from vllm_dllm.families.diffusion_gemma.family import ignored_fields
+from vllm_dllm.families.llada2.hf_config import FIELDS, LLaDA2MoeConfig, contradictions
 from vllm_dllm.ranges import SettingsError
 
 READ, INERT = "read", "does not matter"
@@ -52,7 +51,7 @@ LLADA2: dict[str, tuple[str, Any]] = {
     "tie_word_embeddings": (READ, True),
     "mask_token_id": (READ, 7),
     "block_length": (READ, 16),
-    "block_size": ("refused", 0),
+    "block_size": (READ, 16),
     "canvas_length": (READ, 8),
     "eos_token_id": (READ, 5),
     "pad_token_id": (READ, 5),
@@ -64,7 +63,7 @@ LLADA2: dict[str, tuple[str, Any]] = {
     "use_rmsnorm": ("refused", False),
     "norm_softmax": ("refused", True),
     "using_split_qkv_in_self_attention": ("refused", True),
-    "moe_shared_expert_intermediate_size": ("refused", 96),
+    "moe_shared_expert_intermediate_size": (READ, 96),
     "attention_dropout": (INERT, 0.1),
     "embedding_dropout": (INERT, 0.1),
     "output_dropout": (INERT, 0.1),
@@ -105,14 +104,13 @@ def published(version: str) -> dict[str, Any]:
 def test_a_field(field: str) -> None:
     how, value = LLADA2[field]
     if how == "refused":
-        with pytest.raises(SettingsError, match=rf"config\.json: .*{field}"):
-            LLaDA2MoeConfig(**{field: value})
+        with pytest.raises(SettingsError, match=rf"config\.json: {field}=.* asks for "):
+            FIELDS.ignored({field: value}, {})
+        with pytest.raises(SettingsError, match=f"--hf-overrides: {field}="):
+            FIELDS.ignored({field: value}, {field: value})
         return
-    needed = {"score_function": {"moe_router_enable_expert_bias": False}}.get(field, {})
-    if field == "rotary_dim":
-        needed = {"partial_rotary_factor": 0.5}
-    config = LLaDA2MoeConfig(**needed, **{field: value})
-    assert unknown_fields({field: value}, KNOWN_FIELDS) == []
+    assert FIELDS.ignored({field: value}, {}) == []
+    config = LLaDA2MoeConfig(**{} if field == "model_type" else {field: value})
     if how == READ and field not in ("dtype",):
         assert getattr(config, field) == value
 
@@ -125,7 +123,8 @@ def test_every_published_field_is_in_the_table(version: str) -> None:
 def test_a_published_checkpoint_is_taken_without_a_word() -> None:
     config = LLaDA2MoeConfig(**published("2.0"))
     assert config.canvas_length == 32
-    assert unknown_fields(published("2.0"), KNOWN_FIELDS) == []
+    assert FIELDS.ignored(published("2.0"), {}) == []
+    assert list(contradictions(config)) == []
 
 
 @pytest.mark.parametrize("field", ["expert_capacity", "delete_token_id", "split_token_id"])
@@ -135,26 +134,16 @@ def test_llada22_is_refused_by_each_field_of_its_own(field: str) -> None:
         {"expert_capacity", "delete_token_id", "split_token_id"} - {field}
     )
     with pytest.raises(SettingsError, match=rf"config\.json: {field}=\d+ asks for .*LLaDA2\.2"):
-        LLaDA2MoeConfig(**asks)
-    with pytest.raises(SettingsError, match=field):
-        LLaDA2MoeConfig().update({field: asks[field]})
+        FIELDS.ignored(asks, {})
 
 
 def test_a_capacity_of_none_asks_for_nothing() -> None:
-    LLaDA2MoeConfig(expert_capacity=0, delete_token_id=None)
-
-
-def test_block_size_is_a_name_of_the_block_length() -> None:
-    assert LLaDA2MoeConfig(block_size=16).canvas_length == 16
-    with pytest.raises(SettingsError, match="canvas_length=32 and block_size=16 are two names"):
-        LLaDA2MoeConfig(block_size=16, canvas_length=32)
-    with pytest.raises(SettingsError, match="block_size=16 contradicts the block length 32"):
-        LLaDA2MoeConfig().update({"block_size": 16})
+    assert FIELDS.ignored({"expert_capacity": 0, "delete_token_id": None}, {}) == []
 
 
 def test_an_unknown_field_is_named() -> None:
     asked = published("2.0") | {"expert_capcity": 48, "router_jitter": 0.1}
-    assert unknown_fields(asked, KNOWN_FIELDS) == ["expert_capcity", "router_jitter"]
+    assert FIELDS.ignored(asked, {}) == ["expert_capcity", "router_jitter"]
 
 
 # ---- DiffusionGemma
@@ -173,14 +162,14 @@ def test_diffusion_gemma_is_taken_without_a_word(source: str) -> None:
         stated = json.loads(gemma_config().to_json_string(use_diff=False))
     elif source == "tiny":
         stated = json.loads((TINY_GEMMA / "config.json").read_text())
-    assert unknown_gemma_fields(stated, {}) == []
+    assert ignored_fields(stated, {}) == []
 
 
 def test_an_unknown_field_of_diffusion_gemma_is_named() -> None:
     stated = gemma() | {"expert_capacity": 4}
     stated["text_config"] = GEMMA_TEXT | {"hidden_size_per_layer_input": 256}
     stated["vision_config"] = stated["vision_config"] | {"tiles": 2}
-    assert unknown_gemma_fields(stated, {}) == [
+    assert ignored_fields(stated, {}) == [
         "expert_capacity",
         "text_config.hidden_size_per_layer_input",
         "vision_config.tiles",
@@ -190,4 +179,4 @@ def test_an_unknown_field_of_diffusion_gemma_is_named() -> None:
 def test_a_field_that_diffusion_gemma_cannot_do_is_refused() -> None:
     stated = gemma() | {"text_config": GEMMA_TEXT | GEMMA_REFUSED}
     with pytest.raises(SettingsError, match=r"text_config\.use_bidirectional_attention='all'"):
-        unknown_gemma_fields(stated, {})
+        ignored_fields(stated, {})

@@ -8,9 +8,8 @@ import pytest
 
 from tests.checkpoints.test_config_fields import INERT, READ
 from tests.support.published import SDAR, sdar_config
-from vllm_dllm.families.config_fields import unknown_fields
-from vllm_dllm.families.sdar.family import known_fields
-from vllm_dllm.families.sdar.hf_config import SUPPORTED, SDARConfig, SDARMoeConfig, check_fields
+from vllm_dllm.families.sdar import family
+from vllm_dllm.families.sdar.hf_config import SDARMoeConfig
 from vllm_dllm.ranges import SettingsError
 
 # Field -> READ and another value that must be seen, a value that must be refused, or INERT and
@@ -72,21 +71,20 @@ EXPERTS: dict[str, tuple[str, Any]] = {
     "router_aux_loss_coef": (INERT, 0.5),
 }
 CASES = [
-    *((SDARConfig, name) for name in DENSE),
-    *((SDARMoeConfig, name) for name in (DENSE | EXPERTS)),
+    *((family.SDAR, name) for name in DENSE),
+    *((family.SDARMoe, name) for name in (DENSE | EXPERTS)),
 ]
 
 
-@pytest.mark.parametrize(("config_class", "field"), CASES)
-def test_a_field(config_class: Any, field: str) -> None:
+@pytest.mark.parametrize(("of", "field"), CASES)
+def test_a_field(of: Any, field: str) -> None:
     how, value = (DENSE | EXPERTS)[field]
-    assert unknown_fields({field: value}, known_fields(config_class)) == []
-    config = config_class(**({} if field == "model_type" else {field: value}))
     if how == "refused":
         with pytest.raises(SettingsError, match=rf"config\.json: {field}=.* asks for "):
-            check_fields(config, {})
+            of.fields.ignored({field: value}, {})
         return
-    check_fields(config, {})
+    assert of.fields.ignored({field: value}, {}) == []
+    config = of.fields.config_class(**({} if field == "model_type" else {field: value}))
     if how == READ and field in ("rope_theta", "rope_scaling"):
         said = {"rope_theta": value} if field == "rope_theta" else value
         assert said.items() <= config.rope_parameters.items()
@@ -100,14 +98,16 @@ def test_every_published_field_is_in_the_table(which: str) -> None:
     stated = sdar_config(which)
     moe = stated["model_type"] == "sdar_moe"
     assert stated.keys() <= (DENSE | EXPERTS if moe else DENSE).keys()
-    config_class: Any = SDARMoeConfig if moe else SDARConfig
-    assert unknown_fields(stated, known_fields(config_class)) == []
+    fields = (family.SDARMoe if moe else family.SDAR).fields
+    assert fields.ignored(stated, {}) == []
     del stated["model_type"]
-    check_fields(config_class(**stated), {})
+    fields.config_class(**stated)
 
 
 def test_what_is_refused_is_in_the_table() -> None:
-    assert SUPPORTED.keys() == {name for name, (how, _) in DENSE.items() if how == "refused"}
+    assert family.SDAR.fields.supported.keys() == {
+        name for name, (how, _) in DENSE.items() if how == "refused"
+    }
 
 
 def test_a_head_whose_size_is_not_stated() -> None:
@@ -119,4 +119,4 @@ def test_a_head_whose_size_is_not_stated() -> None:
 @pytest.mark.parametrize("field", EXPERTS)
 def test_a_field_of_experts_is_unknown_to_a_dense_model(field: str) -> None:
     """A dense model with experts' fields is another model, and its user is told."""
-    assert unknown_fields({field: 1}, known_fields(SDARConfig)) == [field]
+    assert family.SDAR.fields.ignored({field: 1}, {}) == [field]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +12,10 @@ import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from vllm_dllm.families.block_causal.engine_config import block_length, refuse_sliding_window
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
+from vllm_dllm.families.config_fields import canvas_length
 from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.server import LENGTHS
 from vllm_dllm.startup.default_limits import set_defaults
 
 
@@ -37,8 +40,9 @@ def model(scale: float = 1.0, bias: torch.Tensor | None = None) -> Model:
     return Model(vllm_config=SimpleNamespace(scale=scale, bias=bias, quant_config=None))
 
 
-def config(diffusion: Any = None, **fields: Any) -> Any:
-    model = SimpleNamespace(model="somewhere", hf_config=SimpleNamespace(**fields), hf_overrides={})
+def config(folder: Path, diffusion: Any = None, **fields: Any) -> Any:
+    (folder / "config.json").write_text(json.dumps(fields))
+    model = SimpleNamespace(model=str(folder), revision=None, hf_overrides={})
     return SimpleNamespace(model_config=model, diffusion_config=diffusion)
 
 
@@ -64,30 +68,27 @@ def test_the_head_of_a_later_stage() -> None:
     assert not later.has_plain_head
 
 
-@pytest.mark.parametrize("fields", [{"canvas_length": 8}, {"block_length": 8}])
-def test_the_checkpoint_states_the_block_length(fields: dict[str, int]) -> None:
-    assert block_length(config(**fields)) == 8
-    assert block_length(config(SimpleNamespace(canvas_length=16), **fields)) == 16
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_checkpoint_states_the_block_length(name: str, tmp_path: Path) -> None:
+    assert canvas_length(config(tmp_path, **{name: 8})) == 8
+    assert canvas_length(config(tmp_path, SimpleNamespace(canvas_length=16), **{name: 8})) == 16
+    for length in (0, -4, 2.5, "8", True, 1 << 40):
+        with pytest.raises(SettingsError, match=rf"config\.json: {name} must be"):
+            canvas_length(config(tmp_path, **{name: length}))
 
 
-def test_two_lengths_contradict() -> None:
+def test_two_lengths_contradict(tmp_path: Path) -> None:
+    stated = config(tmp_path, block_length=8, canvas_length=16)
     with pytest.raises(SettingsError, match="block_length=8 contradicts canvas_length=16"):
-        block_length(config(block_length=8, canvas_length=16))
+        canvas_length(stated)
 
 
-def test_a_missing_length_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"config\.json of somewhere has no 'canvas_length'"):
-        block_length(config())
+def test_a_missing_length_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"config\.json of .* has no 'canvas_length'"):
+        canvas_length(config(tmp_path))
+    assert canvas_length(config(tmp_path), 4) == 4
     # Earlier, default limits leave it to that.
     args = SimpleNamespace(diffusion_config=None, max_num_seqs=7, max_num_batched_tokens=9)
-    set_defaults(args, config().model_config, (False, False), self_conditioned=False)
+    nothing: Any = SimpleNamespace(hf_config=SimpleNamespace())
+    set_defaults(args, nothing, (False, False), self_conditioned=False)
     assert (args.max_num_seqs, args.max_num_batched_tokens) == (7, 9)
-
-
-def test_a_sliding_window_is_refused() -> None:
-    def stated(window: int | None) -> Any:
-        return SimpleNamespace(get_sliding_window=lambda: window)
-
-    refuse_sliding_window(stated(None))
-    with pytest.raises(SettingsError, match=r"sliding_window=16: .* --disable-sliding-window"):
-        refuse_sliding_window(stated(16))

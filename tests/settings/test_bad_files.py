@@ -14,7 +14,7 @@ from tests.settings.test_bad_input import (
     refusal,
 )
 from tests.support.strategies import ALWAYS, JSON, WILD, Number, same, share
-from vllm_dllm.families.diffusion_gemma.engine_config import parse_sampler
+from vllm_dllm.families.diffusion_gemma.family import DiffusionGemma
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -39,7 +39,7 @@ def with_field(name: str, value: Any) -> dict[str, Any]:
 @given(st.sampled_from(sorted(CHECKPOINT)), WILD | STEP.edges() | UNIFORM["t_max"][1].edges())
 def test_the_sampler_of_a_checkpoint(name: str, value: Any) -> None:
     def choose() -> Any:
-        stated = parse_sampler(with_field(name, value))
+        stated = DiffusionGemma().checkpoint_settings(with_field(name, value))
         return Served("uniform", "EntropyBound", DllmSettings(), stated).choose()
 
     said = refusal(choose)
@@ -58,7 +58,7 @@ def test_a_sampler_that_is_incomplete(name: str, value: Any, leave_out: bool) ->
     stated: Mapping[str, Any] = {k: v for k, v in STATED.items() if k != name}
     if not leave_out:
         stated = {**stated, "sampler_config": value}
-    said = refusal(lambda: parse_sampler(stated))
+    said = refusal(lambda: DiffusionGemma().checkpoint_settings(stated))
     assert said is not None
     assert name in said or "sampler_config" in said
 

@@ -116,11 +116,9 @@ def length_source(vllm_config: VllmConfig, diffusion: Mapping[str, Any] | None) 
     if (diffusion or {}).get("canvas_length"):
         return SERVER
     model = vllm_config.model_config
-    stated = stated_fields(model)
-    name = next((name for name in LENGTHS if stated.get(name)), None)
-    if name is None:
-        return DEFAULT
-    return HF_OVERRIDES if name in hf_overrides(model) else CHECKPOINT
+    if hf_overrides(model).keys() & set(LENGTHS):
+        return HF_OVERRIDES
+    return CHECKPOINT if any(map(stated_fields(model).get, LENGTHS)) else DEFAULT
 
 
 def parse(arguments: Sequence[str]) -> Namespace:

@@ -6,6 +6,7 @@ Silently ignoring a field may change a model's answers.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PretrainedConfig
@@ -14,9 +15,10 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.ranges import SettingsError, listed, shown
+from vllm_dllm.settings.server import LENGTH, LENGTHS
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger("vllm.dllm")
 
@@ -32,8 +34,47 @@ _HOUSEKEEPING = (
     | {"use_bfloat16", "tf_legacy_loss", "finetuning_task", "task_specific_params"}
     | {"output_attentions", "sep_token_id", "bad_words_ids", "unsloth_version", "name_or_path"}
 )
-# For each field of a model, the values that ask for nothing, and what others would ask for.
-SupportedValues = Mapping[str, tuple[Collection[Any], str]]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What a model knows of the fields of ``config.json``, or of one object in it.
+
+    Attributes:
+        config_class: the configuration class, whose fields are read.
+        also: fields that are read by others, or that do not matter to the model.
+        supported: for fields that would ask for something else, the values that ask for nothing,
+            and what others ask for.
+    """
+
+    config_class: type
+    also: frozenset[str] = frozenset()
+    supported: Mapping[str, tuple[Collection[Any], str]] = field(default_factory=dict)
+
+    def ignored(
+        self, stated: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str = ""
+    ) -> list[str]:
+        """The unknown fields, in the file's order.
+
+        Args:
+            stated: the object in ``config.json`` with ``--hf-overrides``.
+            overrides: the whole value of ``--hf-overrides``.
+            prefix: the fields that contain the object (``text_config.``).
+
+        Raises:
+            SettingsError: a field asks for something that is not supported.
+        """
+        declared = {each.name for each in fields(self.config_class)}
+        known = declared | self.also | _HOUSEKEEPING | self.supported.keys()
+        for name, value in stated.items():
+            taken, wanted = self.supported.get(name, ((value,), ""))
+            if not any(value is one or (type(value), value) == (type(one), one) for one in taken):
+                source = source_of(prefix + name, overrides)
+                raise SettingsError(
+                    f"{source}: {prefix}{name}={shown(value)} asks for {wanted}, which is not "
+                    "supported"
+                )
+        return [prefix + name for name in stated if name not in known]
 
 
 def hf_overrides(model_config: ModelConfig) -> dict[str, Any]:
@@ -72,53 +113,55 @@ def source_of(name: str, overrides: Mapping[str, Any]) -> str:
     return "--hf-overrides"
 
 
-def check_supported(
-    name: str,
-    value: object,
-    table: SupportedValues,
-    source: str = "config.json",
-) -> None:
-    """Raise `SettingsError` for a field that asks for something that is not supported.
+def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
+    """L as given by ``--diffusion-config``, or else by the checkpoint under any of its names.
 
     Args:
-        name: the field, with any fields that contain it (``text_config.x``).
-        value: the value in the checkpoint or an override.
-        table: see `SupportedValues`.
-        source: where the value comes from.
+        vllm_config: vLLM's configuration.
+        usual: the length of a checkpoint that states none; None if there is no such length.
+
+    Raises:
+        SettingsError: the checkpoint states no length, two lengths, or one out of range.
     """
-    field = name.rpartition(".")[2]
-    if field not in table:
-        return
-    taken, wanted = table[field]
-    if not any(value is one or (type(value) is type(one) and value == one) for one in taken):
+    diffusion, model = vllm_config.diffusion_config, vllm_config.model_config
+    if diffusion is not None and diffusion.canvas_length:
+        return diffusion.canvas_length
+    for source, stated in (
+        ("--hf-overrides", hf_overrides(model)),
+        ("config.json", stated_fields(model)),
+    ):
+        given = {name: stated[name] for name in LENGTHS if stated.get(name) is not None}
+        for name, length in given.items():
+            LENGTH.check(f"{source}: {name}", length)
+        if len(set(given.values())) > 1:
+            names = " contradicts ".join(f"{name}={length}" for name, length in given.items())
+            raise SettingsError(
+                f"{source}: {names}; give both the same, or pass --diffusion-config "
+                "'{\"canvas_length\": L}'"
+            )
+        if given:
+            return next(iter(given.values()))
+    if usual is None:
         raise SettingsError(
-            f"{source}: {name}={shown(value)} asks for {wanted}, which is not supported"
+            f"config.json of {model.model} has no 'canvas_length'; pass --diffusion-config "
+            "'{\"canvas_length\": L}' with the length that it was trained with"
         )
+    return usual
 
 
-def unknown_fields(stated: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """The unknown fields, in the file's order.
-
-    Args:
-        stated: ``config.json`` with ``--hf-overrides``.
-        known: the fields that this model's classes read, or that do not matter to it.
-    """
-    return [name for name in stated if name not in known and name not in _HOUSEKEEPING]
-
-
-def warn_of_unread_fields(
-    model_config: ModelConfig, unread: Collection[str], corruption: Corruption
+def warn_of_ignored_fields(
+    model_config: ModelConfig, ignored: Collection[str], corruption: Corruption
 ) -> None:
     """Warn about each name that would otherwise be ignored silently.
 
     Args:
         model_config: vLLM's configuration of the model.
-        unread: fields of ``config.json`` with ``--hf-overrides`` that are ignored.
+        ignored: fields of ``config.json`` with ``--hf-overrides``, see `Fields.ignored`.
         corruption: see `Family.corruption`.
     """
     overrides = hf_overrides(model_config)
-    given = [name for name in unread if source_of(name, overrides) == "--hf-overrides"]
-    stated = [name for name in unread if name not in given]
+    given = [name for name in ignored if source_of(name, overrides) == "--hf-overrides"]
+    stated = [name for name in ignored if name not in given]
     if stated:
         logger.warning(
             "dllm: config.json of %s: %s %s ignored; if the model needs %s, its answers are wrong",

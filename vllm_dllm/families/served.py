@@ -1,19 +1,24 @@
-"""Decides at start-up how a model is served: its settings, canvases and commit policy."""
+"""Decides at start-up how a model is served: its settings, attention and commit policy."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from vllm_dllm.attention.routes import LayerShape, ModelAttention
+from vllm_dllm.attention.served_route import apply_route
 from vllm_dllm.families.base import Family
-from vllm_dllm.families.generation_config import generation_settings
+from vllm_dllm.families.config_fields import merged
 from vllm_dllm.families.scheduling import SCHEDULER
-from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.resolution import FOLDER, OVERRIDE, SAMPLER, Served, server_settings
 from vllm_dllm.settings.server import STEPS
-from vllm_dllm.startup.checks import check_kernels
+from vllm_dllm.startup.checks import check_budget, check_kernels
 from vllm_dllm.startup.commit_choice import choose_commits
 
 if TYPE_CHECKING:
@@ -22,53 +27,89 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.dllm")
 
 
-def served_of(vllm_config: VllmConfig, family: Family) -> Served:
-    """The decoding settings of a model that starts. The canvas length must already be known.
+def configure_engine(
+    vllm_config: VllmConfig, family: Family, layers: Sequence[LayerShape]
+) -> Served:
+    """Decide how a model is served, once its canvas length is known, and configure vLLM.
+
+    Sets the scheduler, the attention backend, the sizes of CUDA graphs, how many draft tokens a
+    step has, and ``model_config.dllm``.
+
+    Args:
+        vllm_config: vLLM's configuration, with the canvas length in ``diffusion_config``.
+        family: the model's family.
+        layers: the different shapes of the model's attention layers.
 
     Raises:
-        SettingsError: a setting or a field of the checkpoint is unknown or out of range.
+        ValueError: a setting or a field of the checkpoint is unknown or out of range, or cannot
+            work here; the message names it.
     """
+    scheduler, diffusion = vllm_config.scheduler_config, vllm_config.diffusion_config
+    if scheduler.async_scheduling is None and current_platform.is_cpu():
+        # A step in flight hides the host's work, but on the CPU the host does all the work.
+        scheduler.async_scheduling = False
     settings = server_settings(vllm_config.additional_config, family.corruption, family.algorithm)
-    diffusion = vllm_config.diffusion_config
     if diffusion.max_denoising_steps is not None:
         STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
     stated, elsewhere = generation_settings(vllm_config, family)
+    length, model = diffusion.canvas_length, vllm_config.model_config
+    commits = choose_commits(vllm_config, settings, family.commits_in_place, length)
     served = Served(
         corruption=family.corruption,
         own_algorithm=family.algorithm,
         settings=settings,
         checkpoint=stated,
-        length=diffusion.canvas_length,
+        length=length,
         max_steps=settings.max_steps or diffusion.max_denoising_steps,
         mask_token=family.mask_token(vllm_config),
+        commits=commits,
         elsewhere=elsewhere,
     )
     served.choose()
-    return served
-
-
-def configure_engine(vllm_config: VllmConfig, family: Family) -> Served:
-    """Decide how a model is served, once its canvas length is known, and configure vLLM.
-
-    Sets the scheduler, the sizes of CUDA graphs, how many draft tokens a step has, and
-    ``model_config.dllm``.
-
-    Raises:
-        SettingsError: a setting is unknown or out of range, or cannot work here.
-    """
-    scheduler = vllm_config.scheduler_config
-    if scheduler.async_scheduling is None and current_platform.is_cpu():
-        # A step in flight hides the host's work, but on the CPU the host does all the work.
-        scheduler.async_scheduling = False
-    served = served_of(vllm_config, family)
     check_kernels(served)
-    commits = choose_commits(vllm_config, served.settings, family.commits_in_place, served.length)
-    served = replace(served, commits=commits)
-    vllm_config.diffusion_config.canvas_length = served.window_length
-    if current_platform.support_static_graph_mode() and not vllm_config.model_config.enforce_eager:
+    check_budget(vllm_config, length)
+    dtype = str(model.dtype).removeprefix("torch.")
+    attention = ModelAttention(family.aligned, length, tuple(layers), settings.window, dtype)
+    apply_route(vllm_config, attention)
+    diffusion.canvas_length = served.window_length
+    if current_platform.support_static_graph_mode() and not model.enforce_eager:
         from vllm_dllm.startup.graph_sizes import set_capture_sizes
 
         set_capture_sizes(vllm_config, served.window_length)
     scheduler.scheduler_cls = SCHEDULER
-    vllm_config.model_config.dllm = served
+    model.dllm = served
     return served
+
+
+def generation_settings(
+    vllm_config: VllmConfig, family: Family
+) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
+
+    As in vLLM, the checkpoint's ``generation_config.json`` is used unless ``--generation-config``
+    names a folder, and ``--override-generation-config`` overrides its fields. ``--generation-config
+    vllm`` affects only the sampling parameters of requests.
+
+    Raises:
+        SettingsError: a field is missing or out of range, or has no effect as an override; or the
+            file is not a JSON object, which vLLM would ignore silently.
+    """
+    model = vllm_config.model_config
+    override = model.override_generation_config
+    if override:
+        from vllm_dllm.settings.unknown_names import refuse_overrides
+
+        refuse_overrides(override, family.corruption)
+    own = model.generation_config in ("auto", "vllm")
+    file = Path(model.model if own else model.generation_config) / "generation_config.json"
+    if file.is_file():
+        try:
+            whole = isinstance(json.loads(file.read_text()), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise SettingsError(f"{file} is not a JSON object")
+    settings = family.checkpoint_settings(merged(model.try_get_generation_config(), override))
+    elsewhere = {} if own else dict.fromkeys(settings, FOLDER)
+    overridden = settings.keys() & {*override, *override.get(SAMPLER, {})}
+    return settings, elsewhere | dict.fromkeys(overridden, OVERRIDE)

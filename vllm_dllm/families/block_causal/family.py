@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm.config import DiffusionConfig
+from vllm.logger import init_logger
+
+from vllm_dllm.attention.routes import LayerShape
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
+from vllm_dllm.families.config_fields import (
+    Fields,
+    canvas_length,
+    hf_overrides,
+    stated_fields,
+    warn_of_ignored_fields,
+)
+from vllm_dllm.families.served import configure_engine
+from vllm_dllm.ranges import SettingsError
+from vllm_dllm.startup.checks import log_choice, refuse_unsupported
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.settings.resolution import Served
+
+logger = init_logger("vllm.dllm")
 
 
 class BlockCausalFamily(Family):
@@ -25,6 +41,7 @@ class BlockCausalFamily(Family):
     tokenizer has a mask token.
 
     Attributes:
+        fields: the fields of ``config.json`` that the model knows; None checks no fields.
         mask_spellings: texts by which the mask is found if the tokenizer does not declare it.
         samples: requests are sampled as ``generation_config.json`` recommends; otherwise they are
             greedy unless they ask for a temperature.
@@ -34,18 +51,67 @@ class BlockCausalFamily(Family):
     algorithm: ClassVar[str] = "LowConfidence"
     aligned: ClassVar[bool] = True
     commits_in_place: ClassVar[bool] = True
+    fields: ClassVar[Fields | None] = None
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|mask|>",)
     samples: ClassVar[bool] = False
 
-    def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
-        """Fields of ``config.json`` that are ignored; a warning at start-up names them."""
-        return []
-
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
-        from vllm_dllm.families.block_causal.engine_config import configure
+        model = vllm_config.model_config
+        hf_config = model.hf_config
+        length = canvas_length(vllm_config, getattr(hf_config, "canvas_length", None))
+        window = model.get_sliding_window()
+        if window is not None:
+            raise SettingsError(
+                f"config.json: sliding_window={window}: block-causal attention has no sliding "
+                "window; serve contexts that fit into it with --disable-sliding-window"
+            )
+        hf_config.canvas_length = length
+        hf_config.mask_token_id = self.find_mask_token(model)
+        if vllm_config.diffusion_config is None:
+            vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
+        vllm_config.diffusion_config.canvas_length = length
+        refuse_unsupported(vllm_config)
+        if self.fields is not None:
+            ignored = self.fields.ignored(stated_fields(model), hf_overrides(model))
+            warn_of_ignored_fields(model, ignored, self.corruption)
+        align_context(model, length)
+        served = configure_engine(vllm_config, self, [LayerShape(model.get_head_size())])
+        if served.settings.window != "symmetric":
+            raise SettingsError(
+                f"dllm.window is for sliding-window layers, and {type(self).__name__} has none; "
+                "remove it"
+            )
+        # vLLM's own default is 1.0.
+        recommended = model.try_get_generation_config() if self.samples else {}
+        if "temperature" not in recommended:
+            model.override_generation_config.setdefault("temperature", 0.0)
+        log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 
-        configure(vllm_config, self, self.unread_fields(vllm_config))
+    def find_mask_token(self, model_config: ModelConfig) -> int:
+        """The mask id: from ``config.json``, else the tokenizer's, else one of `mask_spellings`."""
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        vocabulary = model_config.get_vocab_size()
+        mask = getattr(model_config.hf_config, "mask_token_id", None)
+        if mask is None and not model_config.skip_tokenizer_init:
+            tokenizer = cached_tokenizer_from_config(model_config)
+            ids = tokenizer.get_vocab()
+            spelled = next((ids[text] for text in self.mask_spellings if text in ids), None)
+            declared = getattr(tokenizer, "mask_token_id", None)
+            mask = spelled if declared is None else declared
+        if mask is None:
+            raise ValueError(
+                f"no mask token: config.json of {model_config.model} has no 'mask_token_id' and "
+                f"its tokenizer no mask token ({', '.join(map(repr, self.mask_spellings))}). Pass "
+                "--hf-overrides '{\"mask_token_id\": ID}'."
+            )
+        if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < vocabulary:
+            raise ValueError(
+                f"mask_token_id {mask!r} is not a token id in [0, {vocabulary}); correct "
+                "config.json, or pass --hf-overrides '{\"mask_token_id\": ID}'"
+            )
+        return mask
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """See `Family.checkpoint_settings`: an algorithm reads the settings that it has."""
@@ -72,3 +138,21 @@ class BlockCausalFamily(Family):
         if asynchronous:
             return scheduler.AsyncBlockDiffusionScheduler
         return scheduler.BlockDiffusionScheduler
+
+
+def align_context(model_config: ModelConfig, length: int) -> None:
+    """Round ``max_model_len`` down, or refuse it, because the context holds only whole blocks."""
+    given = model_config.max_model_len
+    if given < length:
+        raise ValueError(
+            f"max_model_len={given} is below the block length {length}; set --max-model-len to at "
+            f"least {length}"
+        )
+    model_config.max_model_len = given - given % length
+    if given % length:
+        logger.warning(
+            "dllm: max_model_len %d is not a multiple of the block length %d; serving %d",
+            given,
+            length,
+            model_config.max_model_len,
+        )

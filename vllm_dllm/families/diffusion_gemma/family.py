@@ -5,9 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusionConfig
+
+from vllm_dllm.attention.routes import LayerShape
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.server import native_gemma
+from vllm_dllm.families.config_fields import (
+    Fields,
+    canvas_length,
+    hf_overrides,
+    stated_fields,
+    warn_of_ignored_fields,
+)
+from vllm_dllm.families.served import configure_engine, generation_settings
+from vllm_dllm.ranges import SettingsError, listed, shown
+from vllm_dllm.settings.resolution import (
+    BOUND,
+    MAX_STEPS_FIELD,
+    OVERRIDE,
+    SAMPLER,
+    SAMPLER_FIELDS,
+    Served,
+)
+from vllm_dllm.settings.server import DllmSettings, native_gemma
+from vllm_dllm.startup.checks import check_quantization, log_choice, refuse_unsupported
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -16,7 +37,12 @@ if TYPE_CHECKING:
     from vllm_dllm.attention.metadata import AttentionRule
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
-    from vllm_dllm.settings.resolution import Served
+
+# The numbers of soft tokens that Gemma 4's image processor supports, and the one that vLLM requests
+# for a video frame.
+SOFT_TOKENS = (70, 140, 280, 560, 1120)
+VIDEO_SOFT_TOKENS = 70
+SAMPLER_CLASS = "EntropyBoundSamplerConfig"
 
 
 class DiffusionGemma(Family):
@@ -31,18 +57,73 @@ class DiffusionGemma(Family):
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
-        from vllm_dllm.families.diffusion_gemma import engine_config
-
         if native_gemma():
-            engine_config.check_checkpoint(vllm_config, self)
-        else:
-            engine_config.configure(vllm_config, self)
+            self._configure_native(vllm_config)
+            return
+        refuse_unsupported(vllm_config)
+        model = vllm_config.model_config
+        ignored = ignored_fields(stated_fields(model), hf_overrides(model))
+        warn_of_ignored_fields(model, ignored, self.corruption)
+        check_quantization(vllm_config)
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            raise SettingsError(
+                "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
+                "first would need what the last one predicted; use --tensor-parallel-size"
+            )
+        seats = vllm_config.scheduler_config.max_num_seqs
+        chosen = vllm_config.attention_config.backend
+        _configure_as_vllm(vllm_config)
+        # vLLM has chosen a backend for its own class, by rules that do not apply to this package's
+        # class.
+        vllm_config.attention_config.backend = chosen
+        # vLLM's class holds whole rows of logits and therefore serves at most 8 requests.
+        vllm_config.scheduler_config.max_num_seqs = seats
+        served = configure_engine(vllm_config, self, layer_shapes(vllm_config))
+        if served.settings.eos_early_stop is not None:
+            raise SettingsError(
+                "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
+                "which DiffusionGemma's do not; remove it"
+            )
+        log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
+
+    def _configure_native(self, vllm_config: VllmConfig) -> None:
+        """Refuse an incomplete checkpoint, naming the missing field."""
+        stated, elsewhere = generation_settings(vllm_config, self)
+        Served(
+            self.corruption, self.algorithm, DllmSettings(), stated, elsewhere=elsewhere
+        ).choose()
+        if OVERRIDE in elsewhere.values():
+            names = sorted(name for name, source in elsewhere.items() if source == OVERRIDE)
+            raise SettingsError(
+                f"{OVERRIDE}: vLLM's own class (VLLM_DLLM_NATIVE=1) does not read {listed(names)} "
+                "from there; write a generation_config.json, and name its folder with "
+                "--generation-config"
+            )
+        _configure_as_vllm(vllm_config)
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """See `Family.checkpoint_settings`."""
-        from vllm_dllm.families.diffusion_gemma.engine_config import parse_sampler
+        """See `Family.checkpoint_settings`: the sampler's settings and ``max_denoising_steps``.
 
-        return parse_sampler(generation_config)
+        Raises:
+            SettingsError: a field is missing; the message names it. Ranges are checked where
+                settings are resolved.
+        """
+        sampler = generation_config.get(SAMPLER)
+        if not isinstance(sampler, Mapping):
+            raise SettingsError(f"generation_config.json has no {SAMPLER!r}")
+        if sampler.get("_cls_name") != SAMPLER_CLASS:
+            raise SettingsError(
+                f"generation_config.json: {SAMPLER}._cls_name must be {SAMPLER_CLASS!r}, got "
+                f"{shown(sampler.get('_cls_name'))}"
+            )
+        values: dict[str, Any] = {
+            name: generation_config.get(name) for name in (MAX_STEPS_FIELD, *SAMPLER_FIELDS)
+        }
+        values[f"{SAMPLER}.{BOUND}"] = sampler.get(BOUND)
+        for name, value in values.items():
+            if value is None:
+                raise SettingsError(f"generation_config.json has no {name!r}")
+        return {name.removeprefix(f"{SAMPLER}."): value for name, value in values.items()}
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
         """See `Family.attention`."""
@@ -69,3 +150,103 @@ class DiffusionGemma(Family):
         from vllm_dllm.families.diffusion_gemma import scheduler
 
         return scheduler.AsyncCanvasScheduler if asynchronous else scheduler.CanvasScheduler
+
+
+def _configure_as_vllm(vllm_config: VllmConfig) -> None:
+    """Run vLLM's own start-up of DiffusionGemma, with the canvas length that is given."""
+    # Without one, transformers would silently use 256.
+    length = canvas_length(vllm_config)
+    check_pictures(vllm_config)
+    DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
+    # `--diffusion-config` may set other options and leave the length to the checkpoint.
+    vllm_config.diffusion_config.canvas_length = length
+
+
+def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
+    """The unknown fields of DiffusionGemma, whose text and vision fields are in separate objects.
+
+    Args:
+        stated: ``config.json`` with ``--hf-overrides``.
+        overrides: ``--hf-overrides`` alone.
+
+    Raises:
+        SettingsError: a field asks for something that is not supported.
+    """
+    from transformers import DiffusionGemmaConfig
+
+    config = DiffusionGemmaConfig(text_config={}, vision_config={})
+    parts = {
+        "text_config": Fields(
+            type(config.text_config),
+            # Read by vLLM's backbone.
+            frozenset(
+                {"attention_k_eq_v", "attn_logit_softcapping", "final_logit_softcapping"}
+                | {"global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers"}
+                | {"per_layer_config", "self_conditioning_size", "use_double_wide_mlp", "is_causal"}
+            ),
+            {
+                "use_bidirectional_attention": (
+                    (None, "vision"),
+                    "prompts that are read in both directions",
+                )
+            },
+        ),
+        # vLLM reads how many tokens an image has.
+        "vision_config": Fields(type(config.vision_config), frozenset({"default_output_length"})),
+    }
+    ignored = Fields(type(config)).ignored(stated, overrides)
+    for part, fields in parts.items():
+        if isinstance(stated.get(part), Mapping):
+            ignored += fields.ignored(stated[part], overrides, f"{part}.")
+    return ignored
+
+
+def check_pictures(vllm_config: VllmConfig) -> None:
+    """Check that the vision encoder can read pictures of any shape with the given options.
+
+    Raises:
+        SettingsError: an option allows what it cannot read.
+    """
+    options = vllm_config.model_config.multimodal_config
+    if options is None:
+        return
+    if options.enable_mm_embeds:
+        raise SettingsError(
+            "--enable-mm-embeds: DiffusionGemma reads pictures, not their embeddings; remove it"
+        )
+    vision = vllm_config.model_config.hf_config.vision_config
+    given = options.mm_processor_kwargs or {}
+    given = (given.get("images_kwargs") or {}) | given
+    usual = getattr(vision, "default_output_length", 280)
+    tokens = {
+        "image": given.get("max_soft_tokens", usual),
+        "video": VIDEO_SOFT_TOKENS,
+    }
+    for modality, most in tokens.items():
+        # The longest possible picture is one embedding high.
+        widest = most * vision.pooling_kernel_size
+        if options.get_limit_per_prompt(modality) and widest > vision.position_embedding_size:
+            fits = vision.position_embedding_size // vision.pooling_kernel_size
+            fitting = max((size for size in SOFT_TOKENS if size <= fits), default=None)
+            remedy = f"--limit-mm-per-prompt '{{\"{modality}\": 0}}'"
+            if modality == "image" and fitting is not None:
+                remedy = f"--mm-processor-kwargs '{{\"max_soft_tokens\": {fitting}}}' or {remedy}"
+            raise SettingsError(
+                f"max_soft_tokens={most}: of such {modality}s one may be {widest} patches wide, "
+                f"and the checkpoint has {vision.position_embedding_size} positions "
+                f"(vision_config.position_embedding_size); pass {remedy}"
+            )
+
+
+def layer_shapes(vllm_config: VllmConfig) -> tuple[LayerShape, ...]:
+    """The different shapes of the model's attention layers, as its checkpoint states them."""
+    model = vllm_config.model_config
+    text = model.hf_text_config
+    shapes = {
+        LayerShape(
+            model.model_arch_config[layer].head_size,
+            text.sliding_window if kind == "sliding_attention" else None,
+        ): None
+        for layer, kind in enumerate(text.layer_types)
+    }
+    return tuple(shapes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
-from vllm_dllm.families.config_fields import stated_fields, unknown_fields
-from vllm_dllm.families.llada2.hf_config import KNOWN_FIELDS
+from vllm_dllm.families.config_fields import Fields, hf_overrides
+from vllm_dllm.families.llada2.hf_config import FIELDS, contradictions
+from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
@@ -17,15 +18,15 @@ class LLaDA2(BlockCausalFamily):
     """LLaDA2.0 and 2.1, mini and flash."""
 
     architecture: ClassVar[str] = "LLaDA2MoeModelLM"
+    fields: ClassVar[Fields] = FIELDS
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
         check_quantization(vllm_config)
+        model = vllm_config.model_config
         # Checkpoints state a window that their model never applies; vLLM would apply it.
-        hf_config = vllm_config.model_config.hf_config
-        hf_config.sliding_window = vllm_config.cache_config.sliding_window = None
+        model.hf_config.sliding_window = vllm_config.cache_config.sliding_window = None
         super().configure(vllm_config)
-
-    def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
-        """See `BlockCausalFamily.unread_fields`."""
-        return unknown_fields(stated_fields(vllm_config.model_config), KNOWN_FIELDS)
+        for sentence in contradictions(model.hf_config):
+            given = any(f"{name}=" in sentence for name in hf_overrides(model))
+            raise SettingsError(f"{'--hf-overrides' if given else 'config.json'}: {sentence}")

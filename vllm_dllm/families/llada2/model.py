@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.bailing_moe import BailingMoE, BailingMoeV2ForCausalLM
 
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
-from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 
 
 class LLaDA2Moe(BailingMoE):
@@ -48,7 +47,7 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
         return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
 
     @classmethod
-    def tensor_shapes(cls, config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+    def tensor_shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
         """Every tensor of an unquantized checkpoint, by the authors' names."""
         hidden, dim = config.hidden_size, config.head_dim
         query = config.num_attention_heads * dim
@@ -82,7 +81,7 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
         return shapes
 
 
-def _expert_shapes(prefix: str, config: LLaDA2MoeConfig) -> dict[str, tuple[int, ...]]:
+def _expert_shapes(prefix: str, config: Any) -> dict[str, tuple[int, ...]]:
     hidden, size = config.hidden_size, config.moe_intermediate_size
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (config.num_experts, hidden)}
     if config.moe_router_enable_expert_bias:
@@ -90,7 +89,7 @@ def _expert_shapes(prefix: str, config: LLaDA2MoeConfig) -> dict[str, tuple[int,
     for expert in range(config.num_experts):
         shapes |= _mlp_shapes(f"{prefix}.experts.{expert}", hidden, size)
     if config.num_shared_experts:
-        shared = size * config.num_shared_experts
+        shared = config.moe_shared_expert_intermediate_size * config.num_shared_experts
         shapes |= _mlp_shapes(f"{prefix}.shared_experts", hidden, shared, config.use_bias)
     return shapes
 

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
-from vllm_dllm.families.config_fields import hf_overrides, stated_fields, unknown_fields
-from vllm_dllm.families.sdar.hf_config import (
-    INERT_FIELDS,
-    SUPPORTED,
-    SDARConfig,
-    SDARMoeConfig,
-    check_fields,
-    length_of_name,
-)
+from vllm_dllm.families.config_fields import Fields, stated_fields
+from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
 from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+FIELDS = Fields(
+    SDARConfig,
+    # Fields that only training uses, one for a window that is never applied, and what vLLM reads.
+    frozenset(
+        {"fuse_cross_entropy", "debug", "ep_size", "micro_forward", "use_deepep", "skip_checkpoint"}
+        | {"max_window_layers", "rope_theta", "rope_scaling"}
+    ),
+    # What vLLM's Qwen3 would ignore, or do in a way that does not fit a canvas. I-DLM's checkpoints
+    # have SDAR's ``model_type`` and are recognised by such a field.
+    {
+        "use_regular_causal": ((None, False), "tokens that are read causally (I-DLM)"),
+        "block_causal_prompt": ((None, True), "prompts that are read causally"),
+        "is_causal": ((None, True), "attention without a cache"),
+        "attention_bias": ((None, False), "a bias in each of the attention's projections"),
+        "hidden_act": (("silu",), "another activation than SiLU"),
+        "shared_expert_intermediate_size": ((None, 0), "a shared expert"),
+        "dual_chunk_attention_config": ((None,), "attention by chunks of the context"),
+    },
+)
 
 
 class SDAR(BlockCausalFamily):
@@ -26,41 +40,28 @@ class SDAR(BlockCausalFamily):
 
     architecture: ClassVar[str] = "SDARForCausalLM"
     algorithm: ClassVar[str] = "LowConfidenceDynamic"
+    fields: ClassVar[Fields] = FIELDS
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|MASK|>", "<MASK>")
     samples: ClassVar[bool] = True
-    config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARConfig
 
     def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`.
-
-        Raises:
-            SettingsError: a field asks for something that is not supported. I-DLM's checkpoints
-                have SDAR's ``model_type`` and are recognised by such a field.
-        """
+        """See `Family.configure`."""
         check_quantization(vllm_config)
-        model_config = vllm_config.model_config
-        check_fields(model_config.hf_config, hf_overrides(model_config))
-        stated = stated_fields(model_config)
-        named = length_of_name(model_config.model)
-        if named is not None and not {"block_size", "canvas_length"} & stated.keys():
-            model_config.hf_config.canvas_length = named
+        model = vllm_config.model_config
+        named = length_of_name(model.model)
+        if named is not None and not {"block_size", "canvas_length"} & stated_fields(model).keys():
+            model.hf_config.canvas_length = named
         super().configure(vllm_config)
-
-    def unread_fields(self, vllm_config: VllmConfig) -> list[str]:
-        """See `BlockCausalFamily.unread_fields`."""
-        return unknown_fields(
-            stated_fields(vllm_config.model_config), known_fields(self.config_class)
-        )
-
-
-def known_fields(config_class: type[SDARConfig | SDARMoeConfig]) -> frozenset[str]:
-    """Every field of ``config.json`` that has a meaning here or is known to have none."""
-    declared = frozenset(field.name for field in fields(config_class))
-    return declared | INERT_FIELDS | SUPPORTED.keys() | {"rope_theta", "rope_scaling"}
 
 
 class SDARMoe(SDAR):
     """SDAR's models with experts."""
 
     architecture: ClassVar[str] = "SDARMoeForCausalLM"
-    config_class: ClassVar[type[SDARConfig | SDARMoeConfig]] = SDARMoeConfig
+    fields: ClassVar[Fields] = replace(FIELDS, config_class=SDARMoeConfig)
+
+
+def length_of_name(model: str) -> int | None:
+    """L from the name of a published checkpoint, such as ``SDAR-4B-Chat-b16``, or None."""
+    found = re.findall(r"-b(4|8|16|32|64)(?=[-/]|$)", model)
+    return int(found[-1]) if found else None
