@@ -17,12 +17,10 @@ TRANSFERS = [
     Mistake(
         EVERY,
         connector("NixlConnector"),
-        "--kv-transfer-config: connector 'NixlConnector': it hands over a prompt's tail",
+        "--kv-transfer-config: connector 'NixlConnector': it would move keys and values",
         CHOOSE,
     ),
-    Mistake(MASKED, connector("OffloadingConnector"), "'OffloadingConnector'", CHOOSE),
-    Mistake(MASKED, connector("LMCacheConnectorV1"), "'LMCacheConnectorV1'", CHOOSE),
-    Mistake(MASKED, connector("MyConnector"), "'MyConnector': it is not known", CHOOSE),
+    Mistake(MASKED, connector("MyConnector"), "connector 'MyConnector': it would", CHOOSE),
     Mistake(
         GEMMA,
         connector("ExampleConnector", kv_connector_module_path="mine.example"),
@@ -35,26 +33,6 @@ TRANSFERS = [
         "no setting 'shared_path', only 'shared_storage_path'",
         "remove it",
     ),
-    Mistake(
-        EVERY,
-        connector("MultiConnector", {"connectors": [{"kv_connector": "NixlConnector"}]}),
-        "connector 'NixlConnector'",
-        CHOOSE,
-    ),
-    Mistake(
-        MASKED,
-        connector(
-            "MultiConnector",
-            {
-                "connectors": [
-                    {"kv_connector": "ExampleConnector", "kv_load_failure_policy": "fail"}
-                ]
-            },
-        ),
-        "'connectors' of MultiConnector have no 'kv_load_failure_policy'",
-        "write it beside 'MultiConnector'",
-    ),
-    Mistake(MASKED, connector("MultiConnector"), "needs a list of 'connectors'", "add one"),
     Mistake(
         MASKED,
         connector("ExampleConnector") | {"tensor_parallel_size": 2},

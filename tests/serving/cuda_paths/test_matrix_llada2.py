@@ -15,7 +15,6 @@ import pytest
 from tests.support.cuda_paths.backends import BACKENDS, FLASH_3, FLASH_4, OURS, TRITON, Backend
 from tests.support.cuda_paths.cases import LLADA2, MODES, TWO_BLOCKS, check, plain, run
 from vllm_dllm.families.block_causal import attention
-from vllm_dllm.families.block_causal.attention import Segments
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -61,7 +60,7 @@ def test_a_prompt_in_one_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     """A planted fault: a prompt sees behind its blocks, as in a full graph of a mixed batch."""
     split = attention.split_into_blocks
 
-    def whole(query_lengths: np.ndarray, block_length: int) -> Segments:
+    def whole(query_lengths: np.ndarray, block_length: int) -> tuple[np.ndarray, ...]:
         return split(query_lengths, int(query_lengths.max()))
 
     monkeypatch.setattr(attention, "split_into_blocks", whole)

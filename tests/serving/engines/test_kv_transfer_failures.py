@@ -150,38 +150,6 @@ def test_load_after_preemption(name: str, asynchronous: int, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MODELS)
-def test_several_connectors(name: str, tmp_path: Path) -> None:
-    """Each saves; the first one with pages loads. One of them has lost a page."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    both = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": [files_in(one), files_in(two)]},
-    }
-    with start(MODELS[name]) as running:
-        wanted = answers(running, ASKED)
-    options = {"enable_prefix_caching": False}
-    with start(MODELS[name], both, **options) as running:
-        assert answers(running, ASKED) == wanted
-        assert len(pages_in(one)) == len(pages_in(two)) == 2 + 3
-        first, second = running.runner.kv_connector.kv_connector.sub_connectors
-        loads = count_calls(first, "_load"), count_calls(second, "_load")
-        assert answers(running, ASKED) == wanted
-        assert [len(calls) for calls in loads] == [2 + 3, 0]
-        for file in pages_in(one):
-            file.unlink()
-        assert answers(running, ASKED) == wanted
-        assert [len(calls) for calls in loads] == [2 + 3, 2 + 3]
-        for file in pages_in(two):
-            truncate(file)
-        for file in pages_in(one):
-            file.unlink()
-        assert answers(running, ASKED) == wanted
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_aborted_while_it_loads(asynchronous: bool, tmp_path: Path) -> None:
     saved_and_wanted("sdar", tmp_path)

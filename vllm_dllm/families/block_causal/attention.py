@@ -10,7 +10,6 @@ This package's own backend takes the block length directly and needs no segments
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from vllm_dllm.engine.to_device import to_device
 
 if TYPE_CHECKING:
     from vllm_dllm.attention.backend import MaskRules
+    from vllm_dllm.families.block_causal.window_segments import WindowSegments
 
 
 class BlockCausal:
@@ -44,7 +44,11 @@ class BlockCausal:
         """Set up for this block length, and steps with at most `windows` windows of two blocks."""
         self.block_length = block_length
         self.device = device
-        self.windows = WindowSegments(block_length, windows, device) if windows else None
+        self.windows: WindowSegments | None = None
+        if windows:
+            from vllm_dllm.families.block_causal.window_segments import WindowSegments
+
+            self.windows = WindowSegments(block_length, windows, device)
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
         """See `AttentionRule`.
@@ -69,69 +73,20 @@ class BlockCausal:
                 f"it can replay queries of one block ({self.block_length}) only; set "
                 "cudagraph_mode to FULL_AND_PIECEWISE or FULL_DECODE_ONLY"
             )
-        segments = split_into_blocks(query_lengths, self.block_length)
-        row = to_device(segments.row, self.device)
-        hidden_keys = to_device(segments.hidden_keys, self.device)
-        bound = given.seq_lens_cpu_upper_bound[torch.from_numpy(segments.row)]
+        row, query_start, hidden_keys = split_into_blocks(query_lengths, self.block_length)
+        on_device = to_device(row, self.device)
+        bound = given.seq_lens_cpu_upper_bound[torch.from_numpy(row)]
         return build_attn_metadata(
-            num_reqs=len(segments),
-            query_start_loc_gpu=to_device(segments.query_start, self.device),
-            query_start_loc_cpu=torch.from_numpy(segments.query_start),
-            max_query_len=segments.max_query_len,
-            seq_lens=given.seq_lens[row] - hidden_keys,
-            seq_lens_cpu_upper_bound=bound - torch.from_numpy(segments.hidden_keys),
-            block_tables=tuple(table[row] for table in batch.block_tables),
+            num_reqs=len(row),
+            query_start_loc_gpu=to_device(query_start, self.device),
+            query_start_loc_cpu=torch.from_numpy(query_start),
+            max_query_len=int(np.diff(query_start).max()),
+            seq_lens=given.seq_lens[on_device] - to_device(hidden_keys, self.device),
+            seq_lens_cpu_upper_bound=bound - torch.from_numpy(hidden_keys),
+            block_tables=tuple(table[on_device] for table in batch.block_tables),
             causal=False,
             **batch.common,
         )
-
-
-class WindowSegments:
-    """The two segments of each window of two blocks, in tensors that full CUDA graphs replay.
-
-    A padding row has no tokens, and neither do its two segments.
-    """
-
-    def __init__(self, block_length: int, rows: int, device: torch.device) -> None:
-        self.block_length = block_length
-        self.query_start = torch.zeros(2 * rows + 1, dtype=torch.int32, device=device)
-        self.seq_lens = torch.zeros(2 * rows, dtype=torch.int32, device=device)
-        # One for each KV cache group; their width is known once vLLM has allocated its own.
-        self.block_tables: list[torch.Tensor] = []
-
-    def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
-        """Return attention metadata for a batch in which every request has a window."""
-        given, rows = batch.input, batch.rows
-        count, length = 2 * rows, self.block_length
-        starts = torch.from_numpy(given.query_start_loc_np[: rows + 1])
-        query_start = self.query_start[: count + 1]
-        query_start.copy_(halved(given.query_start_loc[: rows + 1], length))
-        seen = given.seq_lens[:rows]
-        self.seq_lens[:count] = torch.stack([seen - length, seen], 1).flatten().clamp_min(0)
-        if not self.block_tables:
-            self.block_tables = [
-                table.new_zeros(len(self.seq_lens), table.shape[1]) for table in batch.block_tables
-            ]
-        for own, table in zip(self.block_tables, batch.block_tables, strict=True):
-            own[:count].view(rows, 2, -1).copy_(table[:rows, None].expand(-1, 2, -1))
-        return build_attn_metadata(
-            num_reqs=count,
-            query_start_loc_gpu=query_start,
-            query_start_loc_cpu=halved(starts, length),
-            max_query_len=length,
-            seq_lens=self.seq_lens[:count],
-            seq_lens_cpu_upper_bound=given.seq_lens_cpu_upper_bound[:rows].repeat_interleave(2),
-            block_tables=tuple(table[:count] for table in self.block_tables),
-            causal=False,
-            **batch.common,
-        )
-
-
-def halved(query_start: torch.Tensor, length: int) -> torch.Tensor:
-    """Starts ``[2 rows + 1]`` of the halves of `length` tokens, given starts ``[rows + 1]``."""
-    start, end = query_start[:-1], query_start[1:]
-    halves = torch.stack([start, torch.minimum(start + length, end)], 1).flatten()
-    return torch.cat([halves, query_start[-1:]])
 
 
 def block_causal_rules(slots: SlotState) -> MaskRules:
@@ -143,29 +98,10 @@ def block_causal_rules(slots: SlotState) -> MaskRules:
     return rules
 
 
-@dataclass(frozen=True)
-class Segments:
-    """Query segments of a batch, in query order. Arrays are int32.
-
-    Attributes:
-        row: ``[segments]``, the batch row that a segment belongs to.
-        query_start: ``[segments + 1]``, a segment's first token, counted over the batch, and the
-            number of tokens at the end.
-        hidden_keys: ``[segments]``, how many of its row's newest keys a segment does not see.
-        max_query_len: tokens of the longest segment.
-    """
-
-    row: np.ndarray
-    query_start: np.ndarray
-    hidden_keys: np.ndarray
-    max_query_len: int
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-
-def split_into_blocks(query_lengths: np.ndarray, block_length: int) -> Segments:
-    """Cut each row's query at multiples of the block length.
+def split_into_blocks(
+    query_lengths: np.ndarray, block_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut each row's query into segments at multiples of the block length.
 
     Every prefill chunk and every canvas starts on a block boundary, so positions inside the query
     fall into the same blocks as positions inside the sequence.
@@ -173,6 +109,11 @@ def split_into_blocks(query_lengths: np.ndarray, block_length: int) -> Segments:
     Args:
         query_lengths: int ``[rows]``, query tokens of each row, at least 1.
         block_length: L.
+
+    Returns:
+        int32 arrays: ``[segments]``, the row that a segment belongs to; ``[segments + 1]``, a
+        segment's first token, counted over the batch, and the number of tokens at the end; and
+        ``[segments]``, how many of its row's newest keys a segment does not see.
     """
     rows: np.ndarray = np.arange(len(query_lengths), dtype=np.int32)
     counts: np.ndarray = -(-query_lengths // block_length)
@@ -186,9 +127,4 @@ def split_into_blocks(query_lengths: np.ndarray, block_length: int) -> Segments:
     query_start: np.ndarray = np.empty(len(row) + 1, dtype=np.int32)
     query_start[:-1] = row_start[row] + begin
     query_start[-1] = query_lengths.sum()
-    return Segments(
-        row=row,
-        query_start=query_start,
-        hidden_keys=(length_of_row - end).astype(np.int32),
-        max_query_len=int((end - begin).max()),
-    )
+    return row, query_start, (length_of_row - end).astype(np.int32)
