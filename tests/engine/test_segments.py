@@ -14,10 +14,8 @@ ROWS = st.lists(st.integers(1, 70), min_size=1, max_size=6)
 def segments(rows: list[int], block: int) -> list[tuple[int, int, int, int]]:
     """(row, first query token, query tokens, keys cut), from the function under test."""
     lengths = np.array(rows, dtype=np.int32)
-    found = split_into_blocks(lengths, block)
-    assert found.max_query_len == np.diff(found.query_start).max()
-    start, lengths = found.query_start[:-1], np.diff(found.query_start)
-    columns = found.row, start, lengths, found.hidden_keys
+    row, query_start, hidden_keys = split_into_blocks(lengths, block)
+    columns = row, query_start[:-1], np.diff(query_start), hidden_keys
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

@@ -7,6 +7,7 @@ one does not have.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -189,13 +190,23 @@ def refuse_left_out(
         )
 
 
-def has_no_effect(
-    name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
-) -> bool:
-    """Whether a tensor that no layer reads may be ignored.
+def check_unexpected(
+    name: str,
+    known: str,
+    tensor: torch.Tensor,
+    expected: Mapping[str, Stored],
+    missing: Collection[str],
+    architecture: str,
+) -> None:
+    """Raise a ValueError for a tensor that is not `expected`, unless no layer would need it.
 
-    Raises:
-        ValueError: the layer would give a different output if it read the tensor.
+    Args:
+        name: the tensor's name in the file.
+        known: the name from `VerifiedWeights.one_name`.
+        tensor: the tensor.
+        expected: all tensors that the checkpoint must have, by name.
+        missing: those that have not come yet.
+        architecture: the model's name.
     """
     module, _, part = known.rpartition(".")
     if part in UNREAD:
@@ -208,8 +219,13 @@ def has_no_effect(
             )
         # Activations are quantized dynamically, or not at all.
         if part in ("weight_zero_point", "input_scale", "input_zero_point"):
-            return True
-    return WITHOUT_EFFECT.search(known) is not None
+            return
+    if WITHOUT_EFFECT.search(known):
+        return
+    refuse_left_out(name, known, tensor, expected)
+    close = difflib.get_close_matches(known, missing, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
 
 
 def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -27,8 +26,6 @@ FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64}
 ONLINE = "online"
 # Scales of a quantized KV cache; vLLM knows several names for each and reads them itself.
 KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
-# How many elements of a tensor are compared with those of a copy, beside the sum of all.
-COMPARED = 1024
 
 logger = init_logger("vllm.dllm")
 
@@ -196,7 +193,7 @@ def verified(
             differs from its copy; or, after all tensors have been passed on, some are missing.
     """
     missing, passed_over = set(expected), list[str]()
-    came: dict[str, tuple[str, torch.Tensor]] = {}  # names in the file, and fingerprints
+    came: dict[str, tuple[str, torch.Tensor]] = {}  # names in the file, and checksums
     for name, tensor in weights:
         if beside is not None and beside.search(name):
             yield name, tensor
@@ -205,15 +202,30 @@ def verified(
         if known is None or (known == HEAD and HEAD not in expected):
             continue
         if known not in expected:
-            from vllm_dllm.checkpoints.quantized import has_no_effect
+            from vllm_dllm.checkpoints.quantized import check_unexpected
 
-            if not has_no_effect(name, known, tensor, expected):
-                raise _unexpected(name, known, tensor, expected, missing, architecture)
+            check_unexpected(name, known, tensor, expected, missing, architecture)
             passed_over.append(name)
             continue
-        _check(name, known, tensor, expected)
+        shape, dtypes, _ = expected[known]
+        if tensor.dtype not in dtypes:
+            from vllm_dllm.checkpoints.quantized import refuse_dtype
+
+            refuse_dtype(name, known, tensor, expected)
+        # A single number may be stored as () or (1,).
+        if tuple(tensor.shape) != shape and not tensor.numel() == math.prod(shape) == 1:
+            raise ValueError(
+                f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for {shape}"
+            )
         if whole:
-            _check_copy(came.setdefault(known, (name, _fingerprint(tensor))), name, tensor)
+            checksum = _checksum(tensor)
+            first, of_first = came.setdefault(known, (name, checksum))
+            if not torch.equal(checksum, of_first):
+                which = f"tensors {first!r} and {name!r}" if first != name else f"tensor {name!r}"
+                raise ValueError(
+                    f"{which}: the checkpoint has two copies of a tensor, and they differ; remove "
+                    "the wrong one, or make them equal"
+                )
         missing.discard(known)
         yield name, tensor
     if whole and missing:
@@ -229,66 +241,14 @@ def verified(
         )
 
 
-def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """What a copy must have in common with a tensor, uint8; the tensor itself is not kept.
-
-    The sum of all bits in words of 64 bits, which any one element changes, and up to twice
-    `COMPARED` elements from everywhere, which rows in another order change.
-    """
-    flat = tensor.flatten()
-    some = flat[:: max(1, len(flat) // COMPARED)].clone().view(torch.uint8)
-    data = flat.view(torch.uint8)
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of all bits in words of 64 bits, which a change of any element changes; int64 []."""
+    data = tensor.flatten().view(torch.uint8)
     if data.storage_offset() % 8:  # a view of wider words must begin at one
         data = data.clone()
     words = len(data) // 8 * 8
-    total = data[:words].view(torch.int64).sum() + data[words:].sum()
-    return torch.cat([total.view(1).view(torch.uint8), some])
-
-
-def _check_copy(first: tuple[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
-    """Raise a ValueError for a tensor that differs from one that came before in its place."""
-    if not torch.equal(first[1], _fingerprint(tensor)):
-        which = f"tensors {first[0]!r} and {name!r}" if first[0] != name else f"tensor {name!r}"
-        raise ValueError(
-            f"{which}: the checkpoint has two copies of a tensor, and they differ; remove the "
-            "wrong one, or make them equal"
-        )
+    return data[:words].view(torch.int64).sum() + data[words:].sum()
 
 
 def _first(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-
-
-def _check(name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]) -> None:
-    """Raise a ValueError for a tensor that has the wrong shape or dtype."""
-    shape, dtypes, _ = expected[known]
-    if tensor.dtype not in dtypes:
-        from vllm_dllm.checkpoints.quantized import refuse_dtype
-
-        refuse_dtype(name, known, tensor, expected)
-    if not _same(tuple(tensor.shape), shape):
-        raise ValueError(
-            f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for {shape}"
-        )
-
-
-def _unexpected(
-    name: str,
-    known: str,
-    tensor: torch.Tensor,
-    expected: Mapping[str, Stored],
-    missing: Collection[str],
-    architecture: str,
-) -> ValueError:
-    """Build the error for a tensor that does not belong to the model."""
-    from vllm_dllm.checkpoints.quantized import refuse_left_out
-
-    refuse_left_out(name, known, tensor, expected)
-    close = difflib.get_close_matches(known, missing, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
-
-
-def _same(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether two shapes are equal; those of a single number count as equal, e.g. () and (1,)."""
-    return actual == expected or (math.prod(actual) == math.prod(expected) == 1)
