@@ -42,7 +42,7 @@ def cases() -> Iterator[object]:
 def test_same_tokens(tokens: list[list[int]], backend: Backend, mode: str, scheduling: str) -> None:
     found = run(GEMMA, backend, mode, scheduling == "async")
     lowered = mode == "FULL" and backend != TRITON
-    check(found, tokens, "FULL_AND_PIECEWISE" if lowered else mode)
+    check(found, tokens, "FULL_DECODE_ONLY" if lowered else mode)
 
 
 @pytest.mark.usefixtures("tokens")

@@ -26,6 +26,7 @@ class LLaDA2(BlockCausalFamily):
         model = vllm_config.model_config
         # Checkpoints state a window that their model never applies; vLLM would apply it.
         model.hf_config.sliding_window = vllm_config.cache_config.sliding_window = None
+        model.hf_config.complete()  # once more, because `--hf-overrides` may have set null
         super().configure(vllm_config)
         for sentence in contradictions(model.hf_config):
             given = any(f"{name}=" in sentence for name in hf_overrides(model))

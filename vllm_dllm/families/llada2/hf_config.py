@@ -68,6 +68,11 @@ class LLaDA2MoeConfig(PretrainedConfig):
     canvas_length: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.complete()
+        super().__post_init__(**kwargs)
+
+    def complete(self) -> None:
+        """Fill in the fields that are null and follow from others."""
         if self.num_key_value_heads is None:
             self.num_key_value_heads = min(4, self.num_attention_heads)
         if self.head_dim is None:
@@ -84,7 +89,6 @@ class LLaDA2MoeConfig(PretrainedConfig):
         self.canvas_length = (
             self.canvas_length or self.block_length or self.block_size or DEFAULT_BLOCK_LENGTH
         )
-        super().__post_init__(**kwargs)
 
 
 FIELDS = Fields(
