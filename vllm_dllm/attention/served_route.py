@@ -14,7 +14,6 @@ from vllm_dllm.attention.routes import (
     Device,
     ModelAttention,
     Options,
-    Route,
     RouteError,
     choose_route,
 )
@@ -52,7 +51,7 @@ def asked_of(vllm_config: VllmConfig) -> Options:
     )
 
 
-def apply_route(vllm_config: VllmConfig, model: ModelAttention) -> Route:
+def apply_route(vllm_config: VllmConfig, model: ModelAttention) -> None:
     """Choose the route before weights are read, configure vLLM for it, and log it in one line.
 
     Raises:
@@ -75,7 +74,6 @@ def apply_route(vllm_config: VllmConfig, model: ModelAttention) -> Route:
     if route.page_size is not None:
         vllm_config.cache_config.block_size = route.page_size
         vllm_config.cache_config.user_specified_block_size = True
-    return route
 
 
 def has_own_backend(vllm_config: VllmConfig) -> bool:
