@@ -237,6 +237,10 @@ DEVICES = {"80 GB": 80e9, "141 GB": 141e9}
 # how many requests, steps that may be under way.
 SHARE, BUDGET, SEATS, UNDER_WAY = 0.92, 8192, 1024, 2
 PAGE = 16
+# A rule of thumb for how many tensors of the hidden size are alive at the same time for one
+# position in a forward pass: residual, norms, queries, keys, values, the inputs and outputs of the
+# MLP and of the experts.
+FORWARD_COPIES = 16
 # Groups of INT4: 128 is compressed-tensors' own, and DiffusionGemma's experts are 704 wide.
 GROUPS = {"DiffusionGemma-26B-A4B": 32}
 
@@ -280,25 +284,15 @@ class Server:
     budget: int
 
     @classmethod
-    def of(cls, model: Geometry, memory: float) -> Server:
-        """The defaults on a device of so many bytes; see `vllm_dllm/startup/default_limits.py`."""
-        from vllm_dllm.startup.default_limits import (
-            MOST_SEATS,
-            MOST_SEATS_SELF_CONDITIONED,
-            canvas_bytes,
-            default_seats,
-        )
+    def of(cls, model: Geometry) -> Server:
+        """The defaults; see `vllm_dllm/startup/default_limits.py`."""
+        from vllm_dllm.startup.default_limits import MOST_SEATS, MOST_SEATS_SELF_CONDITIONED
 
-        seats = min(SEATS, MOST_SEATS)
-        if model.is_uniform:
-            each = canvas_bytes(model.canvas, model.hidden, 2)
-            seats = default_seats(int(memory), each, min(SEATS, MOST_SEATS_SELF_CONDITIONED))
+        seats = min(SEATS, MOST_SEATS_SELF_CONDITIONED if model.is_uniform else MOST_SEATS)
         return cls(seats, max(BUDGET, seats * model.canvas))
 
     def forward_bytes(self, model: Geometry) -> int:
-        """What a step takes beside weights and cache, by the package's rule of thumb."""
-        from vllm_dllm.startup.default_limits import FORWARD_COPIES
-
+        """What a step takes beside weights and cache, by a rule of thumb."""
         # Self-conditioned input embeddings have a buffer of their own.
         return self.budget * model.hidden * 2 * (FORWARD_COPIES + model.is_uniform)
 
@@ -318,7 +312,7 @@ class Fit:
 
 def least(model: Geometry, weights: Weights, memory: float) -> Fit | None:
     """The fewest devices of so many bytes on which a model fits; None for more than eight."""
-    server = Server.of(model, memory)
+    server = Server.of(model)
     state = server.seats * slot_bytes(model) + server.forward_bytes(model) + table_bytes(model)
     for devices in COUNTS:
         try:
@@ -376,7 +370,7 @@ def caches() -> Iterator[Sequence[str]]:
         *("one request of full length on 1", "state of a request", "requests by default"),
     ]
     for name, model in SHAPES.items():
-        server = Server.of(model, min(DEVICES.values()))
+        server = Server.of(model)
         layout = cache(model, 1, max(PAGE, 0 if model.is_uniform else model.canvas))
         whole = layout.blocks(model.positions, UNDER_WAY * server.budget) * layout.page_bytes
         yield [

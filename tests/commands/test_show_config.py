@@ -18,7 +18,7 @@ from examples.tiny.make_twin import make_twin
 from tests.support.checkpoints import TINY
 from tests.support.commands import command
 from vllm_dllm.commands import show_config
-from vllm_dllm.startup.refusal import RefusedError
+from vllm_dllm.vllm_seams.registration import RefusedError
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine

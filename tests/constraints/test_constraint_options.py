@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm_dllm.frontend.admission import validate_sampling_params
 from vllm_dllm.frontend.front_end import FrontEnd
 from vllm_dllm.frontend.http_request import HttpRequest
+from vllm_dllm.frontend.structured_output import StructuredOutput
 from vllm_dllm.settings.resolution import AUTOMATON, ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -78,39 +79,40 @@ def test_a_completion_always_has_a_maximum() -> None:
     assert HttpRequest(request=CompletionRequest(prompt="a")).sets_its_maximum()
 
 
-class Settled:
-    """In the place of the compiler: every constraint has this minimum."""
+class Pool:
+    """In the place of the compilers: every constraint has this minimum."""
 
     def __init__(self, minimum: int) -> None:
-        self.compiled = SimpleNamespace(minimum=minimum, packed=b"x")
+        self.compiled = SimpleNamespace(minimum=minimum, packed=b"x", require=self.require)
         self.depths: list[int | None] = []
 
-    def reconcile(self, params: Any, calls: Any) -> None:
-        assert calls is None
+    def submit(self, constraint: Any, patient: bool) -> Future[Any]:
+        assert patient, "offline"
+        self.depths.append(constraint.depth)
+        future: Future[Any] = Future()
+        future.set_result(self.compiled)
+        return future
 
-    def submit(self, structured: Any, patient: bool, depth: int | None) -> Any:
-        assert structured == A and patient, "offline"
-        self.depths.append(depth)
-        return self
-
-    def settle(self, automaton: Any, most: int) -> Any:
-        assert automaton is self and most >= self.compiled.minimum
-        return self.compiled
+    def require(self, most: int) -> None:
+        assert most >= self.compiled.minimum
 
 
-def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[Any, Settled]:
-    """The parameters of the engine's request, behind a prompt of ten tokens."""
-    front_end = FrontEnd.__new__(FrontEnd)
+def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[Any, Pool]:
+    """The parameters of the engine's request, after a prompt of ten tokens."""
+    front_end, pool = FrontEnd.__new__(FrontEnd), Pool(minimum)
     front_end.served, front_end.max_model_len, front_end.vocabulary_size = served(), context, 50
-    settled = Settled(minimum)
-    front_end._structured, front_end._lock = settled, Lock()  # type: ignore[assignment]
+    structured = StructuredOutput.__new__(StructuredOutput)
+    structured.end_tokens = set()
+    structured.forbids_whitespace = structured.begins_with_reasoning = False
+    structured._pool = pool  # type: ignore[assignment]
+    front_end.structured = structured
 
     def make(given: SamplingParams) -> Any:
         assert given.structured_outputs is None
         given.max_tokens = given.max_tokens or context
         return SimpleNamespace(sampling_params=given, prompt_token_ids=[0] * 10)
 
-    return front_end.process(make, params).sampling_params, settled
+    return front_end.process(make, params).sampling_params, pool
 
 
 @pytest.mark.parametrize(
@@ -124,12 +126,12 @@ def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[
 )
 def test_what_may_be_put_out(maximum: Any, options: Any, minimum: int, expected: int) -> None:
     params = SamplingParams(structured_outputs=A, max_tokens=maximum, extra_args=dict(options))
-    final, settled = made(params, minimum)
+    final, pool = made(params, minimum)
     assert final.max_tokens == expected and final.extra_args[AUTOMATON] == b"x"
-    assert settled.depths == [options.get("diffusion_constraint_depth")]
+    assert pool.depths == [options.get("diffusion_constraint_depth")]
     assert params.extra_args == options and params.max_tokens == maximum
 
 
 def test_a_request_without_a_constraint_is_not_bounded() -> None:
-    final, settled = made(SamplingParams(max_tokens=None), context=5000)
-    assert final.max_tokens == 4990 and settled.depths == []
+    final, pool = made(SamplingParams(max_tokens=None), context=5000)
+    assert final.max_tokens == 4990 and pool.depths == []

@@ -15,8 +15,7 @@ from vllm.transformers_utils.config import _maybe_register_hf_config
 from tests.support.reference_sdar import MASK, VOCABULARY, random_checkpoint
 from vllm_dllm.families.sdar.family import length_of_name
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
-from vllm_dllm.startup.refusal import RefusedError
-from vllm_dllm.vllm_seams.registration import register_models
+from vllm_dllm.vllm_seams.registration import RefusedError, register_models
 
 
 @pytest.mark.parametrize(

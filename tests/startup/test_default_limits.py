@@ -6,31 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from vllm.platforms import current_platform
 
-from vllm_dllm.startup.default_limits import canvas_bytes, default_seats, set_defaults
-
-GIB = 1 << 30
-
-
-def test_a_canvas_of_the_real_model() -> None:
-    """DiffusionGemma 26B in bfloat16: 26 MB a request, where whole logits would take 268."""
-    assert canvas_bytes(256, 2816, 2) == 256 * 2816 * (2 + 4 + 32)
-    assert canvas_bytes(256, 2816, 2) < 0.11 * 256 * 262_144 * 4
-
-
-@pytest.mark.parametrize(
-    ("memory", "each", "stock", "seats"),
-    [
-        (141 * GIB, 27 << 20, 1024, 267),
-        (141 * GIB, 27 << 20, 256, 256),
-        (24 * GIB, 27 << 20, 256, 45),
-        (1 << 20, 27 << 20, 256, 1),
-    ],
-)
-def test_seats(memory: int, each: int, stock: int, seats: int) -> None:
-    assert default_seats(memory, each, stock) == seats
+from vllm_dllm.startup.default_limits import set_defaults
 
 
 def limits(
@@ -39,20 +17,14 @@ def limits(
     length: int,
     stock: tuple[int, int],
     given: tuple[bool, bool] = (False, False),
-    memory: int = 141 * GIB,
     context: int = 32768,
     on_cpu: bool = False,
 ) -> tuple[int, int, int]:
     """Requests, tokens of a step and tokens of a prompt's chunk; a length of 256 is Gemma's."""
     platform = type(current_platform)
     monkeypatch.setattr(platform, "is_cpu", lambda self: on_cpu)
-    monkeypatch.setattr(
-        platform, "get_device_total_memory", classmethod(lambda cls, device_id=0: memory)
-    )
     model: Any = SimpleNamespace(
         hf_config=SimpleNamespace(canvas_length=length),
-        get_hidden_size=lambda: 2816,
-        dtype=torch.bfloat16,
         max_model_len=context,
     )
     args = SimpleNamespace(

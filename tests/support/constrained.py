@@ -257,7 +257,7 @@ def drawn(running: Engine, family: str, random: Random) -> tuple[Case, SamplingP
         case = random_case(random)
         params = random_params(random, case, MODELS[family][1])
         try:
-            least = structured.submit(params.structured_outputs, True, None).result().minimum
+            least = structured.submit(params.structured_outputs, None).result().minimum
         except ConstraintError as error:
             # Some are too large for a busy machine; what is refused is refused for that only.
             sized = "too large" in str(error) or "seconds" in str(error)

@@ -31,7 +31,7 @@ class Family(ABC):
         commits_in_place: a denoise pass over a final canvas counts as a commit, because the model
             reads both with the same mask and the same input.
         self_conditioned: every running request keeps the last prediction of its canvas, so the
-            default of ``max_num_seqs`` depends on the device's memory.
+            default of ``max_num_seqs`` is lower.
     """
 
     architecture: ClassVar[str]

@@ -12,10 +12,9 @@ see `frontend.http_server`.
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
@@ -28,12 +27,9 @@ from vllm_dllm.frontend.admission import (
     validate_bad_words,
     validate_sampling_params,
 )
-from vllm_dllm.settings.resolution import AUTOMATON, RESOLVED, Asked, ResolvedRequest
+from vllm_dllm.settings.resolution import RESOLVED, Asked, ResolvedRequest
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from canvas_grammar import CompiledConstraint
     from vllm.config import VllmConfig
 
     from vllm_dllm.frontend.structured_output import StructuredOutput
@@ -72,20 +68,15 @@ class FrontEnd:
         )
         self.tokenizer = tokenizer
         self._config, self._at_end = vllm_config, at_end
-        self._lock = threading.Lock()
-        self._structured: StructuredOutput | None = None
 
-    @property
+    @cached_property
     def structured(self) -> StructuredOutput:
-        """What compiles the constraints of structured outputs; the first request makes it."""
+        """What compiles the constraints of structured outputs."""
         from vllm_dllm.frontend.structured_output import StructuredOutput
 
-        with self._lock:
-            if self._structured is None:
-                self._structured = StructuredOutput(
-                    self._config, self.tokenizer, self._at_end, self.begins_with_reasoning
-                )
-            return self._structured
+        return StructuredOutput(
+            self._config, self.tokenizer, self._at_end, self.begins_with_reasoning
+        )
 
     async def admit(self, params: Any) -> Any:
         """Wait for a request's constraint, before anything else is done for the request.
@@ -104,14 +95,8 @@ class FrontEnd:
         if not isinstance(params, SamplingParams):
             return params
         prepared, resolved = self._prepare(params)
-        automaton = self._submit(prepared, resolved)
-        if automaton is not None:
-            # Other requests may wait for the same automaton, so a request that stops waiting must
-            # not cancel it. Its error is raised by `settle`; retrieving it here keeps asyncio from
-            # logging it as never retrieved.
-            waiting = asyncio.shield(asyncio.wrap_future(automaton))
-            await asyncio.gather(waiting, return_exceptions=True)
-            self.structured.settle(automaton, None)
+        if prepared.structured_outputs is not None:
+            await self.structured.compiled(prepared.structured_outputs, resolved.constraint_depth)
         return prepared
 
     def process(self, make: Callable[[Any], Any], params: Any) -> Any:
@@ -131,9 +116,10 @@ class FrontEnd:
         if not isinstance(params, SamplingParams):
             return make(params)
         prepared, resolved = self._prepare(params)
-        automaton = self._submit(prepared, resolved)
-        unconstrained = copy.copy(prepared)
-        unconstrained.structured_outputs = None
+        unconstrained, constraint = copy.copy(prepared), prepared.structured_outputs
+        if constraint is not None:
+            automaton = self.structured.submit(constraint, resolved.constraint_depth)
+            unconstrained.structured_outputs = None
         request = make(unconstrained)
         final = request.sampling_params
         validate_bad_words(final)
@@ -141,12 +127,8 @@ class FrontEnd:
         refuse_contradictions(
             final, resolved.constrained, self.served.mask_token, self.vocabulary_size
         )
-        if automaton is not None:
-            compiled = self.structured.settle(automaton, final.max_tokens)
-            if resolved.constraint_tokens is not None:
-                most = max(resolved.constraint_tokens, compiled.minimum)
-                final.max_tokens = min(final.max_tokens, most)
-            final.extra_args = {**final.extra_args, AUTOMATON: compiled.packed}
+        if constraint is not None:
+            self.structured.attach(automaton, final, resolved.constraint_tokens)
         return request
 
     @staticmethod
@@ -191,15 +173,3 @@ class FrontEnd:
                 parameter="min_tokens",
                 value=params.min_tokens,
             )
-
-    def _submit(
-        self, prepared: AdmittedParams, resolved: ResolvedRequest
-    ) -> Future[CompiledConstraint] | None:
-        """Start compiling the constraint, if there is one; an HTTP request's is not patient."""
-        if prepared.structured_outputs is None:
-            return None
-        http = current.get()
-        patient = http is None or http.request is None
-        return self.structured.submit(
-            prepared.structured_outputs, patient, resolved.constraint_depth
-        )

@@ -7,6 +7,7 @@ constraint is compiled into an automaton, which reaches the worker in the reques
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -20,7 +21,9 @@ from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from vllm_dllm.constraints.pool import BusyError, CompilerPool
+from vllm_dllm.frontend import current
 from vllm_dllm.ranges import shown
+from vllm_dllm.settings.resolution import AUTOMATON
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -147,25 +150,25 @@ class StructuredOutput:
             )
 
     def submit(
-        self, structured: StructuredOutputsParams, patient: bool, depth: int | None
+        self, structured: StructuredOutputsParams, depth: int | None
     ) -> Future[CompiledConstraint]:
         """Start compiling the constraint of a request.
 
-        Equal constraints are compiled once, so this may be called again for the same request.
+        Equal constraints are compiled once, so this may be called again for the same request. Over
+        HTTP a constraint waits only for a while until others are compiled.
 
         Args:
             structured: the constraint, which has passed `reconcile`.
-            patient: wait for other constraints for as long as it takes.
             depth: how deeply calls of the constraint's rules may nest; None for the usual number.
 
         Returns:
-            A future of the automaton that the request's output must follow, to be read with
-            `settle`.
+            A future of the automaton that the request's output must follow, for `attach`.
 
         Raises:
             VLLMValidationError: the request cannot be served.
             ConstraintsBusyError: it cannot be served now.
         """
+        http = current.get()
         try:
             if self.begins_with_reasoning:
                 raise ConstraintError(
@@ -174,34 +177,55 @@ class StructuredOutput:
                     "--structured-outputs-config.enable_in_reasoning"
                 )
             constraint = constraint_of(structured, self.forbids_whitespace)
+            patient = http is None or http.request is None
             return self._pool.submit(replace(constraint, depth=depth), patient)
         except (ConstraintError, BusyError) as error:
             raise _for_client(error) from error
 
+    async def compiled(self, structured: StructuredOutputsParams, depth: int | None) -> None:
+        """Wait until a request's constraint is compiled; arguments and errors as for `submit`."""
+        automaton = self.submit(structured, depth)
+        # Other requests may wait for the same automaton, so a request that stops waiting must not
+        # cancel it. Retrieving its error here keeps asyncio from logging it as never retrieved.
+        waiting = asyncio.shield(asyncio.wrap_future(automaton))
+        await asyncio.gather(waiting, return_exceptions=True)
+        _result(automaton)
+
     @staticmethod
-    def settle(future: Future[CompiledConstraint], max_tokens: int | None) -> CompiledConstraint:
-        """Wait for the compiled automaton and return it.
+    def attach(
+        future: Future[CompiledConstraint], params: SamplingParams, most: int | None
+    ) -> None:
+        """Wait for a request's automaton, and put it among the request's extra arguments.
 
         Args:
             future: the result of `submit`.
-            max_tokens: most tokens that may be generated, or None for as many as it takes.
+            params: the final parameters of the request, whose ``max_tokens`` may be lowered.
+            most: the most tokens that may be generated, unless the shortest output takes more; None
+                for a request that sets ``max_tokens``.
 
         Raises:
-            VLLMValidationError: the constraint is refused, or `max_tokens` is too small for it.
+            VLLMValidationError: the constraint is refused, or ``max_tokens`` is too small for it.
             ConstraintsBusyError: other constraints kept it from being compiled.
         """
-        # The future's own error is not raised: other requests get the same one, and each time it
-        # would grow by a traceback.
-        problem = future.exception()
-        if isinstance(problem, (ConstraintError, BusyError)):
-            raise _for_client(problem)
-        automaton = future.result()
+        automaton = _result(future)
+        assert params.max_tokens is not None
         try:
-            if max_tokens is not None:
-                automaton.require(max_tokens)
+            automaton.require(params.max_tokens)
         except ConstraintError as error:
             raise _for_client(error) from error
-        return automaton
+        if most is not None:
+            params.max_tokens = min(params.max_tokens, max(most, automaton.minimum))
+        params.extra_args = {**(params.extra_args or {}), AUTOMATON: automaton.packed}
+
+
+def _result(future: Future[CompiledConstraint]) -> CompiledConstraint:
+    """Wait for a compiled automaton; its error is raised as the client gets it."""
+    # The future's own error is not raised: other requests get the same one, and each time it would
+    # grow by a traceback.
+    problem = future.exception()
+    if isinstance(problem, (ConstraintError, BusyError)):
+        raise _for_client(problem)
+    return future.result()
 
 
 def _vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Vocabulary:

@@ -15,72 +15,9 @@ logger = init_logger("vllm.dllm")
 
 # The most requests that run at a time by default. With more of them each step would take longer
 # than the additional requests are worth; vLLM's default for large GPUs, 1024, is meant for steps of
-# one token per request.
+# one token per request. A self-conditioned model also holds a soft embedding for each of them.
 MOST_SEATS = 256
 MOST_SEATS_SELF_CONDITIONED = 64
-# The share of the device's memory that the canvases of all running requests may take.
-CANVAS_SHARE = 0.05
-# A rule of thumb for how many tensors of the hidden size are alive at the same time for one
-# position in a forward pass: residual, norms, queries, keys, values, the inputs and outputs of the
-# MLP and of the experts.
-FORWARD_COPIES = 16
-
-
-def canvas_bytes(length: int, hidden: int, itemsize: int) -> int:
-    """Bytes that one more running request of a self-conditioned model adds to a step's memory.
-
-    They hold the request's soft embedding, a float32 copy of it while it is computed, and the
-    request's part of the forward pass. Logits are not counted, because only one tile of them exists
-    at a time for all requests together.
-
-    Args:
-        length: length of a canvas, in tokens.
-        hidden: the model's hidden size.
-        itemsize: bytes of an element of the model's dtype.
-    """
-    return length * hidden * (itemsize + 4 + FORWARD_COPIES * itemsize)
-
-
-def default_seats(total_memory: int, per_request: int, stock: int) -> int:
-    """How many requests may run at a time if the user did not set the number.
-
-    Args:
-        total_memory: bytes of the device's memory.
-        per_request: bytes that one request adds to a step, see `canvas_bytes`.
-        stock: vLLM's own default.
-
-    Returns:
-        The lower of vLLM's default and the number that `CANVAS_SHARE` of the memory holds; at
-        least 1.
-    """
-    return max(1, min(stock, int(total_memory * CANVAS_SHARE) // per_request))
-
-
-def choose_seats(model_config: ModelConfig, length: int, stock: int) -> int:
-    """Choose and log ``max_num_seqs`` for a self-conditioned model if the user gave none.
-
-    Args:
-        model_config: the model's configuration.
-        length: length of a canvas, in tokens.
-        stock: the highest default.
-    """
-    from vllm.platforms import current_platform
-
-    total = current_platform.get_device_total_memory()
-    per_request = canvas_bytes(length, model_config.get_hidden_size(), model_config.dtype.itemsize)
-    seats = default_seats(total, per_request, stock)
-    logger.info(
-        "dllm: max_num_seqs=%d: the lower of %d and %.0f %% of %.1f GiB divided by "
-        "%.2f MiB a request (canvas of %d x hidden %d); set --max-num-seqs to choose",
-        seats,
-        stock,
-        100 * CANVAS_SHARE,
-        total / 2**30,
-        per_request / 2**20,
-        length,
-        model_config.get_hidden_size(),
-    )
-    return seats
 
 
 def set_defaults(
@@ -103,18 +40,16 @@ def set_defaults(
     if length is None:
         return  # the family's `configure` names what is missing
     LENGTH.check("canvas_length", length)
-    if not given[0] and self_conditioned:
-        most = min(args.max_num_seqs, MOST_SEATS_SELF_CONDITIONED)
-        args.max_num_seqs = choose_seats(model_config, length, most)
-    elif not given[0] and args.max_num_seqs > MOST_SEATS:
+    most = MOST_SEATS_SELF_CONDITIONED if self_conditioned else MOST_SEATS
+    if not given[0] and args.max_num_seqs > most:
         logger.info(
             "dllm: max_num_seqs=%d instead of vLLM's %d: a step denoises a canvas of %d tokens for "
             "each request; set --max-num-seqs to choose",
-            MOST_SEATS,
+            most,
             args.max_num_seqs,
             length,
         )
-        args.max_num_seqs = MOST_SEATS
+        args.max_num_seqs = most
     if not given[1] and args.max_num_seqs * length > args.max_num_batched_tokens:
         raise_budget(args, model_config, length)
 

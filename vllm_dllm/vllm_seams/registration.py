@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,18 @@ from vllm_dllm.families.registry import (
     model_class,
     served_architectures,
 )
-from vllm_dllm.startup.refusal import refusing_readably
 from vllm_dllm.vllm_seams.wrapping import wrap
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
+
+
+class RefusedError(RuntimeError):
+    """A configuration that cannot be served; the message names the option and the remedy.
+
+    It is not a ``ValueError``, because vLLM's configuration consists of pydantic dataclasses, which
+    turn a ``ValueError`` into several lines that quote all of their input.
+    """
 
 
 def is_ours(model_config: ModelConfig | None) -> bool:
@@ -46,10 +54,21 @@ def register_models() -> None:
         configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{folder}.hf_config"
     for architecture in served_architectures():
         ModelRegistry.register_model(architecture, model_class(architecture))
-    configure = refusing_readably(lambda vllm_config: family_of(vllm_config).configure(vllm_config))
-    hook = {"verify_and_update_config": staticmethod(configure)}
+    hook = {"verify_and_update_config": staticmethod(_configure)}
     for architecture in architectures():
         MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hook)
+
+
+def _configure(vllm_config: VllmConfig) -> None:
+    """Complete vLLM's configuration for one of our models; raises `RefusedError`."""
+    try:
+        family_of(vllm_config).configure(vllm_config)
+    except ValueError as error:
+        note = ""
+        if "--config" in sys.argv[1:-1]:  # its file may hold the mistake
+            file = sys.argv[sys.argv.index("--config") + 1]
+            note = f" (options were also read from --config {file})"
+        raise RefusedError(f"{error}{note}") from error
 
 
 def adjust_default_limits() -> None:
