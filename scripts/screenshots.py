@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from tests.support.checkpoints import ROOT
-from tests.support.server import Server
-from vllm_dllm.startup.live_page import LIVE_PAGE
+from tests.support.server import LIVE_PAGE, Server
 from vllm_dllm.viewer.terminal import Screen
 
 CHECKPOINTS = ROOT / "examples" / "tiny" / "checkpoints"

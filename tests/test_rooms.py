@@ -76,17 +76,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm", "vllm_dllm.commands",
         "vllm_dllm.selftest.command", "vllm_dllm.viewer",
     },
-    "vllm_dllm.viewer": {"vllm_dllm.tracing.trace", "vllm_dllm.commands", "rich"},
-    # Runs in vLLM's server, which imports it by the name that `startup.live_page` knows.
+    "vllm_dllm.viewer": {"vllm_dllm.commands", "rich"},
+    # Runs in vLLM's server, which imports it by the name that users pass to ``--middleware``.
     "vllm_dllm.viewer.live": {
-        "starlette", "vllm", "vllm_dllm.frontend", "vllm_dllm.startup.live_page",
-        "vllm_dllm.tracing.live", "vllm_dllm.viewer",
+        "starlette", "vllm", "vllm_dllm.frontend", "vllm_dllm.tracing.live", "vllm_dllm.viewer",
     },
     # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
     "vllm_dllm.commands": {
         "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.families.registry",
-        "vllm_dllm.families.config_fields", "vllm_dllm.plugin", "vllm_dllm.settings", "pydantic",
-        "pydantic_core", "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
+        "vllm_dllm.families.config_fields", "vllm_dllm.plugin", "vllm_dllm.settings",
+        "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {

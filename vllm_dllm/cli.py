@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config
-from vllm_dllm.viewer import command as trace
 from vllm_dllm.viewer import watch
 
 
@@ -30,9 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch.add_options(
         commands.add_parser("watch", help="show in the terminal how an answer is denoised")
     )
-    trace.add_options(
-        commands.add_parser("trace", help="write a page that shows how answers were denoised")
-    )
     selftest = commands.add_parser(
         "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
@@ -49,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check.run()
     if args.command == "watch":
         return watch.run(args)
-    if args.command == "trace":
-        return trace.run(args)
     if args.command == "demo":
         return demo.run(args)
     # Run in a separate process, because it changes the environment that servers would inherit.

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.support.commands import command
-from tests.support.plugins import FAILS, FAILS_ON_IMPORT, OTHER_DLLM, distribution
+from tests.support.plugins import FAILS_ON_IMPORT, OTHER_DLLM, distribution
 from vllm_dllm.vllm_seams import versions
 
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
@@ -63,19 +63,8 @@ sys.meta_path.insert(0, Fail())
 
 
 @pytest.mark.slow
-def test_another_plugin_that_fails(tmp_path: Path) -> None:
-    """vLLM does not start with it, and does not say which plugin it was."""
-    done = check(PYTHONPATH=distribution(tmp_path, "failing-plugin", "failing", FAILS))
-    assert done.returncode == 1
-    named = "the plugin 'failing' of the distribution failing-plugin raises RuntimeError: boom"
-    assert f"cannot serve: {named}" in done.stderr
-    allowed = done.stderr.rpartition("VLLM_PLUGINS=")[2].strip()
-    assert "vllm_dllm" in allowed.split(",") and "failing" not in allowed.split(",")
-
-
-@pytest.mark.slow
 def test_plugins_that_vllm_leaves_out_or_that_share_the_subject(tmp_path: Path) -> None:
-    """Neither keeps vLLM from serving our models; the first is named."""
+    """Neither keeps vLLM from serving our models."""
     path = os.pathsep.join(
         (
             distribution(tmp_path / "broken", "broken-plugin", "broken", FAILS_ON_IMPORT),
@@ -84,8 +73,7 @@ def test_plugins_that_vllm_leaves_out_or_that_share_the_subject(tmp_path: Path) 
     )
     done = check(PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    named = "the plugin 'broken' of the distribution broken-plugin cannot be imported: Module"
-    assert f"left out       {named}" in done.stdout
+    assert "Failed to load plugin broken" in done.stderr
     assert done.stdout.endswith("ready: vllm serve MODEL\n")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
-from vllm.config import CacheConfig
 from vllm.plugins import load_general_plugins
 
 from examples.tiny.make_twin import make_twin
@@ -133,13 +131,6 @@ def test_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
 )
 def test_reasons(error: Exception, text: str) -> None:
     assert show_config.reason(error) == text
-
-
-def test_the_reason_of_pydantic_s_own_complaint() -> None:
-    with pytest.raises(ValidationError) as caught:
-        CacheConfig(block_size="x")
-    text = show_config.reason(caught.value)
-    assert text.startswith("block_size: Input should be a valid integer") and "got 'x'" in text
 
 
 OVERRIDE, FOLDER = "--override-generation-config", "--generation-config"

@@ -29,7 +29,7 @@ from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from vllm_dllm.frontend.http_request import HttpRequest
-from vllm_dllm.frontend.tool_calls import OptionalCalls, constrained_calls, optional_calls
+from vllm_dllm.frontend.tool_calls import asks_for_calls, constrained_calls
 from vllm_dllm.vllm_seams.http_endpoints import follow_parameters
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
@@ -158,9 +158,9 @@ FREE = {"name": "book", "parameters": SEAT}
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({}, OptionalCalls(asked_for=False)),
-        ({"response_format": {"type": "text"}}, OptionalCalls(asked_for=False)),
-        ({"vllm_xargs": {"diffusion_constraint_depth": 20}}, OptionalCalls(asked_for=True)),
+        ({}, False),
+        ({"response_format": {"type": "text"}}, False),
+        ({"vllm_xargs": {"diffusion_constraint_depth": 20}}, True),
         ({"tool_choice": "none"}, None),
         ({"tool_choice": "required"}, None),
         ({"response_format": {"type": "json_object"}}, None),
@@ -168,18 +168,18 @@ FREE = {"name": "book", "parameters": SEAT}
     ],
     ids=str,
 )
-def test_what_asks_for_a_constraint(fields: dict[str, Any], found: OptionalCalls | None) -> None:
+def test_what_asks_for_a_constraint(fields: dict[str, Any], found: bool | None) -> None:
     chat = {"messages": [], "tools": [{"type": "function", "function": FREE}]}
-    assert optional_calls(ChatCompletionRequest.model_validate(chat | fields)) == found
+    assert asks_for_calls(ChatCompletionRequest.model_validate(chat | fields)) == found
     if "response_format" in fields:
         fields = {"text": {"format": fields["response_format"]}}
     response = {"input": "", "tools": [{"type": "function", **FREE}]}
-    assert optional_calls(ResponsesRequest.model_validate(response | fields)) == found
+    assert asks_for_calls(ResponsesRequest.model_validate(response | fields)) == found
 
 
 def test_a_strict_tool_asks_for_a_constraint() -> None:
     chat = {"messages": [], "tools": [{"type": "function", "function": FREE | {"strict": True}}]}
-    assert optional_calls(ChatCompletionRequest.model_validate(chat)) == OptionalCalls(True)
+    assert asks_for_calls(ChatCompletionRequest.model_validate(chat)) is True
 
 
 def test_the_strictness_of_a_server_follows_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 
 START_SECONDS = 120
+# The value of ``--middleware`` for the live page of traces.
+LIVE_PAGE = "vllm_dllm.viewer.live.LivePage"
 FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"),
     *("--kv-cache-memory-bytes", str(1 << 26), "--served-model-name", "m"),

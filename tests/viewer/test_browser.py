@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.viewer_traces import HOSTILE, trace
-from vllm_dllm.viewer.lines import as_line, read_lines
-from vllm_dllm.viewer.page import page
+from vllm_dllm.viewer.page import answer_of, page
 
 pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
@@ -33,8 +32,8 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A page in the browser: what it said, whom it asked, and how long it took to be painted."""
 
-    def __init__(self, browser: Any, path: Path, lines: list[str]) -> None:
-        path.write_text(page(read_lines(lines)), encoding="ascii")
+    def __init__(self, browser: Any, path: Path, answers: list[Any]) -> None:
+        path.write_text(page(answers), encoding="ascii")
         self.tab = browser.new_page(viewport={"width": 1400, "height": 900})
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -61,10 +60,10 @@ class Opened:
         return found
 
 
-def lines(count: int, width: int, blocks: int, steps: int) -> list[str]:
+def answers(count: int, width: int, blocks: int, steps: int) -> list[Any]:
     texts = HOSTILE.get
     return [
-        as_line(
+        answer_of(
             f"answer {number}",
             trace(number, width, blocks, steps, wait=number % 3),
             lambda token: texts(token) or f"t{token}",
@@ -75,7 +74,7 @@ def lines(count: int, width: int, blocks: int, steps: int) -> list[str]:
 
 def test_hostile_text_is_text(browser: Any, tmp_path: Path) -> None:
     name = "<script>document.body.dataset.hacked = 'yes'</script>\x1b[31m\u202e\ud800"
-    told = as_line(name, trace(0, 32, 2, 3), lambda token: HOSTILE.get(token, f"t{token}"))
+    told = answer_of(name, trace(0, 32, 2, 3), lambda token: HOSTILE.get(token, f"t{token}"))
     opened = Opened(browser, tmp_path / "page.html", [told])
     assert opened.tab.evaluate("() => document.body.dataset.hacked ?? 'no'") == "no"
     assert opened.tab.locator("script").count() == 2
@@ -92,7 +91,7 @@ def test_hostile_text_is_text(browser: Any, tmp_path: Path) -> None:
 
 def test_the_slider_shows_each_step(browser: Any, tmp_path: Path) -> None:
     made = trace(0, 8, 1, 3)
-    opened = Opened(browser, tmp_path / "page.html", [as_line("q", made, lambda t: f"t{t}")])
+    opened = Opened(browser, tmp_path / "page.html", [answer_of("q", made, lambda t: f"t{t}")])
     (block,) = made["blocks"]
     opened.at(0)
     assert opened.tab.locator(".block").is_hidden(), "nothing has begun"
@@ -112,7 +111,7 @@ def test_the_slider_shows_each_step(browser: Any, tmp_path: Path) -> None:
 
 def test_colours_are_those_of_the_step_or_of_the_probability(browser: Any, tmp_path: Path) -> None:
     made = trace(1, 8, 1, 3)
-    opened = Opened(browser, tmp_path / "page.html", [as_line("q", made, lambda t: f"t{t}")])
+    opened = Opened(browser, tmp_path / "page.html", [answer_of("q", made, lambda t: f"t{t}")])
     colours = "() => [...document.querySelectorAll('.cell')].map(c => c.style.background)"
     of_step = opened.tab.evaluate(colours)
     opened.tab.select_option("#colour", "probability")
@@ -126,7 +125,7 @@ def test_colours_are_those_of_the_step_or_of_the_probability(browser: Any, tmp_p
 
 
 def test_play_goes_to_the_end(browser: Any, tmp_path: Path) -> None:
-    opened = Opened(browser, tmp_path / "page.html", lines(1, 8, 1, 2))
+    opened = Opened(browser, tmp_path / "page.html", answers(1, 8, 1, 2))
     opened.tab.click("#play")
     opened.tab.wait_for_function("() => document.getElementById('play').textContent === 'Play'")
     assert opened.tab.locator("#where").inner_text() == "3 of 3"
@@ -136,7 +135,7 @@ def test_play_goes_to_the_end(browser: Any, tmp_path: Path) -> None:
 def test_many_requests_open_in_two_seconds(
     count: int, width: int, blocks: int, steps: int, browser: Any, tmp_path: Path
 ) -> None:
-    opened = Opened(browser, tmp_path / "page.html", lines(count, width, blocks, steps))
+    opened = Opened(browser, tmp_path / "page.html", answers(count, width, blocks, steps))
     assert len(opened.at(5)) == count * width * blocks
     assert opened.said == []
     assert opened.seconds < 2, opened.seconds

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from tests.support.checkpoints import ROOT, TINY_LLADA2
-from tests.support.server import Server
-from vllm_dllm.startup.live_page import LIVE_PAGE
+from tests.support.server import LIVE_PAGE, Server
 
 pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""

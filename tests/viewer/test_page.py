@@ -6,22 +6,18 @@ import base64
 import hashlib
 import json
 import re
-from pathlib import Path
-
-import pytest
+from typing import Any
 
 from tests.support.viewer_traces import HOSTILE, trace
-from vllm_dllm import cli
-from vllm_dllm.viewer.lines import LineError, as_line, read_lines
-from vllm_dllm.viewer.page import live_page, page, policy
+from vllm_dllm.viewer.page import answer_of, live_page, page, policy
 
 
-def line(number: int = 0, name: str = "a question") -> str:
-    return as_line(name, trace(number, 8, 2, 3), lambda token: HOSTILE.get(token, f"t{token}"))
+def told(name: str = "a question") -> dict[str, Any]:
+    return answer_of(name, trace(0, 8, 2, 3), lambda token: HOSTILE.get(token, f"t{token}"))
 
 
-def test_a_line_comes_back() -> None:
-    (answer,) = read_lines([line(), "\n"])
+def test_the_texts_of_all_tokens_are_told() -> None:
+    answer = told()
     assert answer["name"] == "a question"
     assert answer["texts"]["5"] == "\ud83d"
     assert answer["trace"] == trace(0, 8, 2, 3)
@@ -31,7 +27,7 @@ def test_a_line_comes_back() -> None:
 
 def test_hostile_text_does_not_become_markup() -> None:
     name = "<script>alert(1)</script> \x1b[31m \ud800"
-    text = page(read_lines([line(name=name)]))
+    text = page([told(name)])
     text.encode("ascii")
     assert text.count("<script") == 2, "the data and the page's own"
     assert text.count("</script") == 2
@@ -42,7 +38,7 @@ def test_hostile_text_does_not_become_markup() -> None:
 
 
 def test_the_page_asks_nobody() -> None:
-    text = page(read_lines([line()]))
+    text = page([told()])
     assert "default-src 'none'" in text
     elsewhere = set(re.findall(r"https?://[^\s\"'<)]+", text))
     assert elsewhere == {"http://www.w3.org/2000/svg"}, "the name of SVG, which is not fetched"
@@ -58,29 +54,3 @@ def test_the_live_page_asks_its_server_alone() -> None:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}';" in policy(text), "no other script runs"
     assert "Storage" not in script and "cookie" not in script, "the key is kept in memory"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("{", "line 1 is not JSON"),
-        ("[]", "line 1 has no trace with blocks"),
-        ('{"trace": {"blocks": [], "version": 2}}', "line 1 has version 2 of traces"),
-    ],
-)
-def test_what_is_no_trace(text: str, problem: str) -> None:
-    with pytest.raises(LineError, match=problem):
-        list(read_lines([text]))
-
-
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = tmp_path / "traces.jsonl", tmp_path / "out.html"
-    source.write_text(f"{line()}\n{line(1)}\n")
-    assert cli.main(["trace", str(source), "--html", str(target)]) == 0
-    assert capsys.readouterr().out == f"{target}: 2 answers with 4 blocks\n"
-    assert target.read_text().startswith("<!doctype html>")
-    source.write_text("\n")
-    assert cli.main(["trace", str(source), "--html", str(target)]) == 1
-    assert "it has no trace" in capsys.readouterr().err
-    assert cli.main(["trace", str(tmp_path / "no"), "--html", str(target)]) == 1
-    assert "No such file" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def found_by_trying() -> dict[str, str]:
     Raises:
         Exception: nothing can be served; the message says why.
     """
-    left_out = installation.load("ERROR")
+    installation.load("ERROR")
 
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
@@ -56,7 +56,7 @@ def found_by_trying() -> dict[str, str]:
     import vllm._custom_ops  # noqa: F401
 
     show_config.explain([str(TINY / "tiny-llada2"), "--enforce-eager"])
-    lines = {
+    return {
         "platform": f"{current_platform.device_type} ({current_platform.get_device_name()})",
         "bridged": _bridged(),
         "kernels": "torch, triton; attention CUSTOM"
@@ -64,9 +64,6 @@ def found_by_trying() -> dict[str, str]:
         else "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)",
         "architectures": ", ".join(registry.served_architectures()),
     }
-    if left_out:
-        lines["left out"] = "; ".join(left_out)
-    return lines
 
 
 def _bridged() -> str:

@@ -7,7 +7,6 @@ import io
 import os
 import sys
 import unittest.mock
-from collections.abc import Iterator
 from importlib import metadata
 
 from vllm_dllm.vllm_seams import versions
@@ -29,18 +28,10 @@ def known_problem() -> str | None:
 def _entry_point_problem() -> str | None:
     if not metadata.entry_points(group=GROUP, name=PLUGIN_NAME):
         return f"the entry point {GROUP}:{PLUGIN_NAME} is missing; reinstall vllm-dllm"
-    if not is_allowed(PLUGIN_NAME):
-        return (
-            f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']!r} keeps vLLM from loading the plugin "
-            f"{PLUGIN_NAME!r}"
-        )
-    return None
-
-
-def is_allowed(plugin: str) -> bool:
-    """Whether ``VLLM_PLUGINS`` lets vLLM load a plugin."""
     allowed = os.environ.get("VLLM_PLUGINS")
-    return allowed is None or plugin in allowed.split(",")
+    if allowed is not None and PLUGIN_NAME not in allowed.split(","):
+        return f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading the plugin {PLUGIN_NAME!r}"
+    return None
 
 
 def _version(distribution: str) -> str:
@@ -68,7 +59,7 @@ def _cpu_build_problem() -> str | None:
     return None
 
 
-def load(log_level: str) -> list[str]:
+def load(log_level: str) -> None:
     """Import vLLM and load all plugins in this process, as the command ``vllm`` does.
 
     vLLM is imported before this package's plugin has a chance to help, so that whatever keeps the
@@ -77,9 +68,6 @@ def load(log_level: str) -> list[str]:
     Args:
         log_level: the level of vLLM's log, which goes to stderr; ``VLLM_LOGGING_LEVEL`` overrides
             it.
-
-    Returns:
-        The plugins that vLLM leaves out because they cannot be imported, each with the reason.
 
     Raises:
         NotUsableError: this installation cannot serve; the message says why and what to do.
@@ -95,10 +83,12 @@ def load(log_level: str) -> list[str]:
         import vllm.entrypoints.cli.serve  # noqa: F401
     except Exception as error:
         raise NotUsableError(f"{type(error).__name__}: {error}{_remedy(str(error))}") from error
-    from vllm import plugins
+    from vllm.plugins import load_general_plugins
 
-    left_out = list(_load_plugins())
-    plugins.plugins_loaded = True
+    from vllm_dllm import plugin
+
+    plugin.install()  # Unlike `register`, which vLLM calls, this raises every error.
+    load_general_plugins()
     # The command imports more than the server needs, and does not start without it.
     with (
         unittest.mock.patch.object(sys, "argv", ["vllm", "--version"]),
@@ -106,7 +96,6 @@ def load(log_level: str) -> list[str]:
         contextlib.suppress(SystemExit),
     ):
         command.main()
-    return left_out
 
 
 def _remedy(problem: str) -> str:
@@ -119,29 +108,3 @@ def _remedy(problem: str) -> str:
             f"another build of torch; {CPU_INSTALL}"
         )
     return ""
-
-
-def _load_plugins() -> Iterator[str]:
-    """Load each plugin in vLLM's order; return those that vLLM leaves out, with the reason."""
-    from vllm_dllm import plugin
-
-    points = [p for p in metadata.entry_points(group=GROUP) if is_allowed(p.name)]
-    for point in points:
-        distribution = point.dist.name if point.dist is not None else point.value
-        called = f"the plugin {point.name!r} of the distribution {distribution}"
-        try:
-            function = point.load()
-        except Exception as error:
-            yield f"{called} cannot be imported: {type(error).__name__}: {error}"
-            continue
-        if point.name == PLUGIN_NAME:
-            plugin.install()  # Unlike `register`, which vLLM calls, this raises every error.
-            continue
-        try:
-            function()
-        except Exception as error:
-            others = ",".join(sorted({other.name for other in points} - {point.name}))
-            raise NotUsableError(
-                f"{called} raises {type(error).__name__}: {error}; with it vLLM does not start. "
-                f"Uninstall it, or set VLLM_PLUGINS={others}"
-            ) from error

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.commands import installation
-from vllm_dllm.ranges import shown
 from vllm_dllm.settings.server import LENGTHS, SETTINGS_KEY
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from pydantic_core import ErrorDetails
     from vllm.config import VllmConfig
 
     from vllm_dllm.settings.resolution import Served
@@ -137,26 +135,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
 
 def reason(error: BaseException) -> str:
-    """Why a server would not start, in one line.
-
-    vLLM's configuration consists of pydantic dataclasses, which turn a `ValueError` of a check into
-    several lines of text with the whole input. This returns the message of the check itself.
-    """
-    if isinstance(error, installation.NotUsableError):
-        return str(error)
-    from pydantic import ValidationError  # which an installation that cannot serve may lack
-
-    if isinstance(error, ValidationError):
-        return "; ".join(_complaint(problem) for problem in error.errors(include_url=False))
+    """Why a server would not start, in one line."""
     text = " ".join(str(error).split()).rstrip(".")
     expected = isinstance(error, (ValueError, RuntimeError, OSError)) and text
     return text if expected else f"{type(error).__name__}: {text}"
-
-
-def _complaint(problem: ErrorDetails) -> str:
-    inner = problem.get("ctx", {}).get("error")
-    if isinstance(inner, BaseException):
-        return reason(inner)
-    # The location of a union also contains the types that were tried.
-    name = next((part for part in problem["loc"] if isinstance(part, str)), "")
-    return f"{name}: {problem['msg']}, got {shown(problem['input'])}"

@@ -145,12 +145,12 @@ class FrontEnd:
         if isinstance(params, AdmittedParams):
             return params, params.extra_args[RESOLVED]
         prepared, http = AdmittedParams.of(params), current.get()
-        own_maximum, calls = params.max_tokens is not None, None
+        own_maximum, asks_for_calls = params.max_tokens is not None, None
         if http is not None and http.request is not None:
-            own_maximum, calls = http.sets_its_maximum(), http.calls
+            own_maximum, asks_for_calls = http.sets_its_maximum(), http.asks_for_calls
             prepared.structured_outputs = http.constraint(params, self.tokenizer)
         if prepared.structured_outputs is not None:
-            self.structured.reconcile(prepared, calls)
+            self.structured.reconcile(prepared, asks_for_calls)
         asked = Asked.LIVE if self.traces_all else Asked.NOTHING
         resolved = validate_sampling_params(prepared, self.served, own_maximum, asked)
         prepared.extra_args = {**(prepared.extra_args or {}), RESOLVED: resolved}

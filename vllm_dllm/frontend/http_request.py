@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -15,9 +15,6 @@ from vllm_dllm.frontend import current
 from vllm_dllm.frontend.admission import refuse_beam_search
 from vllm_dllm.ranges import cut
 from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
-
-if TYPE_CHECKING:
-    from vllm_dllm.frontend.tool_calls import OptionalCalls
 
 # Fields that no endpoint knows and under which clients may have put options.
 _OTHER_PLACES = {
@@ -39,7 +36,7 @@ class HttpRequest:
         path: path of its endpoint; empty if vLLM's handlers are called without a server.
         request: the request as vLLM's handler received it; None for an endpoint that generates
             nothing.
-        calls: the constraint, if the request is constrained by optional tool calls only.
+        asks_for_calls: see `tool_calls.asks_for_calls`.
         traced: whether its answer gets traces.
         queues: vLLM's output queue of each of its prompts; None until the engine has taken it.
         error: why the request, or one of its prompts, was not given to the engine.
@@ -47,7 +44,7 @@ class HttpRequest:
 
     path: str = ""
     request: Any = None
-    calls: OptionalCalls | None = None
+    asks_for_calls: bool | None = None
     traced: bool = False
     queues: list[Any] = field(default_factory=list)
     error: Exception | None = None
@@ -116,13 +113,11 @@ class Endpoints:
         if http is None or not http.path:  # vLLM's handlers are called without its server
             http = HttpRequest()
             current.set(http)
-        if http.path.endswith("/v1/messages"):
-            continue_last_message(request)
         http.traced = asks_for_traces(request, http.path)
         if getattr(request, "tools", None):
-            from vllm_dllm.frontend.tool_calls import optional_calls
+            from vllm_dllm.frontend.tool_calls import asks_for_calls
 
-            http.calls = optional_calls(request)
+            http.asks_for_calls = asks_for_calls(request)
         http.request = request
 
     def refuse_misplaced(self, unknown: Mapping[str, Any]) -> None:
@@ -168,29 +163,6 @@ class Endpoints:
             if not name.startswith("_"):
                 defaults.setdefault(name, []).append(getattr(sampling_params, name))
         return defaults
-
-
-def continue_last_message(request: Any) -> None:
-    """Make an answer at ``/v1/messages`` continue a trailing message of the assistant.
-
-    Anthropic's own API does the same. vLLM would begin a new message after it.
-
-    Args:
-        request: a request of vLLM's HTTP server, which may be changed.
-
-    Raises:
-        VLLMValidationError: the assistant's last message is not text.
-    """
-    last = request.messages[-1]
-    if last["role"] != "assistant":
-        return
-    if last.keys() != {"role", "content"} or not isinstance(last["content"], str):
-        raise VLLMValidationError(
-            "messages: a last message of the assistant is continued if it is a text, and this one "
-            "is not; end with a message of the user.",
-            parameter="messages",
-        )
-    request.continue_final_message, request.add_generation_prompt = True, False
 
 
 def asks_for_traces(request: Any, path: str) -> bool:

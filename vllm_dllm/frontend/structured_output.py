@@ -28,8 +28,6 @@ from vllm_dllm.settings.resolution import AUTOMATON
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from vllm_dllm.frontend.tool_calls import OptionalCalls
-
 logger = init_logger("vllm.dllm")
 
 # vLLM's field for each kind of constraint, and our name of the kind.
@@ -115,7 +113,7 @@ class StructuredOutput:
         )
         at_end(self._pool.close)
 
-    def reconcile(self, params: SamplingParams, calls: OptionalCalls | None) -> None:
+    def reconcile(self, params: SamplingParams, asks_for_calls: bool | None) -> None:
         """Make a request's other parameters agree with its constraint, or refuse them.
 
         A constraint that only keeps optional calls valid yields. Texts in ``stop`` end such an
@@ -125,16 +123,16 @@ class StructuredOutput:
         Args:
             params: the parameters of a request with a constraint; ``structured_outputs`` may become
                 None.
-            calls: the optional calls, if the constraint consists of nothing else.
+            asks_for_calls: see `tool_calls.asks_for_calls`.
 
         Raises:
             VLLMValidationError: a parameter, which the message names, might end the output early or
                 keep it from ending.
         """
         names = incompatible_parameters(params, self.end_tokens)
-        if calls is not None:
+        if asks_for_calls is not None:
             names = [name for name in names if name != STOP]
-        if names and calls is not None and not calls.asked_for:
+        if names and asks_for_calls is False:
             params.structured_outputs = None
             logger.warning_once(
                 "dllm: the calls of tools are not constrained in requests with optional tools and "

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT, MARKS
 from vllm.exceptions import VLLMValidationError
@@ -28,26 +28,16 @@ GEMMA_BEGIN = "<|tool_call>call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
-class OptionalCalls(NamedTuple):
-    """The constraint of a request that is constrained only by tool calls that it need not make.
-
-    Attributes:
-        asked_for: the request asks for a constraint, because a tool is strict or it sets an option
-            of constraints. Otherwise the server has added the constraint.
-    """
-
-    asked_for: bool
-
-
-def optional_calls(request: Any) -> OptionalCalls | None:
-    """The constraint that a request may have if it has optional tools and no format of its own.
+def asks_for_calls(request: Any) -> bool | None:
+    """Whether a request that is constrained only by optional tool calls asks for this constraint.
 
     Args:
         request: a request of vLLM's HTTP server with tools, as it arrived. vLLM turns the tools
             into a constraint later.
 
     Returns:
-        None for any other request.
+        True if a tool is strict or the request sets an option of constraints; otherwise the server
+        has added the constraint. None for a request with a required call or a format of its own.
 
     Raises:
         VLLMValidationError: the request has a constraint next to a required call. vLLM would
@@ -67,8 +57,8 @@ def optional_calls(request: Any) -> OptionalCalls | None:
     if form is not None and form.type != "text":
         return None
     options = request.vllm_xargs or {}
-    asked_for = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
-    return OptionalCalls(asked_for or any(_is_strict(tool) for tool in request.tools))
+    by_option = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
+    return by_option or any(_is_strict(tool) for tool in request.tools)
 
 
 def constrained_calls(

@@ -24,10 +24,8 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 
 from vllm_dllm.frontend import front_end_of
 from vllm_dllm.frontend.traces import LIVE_TRACES
-from vllm_dllm.startup.live_page import obstacle
 from vllm_dllm.tracing.live import MOST_ANSWERS, LiveTraces
-from vllm_dllm.viewer.lines import token_ids
-from vllm_dllm.viewer.page import live_page, policy
+from vllm_dllm.viewer.page import live_page, policy, token_ids
 
 logger = logging.getLogger("vllm.dllm.viewer")
 
@@ -95,9 +93,16 @@ class Source:
         self._tokenizer = client.input_processor.tokenizer
         self._text_of = functools.lru_cache(MOST_TEXTS)(self._decode)
         self._live = LiveTraces(client.output_processor.request_states, self._name_of)
-        self.problem = obstacle(parallel._api_process_count, parallel.data_parallel_size)
-        if self.problem is None and front_end is None:
+        servers, replicas = parallel._api_process_count, parallel.data_parallel_size
+        self.problem: str | None = None
+        if front_end is None:
             self.problem = "vllm-dllm does not serve the model of this server, and traces no other"
+        elif servers > 1 or replicas > 1:
+            option = "--data-parallel-size" if replicas > 1 else "--api-server-count"
+            self.problem = (
+                f"the page shows the requests of one process and one engine; remove {option} "
+                f"{max(servers, replicas)}, or --middleware vllm_dllm.viewer.live.LivePage"
+            )
         if self.problem is not None or front_end is None:
             logger.warning("%s has nothing to show: %s", PAGE, self.problem)
             return

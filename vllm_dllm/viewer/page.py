@@ -12,7 +12,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -21,8 +21,29 @@ _PLACE = "/*TRACES*/"
 _ASKS_NOBODY, _ASKS_ITS_SERVER = "connect-src 'none'", "connect-src 'self'"
 
 
+def answer_of(name: str, trace: dict[str, Any], text_of: Callable[[int], str]) -> dict[str, Any]:
+    """What a page shows of an answer, as plain values.
+
+    Args:
+        name: what the page calls it, for example its prompt.
+        trace: see `Trace.as_json`.
+        text_of: returns the text of a token id.
+    """
+    texts = {str(token): text_of(token) for token in sorted(token_ids(trace["blocks"]))}
+    return {"name": name, "texts": texts, "trace": trace}
+
+
+def token_ids(blocks: Iterable[dict[str, Any]]) -> set[int]:
+    """The ids of all tokens in the blocks of a trace, which are plain values."""
+    found: set[int] = set()
+    for block in blocks:
+        found.update(block["tokens"])
+        found.update(event["token"] for event in block["events"] if event["token"] is not None)
+    return found
+
+
 def page(answers: Iterable[dict[str, Any]]) -> str:
-    """The page that shows these answers, see `lines.read_lines`."""
+    """The page that shows these answers, see `answer_of`."""
     # After `<` a browser could see the end of the script, or a comment.
     data = json.dumps(list(answers), separators=(",", ":")).replace("<", "\\u003c")
     before, after = _template().split(_PLACE)

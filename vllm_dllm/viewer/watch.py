@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_dllm.commands.demo import TINY
 from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, post, serve
-from vllm_dllm.viewer.lines import as_line
+from vllm_dllm.viewer.page import answer_of, page
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", help="the decoding algorithm; default: the server's")
     add("--every", type=int, default=1, metavar="N", help="show every Nth pass")
     add("--no-color", action="store_true", help="mark what is new by brackets")
-    add("--save", type=Path, metavar="FILE", help="append the trace, for `vllm-dllm trace`")
+    add("--html", type=Path, metavar="FILE", help="write a page that shows the same")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,6 +87,5 @@ def watch(url: str, model: str, args: argparse.Namespace) -> None:
     for number, block in enumerate(trace["blocks"]):
         screen.show(number, block)
     screen.end()
-    if args.save is not None:
-        with args.save.open("a", encoding="utf-8") as lines:
-            lines.write(as_line(args.prompt, trace, text_of) + "\n")
+    if args.html is not None:
+        args.html.write_text(page([answer_of(args.prompt, trace, text_of)]), encoding="ascii")

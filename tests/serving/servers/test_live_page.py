@@ -14,8 +14,7 @@ import pytest
 from tests.serving.servers.conftest import flags_of
 from tests.support import oracle
 from tests.support.checkpoints import TINY_LLADA2
-from tests.support.server import Server
-from vllm_dllm.startup.live_page import LIVE_PAGE
+from tests.support.server import LIVE_PAGE, Server
 from vllm_dllm.tracing.live import MOST_ANSWERS
 
 pytestmark = pytest.mark.e2e

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ import pytest
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
 from vllm_dllm import cli
-from vllm_dllm.viewer.lines import read_lines
 
 pytestmark = pytest.mark.e2e
 
@@ -81,19 +82,19 @@ def test_refusals(server: Server) -> None:
 def test_watch_and_its_page(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`vllm-dllm watch` shows every pass of an answer, and saves what `vllm-dllm trace` reads."""
-    saved, page = tmp_path / "traces.jsonl", tmp_path / "out.html"
+    """`vllm-dllm watch` shows every pass of an answer, and writes a page with the same."""
+    page = tmp_path / "out.html"
     question = "sort 61 35 88 14"
-    command = ["watch", "m", question, "--url", server.url, "--no-color", "--save", str(saved)]
+    command = ["watch", "m", question, "--url", server.url, "--no-color", "--html", str(page)]
     assert cli.main([*command, "--algorithm", "Sequential"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "14 35 61 88" in "".join(lines[:-1]), "at its end, in as many lines as it takes"
-    (line,) = read_lines(saved.read_text().splitlines())
+    data = re.search(r'id="traces">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert data is not None
+    (line,) = json.loads(data[1])
     assert line["name"] == question
     passes = [each for block in line["trace"]["blocks"] for each in block["passes"]]
     assert lines[-1].startswith(f"all: {len(passes)} passes, ")
     assert sum("denoise: " in each for each in lines) == sum(p["kind"] == "denoise" for p in passes)
-    assert cli.main(["trace", str(saved), "--html", str(page)]) == 0
-    assert "sort 61 35 88 14" in page.read_text()
     assert cli.main(["watch", "no-such-model", question, "--url", server.url]) == 1
     assert "no-such-model" in capsys.readouterr().err

@@ -86,7 +86,6 @@ RECEIVER = "tests/serving/engines/test_weight_updates.py::test_new_weights_from_
 RUN_BY = (
     Row("docs/weights.md", "class Receiver:", RECEIVER),
     Row("docs/traces.md", "vllm-dllm watch", TRACES),
-    Row("docs/traces.md", "vllm-dllm trace", TRACES),
     Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
