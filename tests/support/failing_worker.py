@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm_cpu_v2.worker import CpuV2Worker
 
 LINGERS_SECONDS = 3
 
@@ -20,11 +20,11 @@ class LingeringError(ArithmeticError):
         time.sleep(LINGERS_SECONDS)
 
 
-class FailingWorker(CPUWorker):
+class FailingWorker(CpuV2Worker):
     """Given as ``--worker-cls``."""
 
     def compile_or_warm_up_model(self) -> Any:
-        """See `CPUWorker`."""
+        """See `CpuV2Worker`."""
         if self.rank == self.parallel_config.world_size - 1:
             raise LingeringError("planted in the warm-up")
         return super().compile_or_warm_up_model()

@@ -68,14 +68,13 @@ def choice(directory: Path, architecture: str, **parallel: Any) -> Any:
 
 
 def runner(directory: Path) -> dict[str, Any]:
-    """Install twice and read the runner choice of bridged and ordinary models."""
+    """Install and read the runner choice of bridged and ordinary models."""
     untouched = "vllm.config" not in sys.modules
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     plugin.logger.setLevel(logging.INFO)
     plugin.logger.addHandler(handler)
-    plugin.register()
     plugin.register()
     parts = plugin.parts()
 
@@ -120,26 +119,24 @@ def worker(directory: Path) -> dict[str, Any]:
 
     def swapped() -> int:
         holders = [
-            getattr(sys.modules[f"vllm.v1.worker.gpu.{module}"], name)
-            for module, name in (path.rsplit(".", 1) for path in STAND_INS)
+            getattr(sys.modules[f"vllm.v1.worker.gpu.{module}"], f"_{function.__name__}_kernel")
+            for module, functions in STAND_INS.items()
             if f"vllm.v1.worker.gpu.{module}" in sys.modules
+            for function in functions
         ]
         return sum(isinstance(kernel, KernelStandIn) for kernel in holders)
 
     import vllm.v1.worker.gpu.input_batch as input_batch
 
-    # A module that copied a kernel by name before the swap.
-    copy = sys.modules["copied_kernel"] = type(sys)("copied_kernel")
-    copy.kernel = input_batch._post_update_kernel
     out: dict[str, Any] = {"before": swapped()}
     # Without a distributed address vLLM's method stops early, after the swap.
     started = object.__new__(CpuV2Worker)
     started.vllm_config = make_config(directory, BRIDGED)
     out["stopped"] = attempt(started.init_device)
     out["after"] = swapped()
-    out["copy"] = copy.kernel is input_batch._post_update_kernel
     first = input_batch._post_update_kernel
-    out["count"], out["same"] = swap_kernels(), first is input_batch._post_update_kernel
+    swap_kernels()
+    out["same"] = first is input_batch._post_update_kernel
     import vllm.v1.worker.cpu.model_runner  # noqa: F401
 
     out["runner_imports"] = True
@@ -160,7 +157,7 @@ def choices(directory: Path) -> dict[str, Any]:
             out[f"{name}_{asked}"] = config.scheduler_config.async_scheduling
         out[f"{name}_worker"] = config.parallel_config.worker_cls
         out[f"{name}_norms"] = config.kernel_config.ir_op_priority.rms_norm
-        out[f"{name}_forked"] = utils.get_mp_context.__module__ == "vllm_cpu_v2.fork_server"
+        out[f"{name}_forked"] = ours(utils.get_mp_context)
     return out
 
 
@@ -198,7 +195,7 @@ def early(directory: Path) -> dict[str, Any]:
     """Begin as a user's script does, with the hook that Python runs when it starts."""
     from vllm import LLM
 
-    return {"llm": LLM.__name__, "hook": "vllm_cpu_v2.foreign_binaries" in sys.modules}
+    return {"llm": LLM.__name__, "hook": "vllm_cpu_v2.import_hook" in sys.modules}
 
 
 if __name__ == "__main__":

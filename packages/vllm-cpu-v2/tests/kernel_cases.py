@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import vllm_cpu_v2.import_hook  # noqa: F401
-from vllm_cpu_v2 import launch
+from vllm_cpu_v2.launch import STAND_INS
 
 importlib.import_module("vllm.v1.worker.cpu.shm")  # before any GPU module, as the worker does
 
@@ -82,9 +82,9 @@ def apply_write(rng: np.random.Generator) -> Outputs:
     return out
 
 
-def make_tables(rng: np.random.Generator, batch: Batch, **options: Any) -> Any:
+def make_tables(rng: np.random.Generator, batch: Batch) -> Any:
     """Block tables of three groups with different page sizes, filled by staged writes."""
-    tables = block_table.BlockTables([4, 16, 6], batch.slots, 128, [64, 16, 1100], CPU, **options)
+    tables = block_table.BlockTables([4, 16, 6], batch.slots, 128, [64, 16, 1100], CPU)
     for table in tables.block_tables:
         table.gpu.fill_(POISON)
     for table in tables.input_block_tables:
@@ -120,39 +120,29 @@ def gather_block_tables(rng: np.random.Generator) -> Outputs:
 
 
 def compute_slot_mappings(rng: np.random.Generator) -> Outputs:
-    """Three groups, one perhaps disabled, perhaps a dummy request, and padding.
-
-    Context parallelism is left to test_kernels: the interpreter stops at that branch's flags.
-    """
+    """Three groups, and padding."""
     batch = Batch(rng)
-    enabled = [True, bool(rng.integers(2)), True]
-    tables = make_tables(rng, batch, slot_mapping_enabled=enabled)
+    tables = make_tables(rng, batch)
     for table in tables.block_tables:
         table.gpu.copy_(ints(rng, 1, 99, table.gpu.shape))
-    idx = batch.idx.clone()
-    if rng.integers(2):
-        idx[rng.integers(batch.reqs)] = -1
     positions = ints(rng, 0, 200, batch.tokens + 5, np.int64)
-    tables.compute_slot_mappings(idx, batch.starts, positions, batch.tokens)
+    tables.compute_slot_mappings(batch.idx, batch.starts, positions, batch.tokens)
     return {"slots": tables.slot_mappings.clone()}
 
 
 def prepare_prefill_inputs(rng: np.random.Generator) -> Outputs:
-    """Prefill rows, finished rows, canvases rolled back by r > 0, a lookahead of 1 and of 3."""
-    out = {}
-    for ahead in (1, 3):
-        batch = Batch(rng)
-        for i, slot in enumerate(batch.idx.tolist()):
-            if i % 2:  # rolled back to the block boundary below the prompt's end
-                prompt = int(batch.prefill[slot])
-                batch.computed[slot] = prompt - prompt % batch.canvas
-        batch.prefill[batch.idx[0]], batch.computed[batch.idx[0]] = 40, 17
-        ids, following = poisoned(128), poisoned(ahead, batch.slots)
-        input_batch.prepare_prefill_inputs(
-            ids, following, batch.idx, batch.starts, batch.all_ids, batch.prefill, batch.computed
-        )
-        out |= {f"ids{ahead}": ids, f"following{ahead}": following}
-    return out
+    """Prefill rows, finished rows, and canvases rolled back by r > 0."""
+    batch = Batch(rng)
+    for i, slot in enumerate(batch.idx.tolist()):
+        if i % 2:  # rolled back to the block boundary below the prompt's end
+            prompt = int(batch.prefill[slot])
+            batch.computed[slot] = prompt - prompt % batch.canvas
+    batch.prefill[batch.idx[0]], batch.computed[batch.idx[0]] = 40, 17
+    ids, following = poisoned(128), poisoned(1, batch.slots)
+    input_batch.prepare_prefill_inputs(
+        ids, following, batch.idx, batch.starts, batch.all_ids, batch.prefill, batch.computed
+    )
+    return {"ids": ids}
 
 
 def prepare_pos_seq_lens(rng: np.random.Generator) -> Outputs:
@@ -164,70 +154,46 @@ def prepare_pos_seq_lens(rng: np.random.Generator) -> Outputs:
 
 
 def combine_sampled_and_draft_tokens(rng: np.random.Generator) -> Outputs:
-    """Canvases without a bonus token, and speculative rows with one, some inside the prompt."""
-    out = {}
-    for new in (0, 1):
-        batch = Batch(rng)
-        seq_lens = batch.computed[batch.idx] + torch.from_numpy(batch.lengths).int()
-        limits = batch.prefill[batch.idx]
-        drafts = np.where(batch.lengths == batch.canvas, batch.canvas - new, 0)
-        num_logits = np.minimum(drafts + new, batch.lengths)  # none in a row without tokens
-        # a prompt that ends inside the row's logits, and one that ends exactly with the row
-        batch.prefill[batch.idx[0]] = seq_lens[0] - 2
-        batch.prefill[batch.idx[-1]] = seq_lens[-1] if rng.integers(2) else limits[-1]
-        cu = running(num_logits)
-        ids = poisoned(129)
-        last = ints(rng, 0, 1000, (batch.slots, 1), np.int64)
-        draft_tokens = ints(rng, 0, 1000, (batch.slots, batch.canvas), np.int64)
-        indices = input_batch.combine_sampled_and_draft_tokens(
-            ids, batch.idx, last, batch.starts, seq_lens, batch.prefill, draft_tokens, cu,
-            int(cu[-1]), new,
-        )  # fmt: skip
-        out |= {f"ids{new}": ids, f"indices{new}": indices}
-    return out
-
-
-def get_num_sampled_and_rejected(rng: np.random.Generator) -> Outputs:
-    """Rows inside, at and behind the end of their prompt."""
+    """Canvases, some inside the prompt."""
     batch = Batch(rng)
-    cu = running(rng.integers(0, 9, batch.reqs))
-    seq_lens = batch.prefill[batch.idx] + ints(rng, -1, 2, batch.reqs)
-    sampled = ints(rng, 1, 9, batch.reqs)
-    sampled, rejected = input_batch.get_num_sampled_and_rejected(
-        sampled, seq_lens, cu, batch.idx, batch.prefill
-    )
-    return {"sampled": sampled, "rejected": rejected}
+    seq_lens = batch.computed[batch.idx] + torch.from_numpy(batch.lengths).int()
+    limits = batch.prefill[batch.idx]
+    num_logits = np.where(batch.lengths == batch.canvas, batch.canvas, 0)
+    # a prompt that ends inside the row's logits, and one that ends exactly with the row
+    batch.prefill[batch.idx[0]] = seq_lens[0] - 2
+    batch.prefill[batch.idx[-1]] = seq_lens[-1] if rng.integers(2) else limits[-1]
+    cu = running(num_logits)
+    ids = poisoned(129)
+    last = ints(rng, 0, 1000, (batch.slots, 1), np.int64)
+    draft_tokens = ints(rng, 0, 1000, (batch.slots, batch.canvas), np.int64)
+    indices = input_batch.combine_sampled_and_draft_tokens(
+        ids, batch.idx, last, batch.starts, seq_lens, batch.prefill, draft_tokens, cu,
+        int(cu[-1]), 0,
+    )  # fmt: skip
+    return {"ids": ids, "indices": indices}
 
 
 def post_update(rng: np.random.Generator) -> Outputs:
-    """Commits, denoising steps, skipped rows, rollbacks; with and without counts and queries."""
+    """Commits, denoising steps, skipped rows, rollbacks; with and without queries."""
     out = {}
-    for name, counted, queried in (("full", True, True), ("bare", False, False)):
+    for name, queried in (("full", True), ("bare", False)):
         batch = Batch(rng)
         idx = batch.idx.clone()
         if batch.reqs > 1:
             idx[rng.integers(batch.reqs)] = -1
         total = ints(rng, 0, batch.width - batch.canvas, batch.slots)
-        sampled = ints(rng, 0, 6, (batch.reqs, batch.canvas), np.int64)  # with repetitions
+        sampled = ints(rng, 0, 6, (batch.reqs, batch.canvas), np.int64)
         num_sampled = ints(rng, 0, batch.canvas + 1, batch.reqs)
         num_sampled[(idx >= 0).nonzero()[0]] = batch.canvas
         rejected = ints(rng, 0, batch.canvas, batch.reqs)  # r > 0 after the last prompt chunk
-        bins = ints(rng, 0, 5, (batch.slots, 6)) if counted else None
         last = poisoned(batch.slots, 1, dtype=torch.int64)
         input_batch.post_update(
-            idx, batch.computed, last, bins, sampled, num_sampled, rejected,
+            idx, batch.computed, last, None, sampled, num_sampled, rejected,
             batch.starts if queried else None, batch.all_ids, total,
         )  # fmt: skip
-        touched = (batch.computed, last, batch.all_ids, total) + ((bins,) if counted else ())
+        touched = (batch.computed, last, batch.all_ids, total)
         out |= {f"{name}{i}": tensor for i, tensor in enumerate(touched)}
     return out
-
-
-def post_update_num_computed_tokens(rng: np.random.Generator) -> Outputs:
-    """Every request moves by its query length."""
-    batch = Batch(rng)
-    input_batch.post_update_num_computed_tokens(batch.idx, batch.computed, batch.starts)
-    return {"computed": batch.computed}
 
 
 def expand_idx_mapping(rng: np.random.Generator) -> Outputs:
@@ -259,13 +225,13 @@ def topk_log_softmax(rng: np.random.Generator) -> Outputs:
 
 
 def ranks(rng: np.random.Generator) -> Outputs:
-    """Ranks with ties, of the largest entry, and of one that is minus infinity."""
+    """Ranks with ties, and of the largest and the smallest entry."""
     # Not in bfloat16, which the interpreter compares as bit patterns.
     out = {}
     for dtype in (torch.float32, torch.float16):
         logits = make_logits(rng, dtype)
         sampled = ints(rng, 0, 2500, 5, np.int64)
-        sampled[0], sampled[1] = logits[0].argmax(), logits[1].argmin()
+        sampled[0], sampled[1] = logits[0].argmax(), logits[1].nan_to_num(neginf=99).argmin()
         out[str(dtype)] = logprob.compute_topk_scores(logits, 0, sampled).selected_token_ranks
     return out
 
@@ -288,11 +254,10 @@ def fill_logprob_token_ids(rng: np.random.Generator) -> Outputs:
     return out
 
 
-CASES: dict[str, tuple[str, Callable[[np.random.Generator], Outputs]]] = {
-    "apply_write": ("buffer_utils._apply_write_kernel", apply_write),
-    "apply_write_groups": ("buffer_utils._apply_write_kernel", apply_write_groups),
-} | {
-    path.rsplit("._", 1)[1].removesuffix("_kernel"): (path, globals()[function.__name__])
-    for path, function in launch.STAND_INS.items()
-    if not path.endswith("_apply_write_kernel")
+# By name: the module of the kernel, its stand-in, and the function that makes the outputs.
+CASES: dict[str, tuple[str, Callable[..., None], Callable[[np.random.Generator], Outputs]]] = {
+    function.__name__: (module, function, globals()[function.__name__])
+    for module, functions in STAND_INS.items()
+    for function in functions
 }
+CASES["apply_write_groups"] = (*CASES["apply_write"][:2], apply_write_groups)

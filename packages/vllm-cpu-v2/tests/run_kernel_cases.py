@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from kernel_cases import CASES, Outputs
-from vllm_cpu_v2 import launch
+from vllm_cpu_v2.launch import KernelStandIn
 
 SEEDS = range(25)
 FLOAT_SEEDS = range(4)  # interpreting a loop over the vocabulary is slow
@@ -37,9 +37,8 @@ class NoKernel:
 
 
 @contextmanager
-def replaced(path: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(module_name: str, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Put `make(kernel)` in a kernel's place in its own module."""
-    module_name, name = path.rsplit(".", 1)
     module = importlib.import_module(f"vllm.v1.worker.gpu.{module_name}")
     kernel = getattr(module, name)
     setattr(module, name, make(kernel))
@@ -47,12 +46,6 @@ def replaced(path: str, make: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, kernel)
-
-
-def run(path: str, case: Callable[..., Outputs], seed: int, make: Callable[[Any], Any]) -> Outputs:
-    """Outputs of a case with `make(kernel)` in the kernel's place."""
-    with replaced(path, make):
-        return {k: v.clone() for k, v in case(np.random.default_rng(seed)).items()}
 
 
 def worst_difference(left: Outputs, right: Outputs) -> tuple[bool, float]:
@@ -72,24 +65,24 @@ def worst_difference(left: Outputs, right: Outputs) -> tuple[bool, float]:
 
 def examine(name: str) -> dict[str, Any]:
     """Compare one kernel with its stand-in over all seeds."""
-    path, case = CASES[name]
-    module = path.rsplit(".", 1)[0]
+    module, function, case = CASES[name]
     kinds: list[str] = []
+
+    def run(seed: int, make: Callable[[Any], Any]) -> Outputs:
+        with replaced(module, f"_{function.__name__}_kernel", make):
+            return {k: v.clone() for k, v in case(np.random.default_rng(seed)).items()}
 
     def original(kernel: Any) -> Any:
         kinds.append(type(kernel).__name__)
         return kernel
 
     began = time.perf_counter()
-    function = launch.STAND_INS[path]
     equal, worst, noticed = True, 0.0, True
     for seed in FLOAT_SEEDS if module == "sample.logprob" else SEEDS:
-        expected = run(path, case, seed, original)
-        same, gap = worst_difference(
-            expected, run(path, case, seed, lambda k: launch.KernelStandIn(k, function))
-        )
+        expected = run(seed, original)
+        same, gap = worst_difference(expected, run(seed, lambda k: KernelStandIn(k, function)))
         equal, worst = equal and same, max(worst, gap)
-        noticed &= not worst_difference(expected, run(path, case, seed, lambda k: NoKernel()))[0]
+        noticed &= not worst_difference(expected, run(seed, lambda k: NoKernel()))[0]
     return {
         "kinds": sorted(set(kinds)),
         "equal": equal,

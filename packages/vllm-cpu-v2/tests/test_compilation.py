@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from vllm_cpu_v2.compilation import (
     OBJECTS_BETWEEN_COLLECTIONS,
+    compiling_on_all_cores,
     first_working,
-    rare_collections,
 )
 
 # Nothing is compiled: each check of PyTorch's succeeds. In a process of its own, because PyTorch
@@ -89,7 +89,7 @@ def test_the_choice_is_pytorchs() -> None:
 
 def test_collections_are_as_before_when_the_compiler_fails() -> None:
     before = gc.get_threshold()
-    with pytest.raises(RuntimeError), rare_collections():
+    with pytest.raises(RuntimeError), compiling_on_all_cores():
         assert gc.get_threshold() == (OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
         raise RuntimeError
     assert gc.get_threshold() == before

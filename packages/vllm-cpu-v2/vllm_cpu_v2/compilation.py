@@ -56,41 +56,25 @@ def all_cores() -> set[int]:
 
 
 @contextmanager
-def on_all_cores() -> Iterator[None]:
-    """A context in which the C++ compiler may also use the engine's cores."""
-    if not multiprocessing.current_process().daemon:
-        # PyTorch would start Python processes to compile, which takes longer than it saves.
-        yield
-        return
-    own = os.sched_getaffinity(0)
-    cores = all_cores()
-    os.sched_setaffinity(0, cores)
+def compiling_on_all_cores() -> Iterator[None]:
+    """A context for the first run of a model, which compiles it.
+
+    In it the C++ compiler may also use the engine's cores. Python looks for reference cycles less
+    often: the compiler makes millions of objects, most of which live until it is done.
+    """
+    cores, threshold = os.sched_getaffinity(0), gc.get_threshold()
+    compilers = config.compile_threads
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *threshold[1:])
+    if multiprocessing.current_process().daemon:
+        # Elsewhere PyTorch would start Python processes, which takes longer than it saves.
+        os.sched_setaffinity(0, all_cores())
+        compilers = min(len(all_cores()), MOST_COMPILERS)
     try:
-        with config.patch(compile_threads=min(len(cores), MOST_COMPILERS)):
+        with config.patch(compile_threads=compilers):
             yield
     finally:
-        os.sched_setaffinity(0, own)
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """A context in which Python looks for reference cycles less often.
-
-    The compiler makes millions of objects, most of which live until it is done.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-@contextmanager
-def compiling_on_all_cores() -> Iterator[None]:
-    """A context for the first run of a model, which compiles it."""
-    with on_all_cores(), rare_collections():
-        yield
+        os.sched_setaffinity(0, cores)
+        gc.set_threshold(*threshold)
 
 
 def load_what_is_compiled() -> None:

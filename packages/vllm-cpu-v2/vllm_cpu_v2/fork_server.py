@@ -10,12 +10,11 @@ engine with one worker is started this way. The engine itself gets back the envi
 cores that a fresh interpreter would have had.
 
 vLLM chooses how its processes are started in `get_mp_context`, which knows "spawn" and "fork" only.
-This module replaces it in the front end's launcher and in a forked engine's executor.
+It is replaced in the front end's launcher, by `platform`, and in a forked engine's executor.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config import CompilationMode
 from vllm.utils import ompmultiprocessing
-from vllm.v1.engine import utils as launcher
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -81,11 +79,12 @@ class ForkedEngine(ForkedProcess):
         super().run()
 
 
-class _EngineContext(SpawnContext):
+class EngineContext(SpawnContext):
     """Starts an engine from a fork server if it can, and any other process afresh."""
 
     @staticmethod
     def Process(*args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        """See `SpawnContext`."""
         vllm_config = kwargs.get("kwargs", {}).get("vllm_config")
         forked = vllm_config is not None and can_be_forked(vllm_config)
         return (ForkedEngine if forked else SpawnProcess)(*args, **kwargs)
@@ -95,11 +94,6 @@ class _WorkerContext(SpawnContext):
     """Starts a worker from the fork server that started its engine."""
 
     Process = ForkedProcess  # type: ignore[assignment]
-
-
-def offer() -> None:
-    """Make vLLM start this process's engines from a fork server; a second call has no effect."""
-    launcher.get_mp_context = _EngineContext
 
 
 def can_be_forked(vllm_config: VllmConfig) -> bool:
@@ -150,17 +144,13 @@ def _running(environment: Mapping[str, str]) -> Iterator[None]:
 
 def _environment_of_worker(vllm_config: VllmConfig) -> dict[str, str]:
     # The engine says the same when it starts the worker.
-    ompmultiprocessing.logger.addFilter(_nothing)
+    ompmultiprocessing.logger.disabled = True
     try:
         manager = ompmultiprocessing.OMPProcessManager(vllm_config)
     finally:
-        ompmultiprocessing.logger.removeFilter(_nothing)
+        ompmultiprocessing.logger.disabled = False
     with manager.configure_omp_envs(rank=0, local_rank=0):
         return dict(os.environ)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
 
 
 def _it_runs() -> None:

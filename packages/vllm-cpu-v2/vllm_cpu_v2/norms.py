@@ -4,11 +4,14 @@ vLLM's registry of operators offers these kernels only on GPUs. On the CPU a nor
 elementwise operators, and a denoise step of DiffusionGemma has seventy norms. A compiled model
 fuses the six operators by itself, so this is for eager models. It is for float32 only, because in
 bfloat16 the kernel rounds once where the models' authors round twice.
+
+Importing this module registers the norms with vLLM's operators.
 """
 
 from __future__ import annotations
 
 import torch
+from vllm import ir
 
 PROVIDER = "cpu_v2"
 OPERATORS = ("rms_norm", "fused_add_rms_norm")
@@ -56,13 +59,7 @@ def _add_norm(
     return x, x_residual
 
 
-def register() -> None:
-    """Offer the norms to vLLM's operators; a second call in a process has no effect."""
-    from vllm import ir
-
-    if PROVIDER in ir.ops.rms_norm.impls:
-        return
-    ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_norm_supports)(_norm)
-    ir.ops.fused_add_rms_norm.register_impl(
-        PROVIDER, supports_args=_add_norm_supports, inplace=True
-    )(_add_norm)
+ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_norm_supports)(_norm)
+ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_add_norm_supports, inplace=True)(
+    _add_norm
+)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # The name is below `vllm`, because that logger has vLLM's handler and level.
 logger = logging.getLogger("vllm.cpu_v2")
 
-_registered = False
-
 
 def platform() -> str | None:
     """The class of the platform if vLLM serves from a CPU; None otherwise.
@@ -34,13 +32,9 @@ def platform() -> str | None:
 def register() -> None:
     """Give Model Runner V2 to models that need it (entry point ``vllm.general_plugins``).
 
-    vLLM calls this in each of its processes. A second call has no effect.
+    vLLM calls this once in each of its processes.
     """
-    global _registered
-    if _registered or not _on_cpu():
-        return
-    _registered = True
-    if _lacks_triton():
+    if "v2-runner" in parts():
         _complete_triton_placeholder()
         _offer_runner()
     if parts():
@@ -50,49 +44,26 @@ def register() -> None:
 def parts() -> tuple[str, ...]:
     """Short names of what vLLM's CPU build lacks in this process and is given.
 
-    An example is ("v2-runner", "triton-kernels:13", "torchvision-schemas"). The result is empty if
-    nothing is missing, and on another platform.
+    All of them are ("v2-runner", "torchvision-schemas"). The result is empty if nothing is missing,
+    and on another platform.
     """
-    if not _on_cpu():
-        return ()
-    names: list[str] = []
-    if _lacks_triton():
-        from vllm_cpu_v2.launch import STAND_INS
-
-        names += ["v2-runner", f"triton-kernels:{len(STAND_INS)}"]
-    foreign = sys.modules.get("vllm_cpu_v2.foreign_binaries")  # loaded by `import_hook`
-    if foreign is not None and foreign.declared is not None:
-        names.append("torchvision-schemas")
-    return tuple(names)
-
-
-def needs_runner(vllm_config: VllmConfig) -> bool:
-    """Whether a configuration is for a model that exists only for Model Runner V2.
-
-    vLLM also asks while the configuration is still being made.
-    """
-    return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion
-
-
-def _on_cpu() -> bool:
     from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
-
-
-def _lacks_triton() -> bool:
     from vllm.triton_utils import HAS_TRITON
 
-    return not HAS_TRITON
+    if not current_platform.is_cpu():
+        return ()
+    hook = sys.modules.get("vllm_cpu_v2.import_hook")
+    runner = () if HAS_TRITON else ("v2-runner",)
+    schemas = ("torchvision-schemas",) if hook is not None and hook.declared is not None else ()
+    return runner + schemas
 
 
 def _complete_triton_placeholder() -> None:
     """Give vLLM's placeholder for the module `triton` the helper that the runner needs."""
     from vllm.triton_utils import triton
-    from vllm.triton_utils.importing import TritonPlaceholder
     from vllm.utils.math_utils import next_power_of_2
 
-    if isinstance(triton, TritonPlaceholder) and not hasattr(triton, "next_power_of_2"):
+    if not hasattr(triton, "next_power_of_2"):
         triton.next_power_of_2 = next_power_of_2
 
 
@@ -100,6 +71,7 @@ def _offer_runner() -> None:
     """Replace the two places where vLLM's configuration asks for Triton.
 
     Both become unnecessary when vLLM counts a platform's own kernels as an alternative to Triton.
+    vLLM also asks while the configuration is still being made.
     """
     from vllm import envs
     from vllm.config import VllmConfig
@@ -109,12 +81,12 @@ def _offer_runner() -> None:
 
     def use_v2_model_runner(self: VllmConfig) -> bool:
         # A value in the environment is the user's decision, which vLLM validates.
-        if envs.VLLM_USE_V2_MODEL_RUNNER is None and needs_runner(self):
+        if envs.VLLM_USE_V2_MODEL_RUNNER is None and _needs_runner(self):
             return True
         return bool(chosen_by_vllm(self))
 
     def validate_v2_model_runner(self: VllmConfig) -> None:
-        if not needs_runner(self):
+        if not _needs_runner(self):
             validated_by_vllm(self)
             return
         unsupported = self._get_v2_model_runner_unsupported_features()
@@ -125,3 +97,8 @@ def _offer_runner() -> None:
         use_v2_model_runner, doc=VllmConfig.use_v2_model_runner.__doc__
     )
     VllmConfig._validate_v2_model_runner = validate_v2_model_runner
+
+
+def _needs_runner(vllm_config: VllmConfig) -> bool:
+    """Whether the model exists only for Model Runner V2."""
+    return vllm_config.model_config is not None and vllm_config.model_config.is_diffusion

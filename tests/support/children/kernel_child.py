@@ -47,6 +47,20 @@ def count_launches() -> None:
         setattr(owner, attribute, Counted(name, getattr(owner, attribute)))
 
 
+def keep_our_backend() -> None:
+    """Let ``--attention-backend CUSTOM`` be: vLLM's CPU platform replaces it by its own."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    ours, platform = AttentionBackendEnum.CUSTOM, type(current_platform)
+    replaced = platform.get_attn_backend_cls
+
+    def chosen(selected: Any, *args: Any, **kwargs: Any) -> str:
+        return ours.get_path() if selected is ours else replaced(selected, *args, **kwargs)
+
+    platform.get_attn_backend_cls = staticmethod(chosen)
+
+
 def answer(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
@@ -64,6 +78,7 @@ if __name__ == "__main__":
     import tests.support.engine  # noqa: F401
 
     count_launches()
+    keep_our_backend()
     for job in json.loads(sys.argv[1]):
         LAUNCHED.clear()
         print(json.dumps(answer(job) | {"launched": LAUNCHED}), flush=True)
