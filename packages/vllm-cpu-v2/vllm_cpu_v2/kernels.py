@@ -211,9 +211,10 @@ def post_update(
     function drops the surplus tokens, but counts lengths as the kernel does.
     """
     assert output_bin_counts_ptr is None
-    deltas = -num_rejected_ptr.numpy()
+    delta = -num_rejected_ptr.numpy()
     if query_start_loc_ptr is not None:
-        deltas = deltas + np.diff(query_start_loc_ptr.numpy()[: grid[0] + 1])
+        delta = delta + np.diff(query_start_loc_ptr.numpy()[: grid[0] + 1])
+    deltas = delta.tolist()
     computed, total = num_computed_tokens_ptr.numpy(), total_len_ptr.numpy()
     last, sampled = last_sampled_tokens_ptr.view(-1).numpy(), sampled_tokens_ptr.numpy()
     tokens, num_sampled = all_token_ids_ptr.numpy(), num_sampled_ptr.tolist()
@@ -226,7 +227,8 @@ def post_update(
             total[slot] += len(run)
             room = tokens[slot, begin : begin + len(run)]
             room[:] = run[: len(room)]
-        computed[slot] += deltas[i]
+        if deltas[i]:
+            computed[slot] += deltas[i]
 
 
 def expand_idx_mapping(

@@ -133,7 +133,7 @@ class Int4Experts(PlainExpertsFallback, wna16_module.CompressedTensorsWNA16MoEMe
         )
 
     def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:
-        """The roundings of inputs, of which there are none: the scheme quantizes only weights."""
+        """There are none, because the scheme quantizes only weights."""
         return unrounded, unrounded
 
 
@@ -185,7 +185,9 @@ _METHODS: tuple[tuple[Any, type], ...] = (
 def scaled_fp8_quant(
     input: torch.Tensor, scale: torch.Tensor | None = None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a matrix in FP8 (E4M3) and its single scale; replaces vLLM's function of this name.
+    """Return a matrix in FP8 (E4M3) and its single scale.
+
+    It replaces vLLM's function of this name, for which the CPU build has no operator.
 
     Raises:
         NotImplementedError: scales by row or by group, which quantizing weights does not need.
@@ -196,17 +198,6 @@ def scaled_fp8_quant(
         scale = input.float().abs().max().reshape(1) / 448
     values = (input.float() / scale).clamp(-448, 448)
     return values.to(torch.float8_e4m3fn), scale
-
-
-def _quantizes_to_fp8() -> bool:
-    """Whether vLLM's operator works; its CPU build may have the name without the operator."""
-    from vllm import _custom_ops
-
-    try:
-        _custom_ops.scaled_fp8_quant(torch.ones(1, 16), torch.ones(1))
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return False
-    return True
 
 
 def install() -> None:
@@ -229,7 +220,6 @@ def install() -> None:
     for key, method in online_module._ONLINE_MOE_METHODS.items():
         if method is online_fp8_module.Fp8PerTensorOnlineMoEMethod:
             online_module._ONLINE_MOE_METHODS[key] = OnlineFp8Experts
-    if not _quantizes_to_fp8():
-        _custom_ops.scaled_fp8_quant = scaled_fp8_quant
+    _custom_ops.scaled_fp8_quant = scaled_fp8_quant
     if not _POSSIBLE_NVFP4_KERNELS.get(PlatformEnum.CPU):
         register_linear_kernel(EmulationNvFp4LinearKernel, PlatformEnum.CPU, "nvfp4")
