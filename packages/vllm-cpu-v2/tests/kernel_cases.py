@@ -196,6 +196,13 @@ def post_update(rng: np.random.Generator) -> Outputs:
     return out
 
 
+def post_update_num_computed_tokens(rng: np.random.Generator) -> Outputs:
+    """Every request moves by its query length."""
+    batch = Batch(rng)
+    input_batch.post_update_num_computed_tokens(batch.idx, batch.computed, batch.starts)
+    return {"computed": batch.computed}
+
+
 def expand_idx_mapping(rng: np.random.Generator) -> Outputs:
     """Rows of logits per request, none for some."""
     batch = Batch(rng)

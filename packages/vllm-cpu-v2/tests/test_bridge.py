@@ -118,8 +118,8 @@ def test_hook_comes_before_transformers(tmp_path: Path) -> None:
     assert seen == {"llm": "LLM", "hook": True}
 
 
-# A diffusion model has a sampler of its own, which counts what it rejects, and no pooler.
-NOT_LAUNCHED = {"_get_num_sampled_and_rejected_kernel", "_post_update_num_computed_tokens_kernel"}
+# A diffusion model has a sampler of its own, which counts what it rejects.
+NOT_LAUNCHED = {"_get_num_sampled_and_rejected_kernel"}
 
 
 @pytest.mark.parametrize("module", STAND_INS)

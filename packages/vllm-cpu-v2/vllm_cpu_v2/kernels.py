@@ -231,6 +231,17 @@ def post_update(
             computed[slot] += deltas[i]
 
 
+def post_update_num_computed_tokens(
+    grid: Grid,  # (R,)
+    idx_mapping_ptr: Tensor,  # [R]
+    num_computed_tokens_ptr: Tensor,  # [S]
+    query_start_loc_ptr: Tensor,  # [R + 1]
+) -> None:
+    """Advance every request by its query length, in a pipeline stage that is not the last."""
+    lengths = np.diff(query_start_loc_ptr.numpy()[: grid[0] + 1])
+    num_computed_tokens_ptr.numpy()[idx_mapping_ptr.numpy()] += lengths
+
+
 def expand_idx_mapping(
     grid: Grid,  # (R,)
     idx_mapping_ptr: Tensor,  # [R]

@@ -17,6 +17,7 @@ STAND_INS: dict[str, tuple[Callable[..., None], ...]] = {
         kernels.prepare_pos_seq_lens,
         kernels.combine_sampled_and_draft_tokens,
         kernels.post_update,
+        kernels.post_update_num_computed_tokens,
         kernels.expand_idx_mapping,
     ),
     "sample.logprob": (kernels.topk_log_softmax, kernels.ranks, kernels.fill_logprob_token_ids),
