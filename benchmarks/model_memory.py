@@ -250,9 +250,9 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
     import torch
 
     from vllm_dllm.decoding import get_algorithm
-    from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
     from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.slots import AlgorithmSlots, CanvasKind, SlotState
+    from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
     device = torch.device("cpu")
     mask = None if model.is_uniform else model.vocabulary - 1
@@ -265,7 +265,8 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
             slots.window = TwoBlockWindow(slots, model.positions)
         own = AlgorithmSlots(rule, count, model.canvas, device)
         parts = OptionalParts(slots, "raw_logprobs")
-        return tensor_bytes([slots, own.parameters, own.state, *parts.all()])
+        optional = [parts.constraints, parts.rows, parts.logprobs]
+        return tensor_bytes([slots, own.parameters, own.state, *optional])
 
     soft = model.canvas * model.hidden * width if model.is_uniform else 0
     return held(2) - held(1) + soft

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
 
-from vllm_dllm.vllm_seams.channels import Counts, take_counts
+from vllm_dllm.vllm_seams.channels.counts import Counts, take_counts
 
 # Name of a counter -> its description in Prometheus.
 COUNTERS: Mapping[str, str] = {
@@ -81,3 +81,12 @@ class AlgorithmCounters(AggregateStatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """Do nothing: there is nothing to log about the engine."""
+
+
+def add_counters(loggers: list[Any], algorithms: Iterable[str]) -> None:
+    """Put `AlgorithmCounters` in front of vLLM's loggers of statistics.
+
+    One of these is vLLM's logger for Prometheus, or a subclass of it that vLLM was given (Ray's).
+    """
+    *_, vllms = (each for each in loggers if isinstance(each, PrometheusStatLogger))
+    loggers.insert(0, AlgorithmCounters(vllms, algorithms))

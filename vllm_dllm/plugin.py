@@ -34,6 +34,9 @@ def register() -> None:
 
 def install() -> None:
     """Do what `register` does, but for any version of vLLM, and raise every error."""
-    from vllm_dllm import vllm_seams
+    from vllm_dllm.vllm_seams import registration, request_entry
 
-    vllm_seams.apply_all()
+    registration.register_models()
+    registration.adjust_default_limits()
+    registration.shut_executors_down()
+    request_entry.apply()

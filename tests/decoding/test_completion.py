@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.decoding import Canvas, emitted_length
-from vllm_dllm.decoding.completion import decided_prefix, first_end
+from vllm_dllm.decoding import Canvas
+from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 
 END, MASK = 7, 9
 

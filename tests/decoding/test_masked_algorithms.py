@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.masked_references import MASK, REFERENCES, L, Row
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext, algorithms
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext
+from vllm_dllm.decoding.names import algorithms
 from vllm_dllm.ops.statistics.rows import EntropyStatistics
 
 RULES = {rule.name: rule for rule in algorithms("mask")}

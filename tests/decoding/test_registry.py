@@ -10,17 +10,12 @@ from unittest.mock import patch
 
 import pytest
 
-from vllm_dllm.decoding import (
-    Algorithm,
-    algorithm_names,
-    get_algorithm,
-    register_algorithm,
-    registry,
-)
+from vllm_dllm.decoding import Algorithm, get_algorithm, register_algorithm, registry
 from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.decoding.joint_threshold import JointThreshold
 from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.decoding.masked_entropy_bound import MaskedEntropyBound
+from vllm_dllm.decoding.names import algorithm_names
 from vllm_dllm.ranges import SettingsError
 
 

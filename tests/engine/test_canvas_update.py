@@ -113,7 +113,7 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     slots.remaining[1] = L  # its last canvas
     slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit
     slots.masked[2] = False
-    update, plan = plan_of(slots, replace(FDFO, fused=True))
+    update, plan = plan_of(slots, replace(FDFO, fused=True, granted=True))
     tokens = torch.arange(L).expand(4, L)
     sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
     outcome = update.decide(plan, Readings(RowStatistics(tokens, sure)), None)

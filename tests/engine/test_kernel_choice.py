@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_dllm.engine import readout as rule
+from vllm_dllm.engine import kernel_choice as rule
 from vllm_dllm.settings.server import DllmSettings
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CUDA = torch.device("cuda")
 PLAIN = SimpleNamespace(has_plain_head=True, tiled_head=lambda: None)
 
 
@@ -26,25 +26,16 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def takes_triton(device: torch.device, kernels: str = "auto", model: Any = PLAIN) -> bool:
-    return rule.takes_triton(kernels, model, True, device, 1)
+def triton_works(model: Any = PLAIN) -> bool:
+    return rule.triton_works(model, True, CUDA, 1)
 
 
 def test_auto_is_the_default() -> None:
     assert DllmSettings().kernels == "auto"
 
 
-def test_what_is_given_is_taken(log: list[str]) -> None:
-    assert takes_triton(CPU, "triton")
-    assert not takes_triton(CUDA, "torch")
-    assert log == [
-        "dllm: row statistics by triton, as dllm.kernels says",
-        "dllm: row statistics by torch, as dllm.kernels says",
-    ]
-
-
 def test_auto_takes_triton_on_cuda(log: list[str]) -> None:
-    assert takes_triton(CUDA)
+    assert triton_works()
     assert len(log) == 1
     assert "by triton (dllm.kernels=auto: the self-test passed in 0." in log[0]
 
@@ -52,7 +43,6 @@ def test_auto_takes_triton_on_cuda(log: list[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"device": CPU}, "no CUDA device"),
         ({"hip": "7.0"}, "no CUDA device"),
         ({"triton": False}, "vLLM has no Triton here"),
         ({"plain": False}, "the head is quantized, or more than a matrix"),
@@ -64,13 +54,13 @@ def test_auto_takes_torch_elsewhere(
     monkeypatch.setattr(torch.version, "hip", change.get("hip"))
     monkeypatch.setattr(rule, "HAS_TRITON", change.get("triton", True))
     model = SimpleNamespace(has_plain_head=change.get("plain", True), tiled_head=None)
-    assert not takes_triton(change.get("device", CUDA), model=model)
+    assert not triton_works(model)
     assert log == [f"dllm: row statistics by torch (dllm.kernels=auto: {why})"]
 
 
 def test_a_failed_self_test_is_named(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "_failures", lambda model, masked: ["head: token of 16 rows"])
-    assert not takes_triton(CUDA)
+    assert not triton_works()
     assert log == [
         "dllm: Triton kernels failed their self-test: head: token of 16 rows",
         "dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)",

@@ -26,10 +26,9 @@ from tests.support.score_rows import (
 from vllm_dllm.decoding import StepContext, Update
 from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.decoding.entropy_bound import EntropyBound
-from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.engine.slots import Mark, SlotState
-from vllm_dllm.vllm_seams.channels import PassFlags
+from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.vllm_seams.channels import Failure, PassFlags
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -137,8 +136,11 @@ def two_steps(algorithm: Algorithm, *asked: RowOptions | None) -> tuple[Any, Slo
 def test_a_token_that_was_not_read_ends_its_request() -> None:
     """Catches logprobs of another token. Who asks for no logprobs is not affected."""
     output, slots = two_steps(Elsewhere(), RowOptions(logprobs=1), None)
-    assert slots.failure.tolist() == [Mark.UNREAD_TOKEN, Mark.NONE]
-    assert output.num_nans.tolist() == [Mark.UNREAD_TOKEN, -(PassFlags.COMMITTED | PassFlags.LEFT)]
+    assert slots.failure.tolist() == [Failure.UNREAD_TOKEN, Failure.NONE]
+    assert output.num_nans.tolist() == [
+        Failure.UNREAD_TOKEN,
+        -(PassFlags.COMMITTED | PassFlags.LEFT),
+    ]
     assert output.num_sampled.tolist() == [0, L]
 
 
@@ -181,24 +183,3 @@ def test_neighbours_that_ask_for_nothing_take_no_rows() -> None:
         found = lists.slice_request(n, L)
         assert_reported(found, rows, output.sampled_token_ids[n], most, True)
     assert two_steps(AtOnce(), None, RowOptions(top_k=2))[0].logprobs_tensors is None
-
-
-def test_a_kept_table_moves_with_its_request() -> None:
-    """As for a request that is preempted and comes back into another slot."""
-    options = RowOptions(logprobs=2)
-    slots = slots_of(MASKED, [LowConfidence()] * 2)
-    sampler = sampler_of(slots, reading(slots, random_rows(2 * L)), [options, None])
-    parts, hidden = sampler.parts, rows_by_index(2 * L)
-    reports = parts.logprobs
-    step(sampler, hidden, range(2))
-    copy = reports.copy(0)
-    assert copy is not None
-    assert reports.copy(1) is None
-    parts.leave(0)
-    parts.rows.enter(1, options)
-    parts.rows.enter(0, RowOptions(token_ids=NAMED))
-    step(sampler, hidden[L:], [0])
-    reports.restore(1, copy)
-    again = reports.copy(1)
-    assert again is not None
-    assert all(torch.equal(a, b) for a, b in zip(copy[:3], again[:3], strict=True))

@@ -12,7 +12,8 @@ import torch
 from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.row_options import MOST_SCORE, RowOptions, RowOptionState
-from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
+from vllm_dllm.engine.slots import CanvasKind, SlotState
+from vllm_dllm.vllm_seams.channels import Failure
 
 L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
 PLAIN = RowOptions(prompt_length=PROMPT)
@@ -136,7 +137,7 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
         for row in range(len(names)):
             assert torch.equal(got[row], wanted[row]), (names, row)
             no_token = (wanted[row] == -torch.inf).all(1).any()
-            assert slots.failure[own[row]] == (Mark.NO_TOKEN_LEFT if no_token else Mark.NONE)
+            assert slots.failure[own[row]] == (Failure.NO_TOKEN_LEFT if no_token else Failure.NONE)
 
 
 def test_filters_are_each_requests_own(history: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vllm_dllm.engine.slots import MAX_END_TOKENS, AlgorithmBatch, CanvasKind, Phase, SlotState
+from vllm_dllm.engine.step import read_batch
 from vllm_dllm.settings.resolution import ResolvedDecoding, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -125,7 +126,8 @@ def test_slots_with_different_algorithms() -> None:
 
     def batches(*slot_ids: int) -> list[AlgorithmBatch]:
         at = torch.tensor(slot_ids)
-        return slots.algorithms.batches(at, np.array(slot_ids), slots.read(at)[1])
+        groups = slots.algorithms.groups(at, np.array(slot_ids))
+        return read_batch(slots, groups, at)[2]
 
     (only,) = batches(2, 0)
     assert (only.all_slots.algorithm.name, only.index) == ("LowConfidence", None)

@@ -26,7 +26,8 @@ from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from tests.support.engine import Engine
 from vllm_dllm.constraints.pool import BusyError
-from vllm_dllm.decoding import Corruption, algorithms
+from vllm_dllm.decoding import Corruption
+from vllm_dllm.decoding.names import algorithms
 
 MODELS: dict[str, tuple[str, Corruption]] = {
     "llada2": ("tiny-llada2", "mask"),

@@ -124,7 +124,7 @@ def our_graphs() -> int:
 
     rows = (candidate_keys, draw, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
-    updates = (step.read_rows, sampler._finish)
+    updates = (step.read_batch, sampler._finish)
     return sum(len(entries(function.__code__)) for function in (*rows, *tiles, *updates))
 
 

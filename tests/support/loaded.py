@@ -34,7 +34,8 @@ class Recorder:
     def held(self) -> dict[str, int]:
         """Bytes of this rank's model, and of this package's state for its requests."""
         state = self.model_runner.model_state
-        own = tensor_bytes([state.slots, *state.parts.all()])
+        parts = state.parts
+        own = tensor_bytes([state.slots, parts.constraints, parts.rows, parts.logprobs])
         own -= state.slots.history.nbytes  # vLLM's
         if state.embeddings is not None:
             own += state.embeddings.conditioning.soft.nbytes

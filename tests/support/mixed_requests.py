@@ -12,7 +12,8 @@ from examples.tiny.tokens import gemma_processor, llada2_tokenizer, sdar_tokeniz
 from examples.tiny.training import Encoder
 from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.engine import Engine
-from vllm_dllm.decoding import algorithm_names, get_algorithm
+from vllm_dllm.decoding import get_algorithm
+from vllm_dllm.decoding.names import algorithm_names
 
 TRACED = {
     "diffusion_trace": True,
@@ -47,7 +48,7 @@ def mixed(family: str, count: int, seed: int = 1) -> Iterator[tuple[list[int], d
             options["ignore_eos"] = True
         elif options["max_tokens"] > 1 and chance.random() < 0.2:
             options["regex"] = "[0-9]{1,40}"
-        if chance.random() < 0.1:
+        if draws and chance.random() < 0.3:
             options["n"] = 2
         yield prompt, options | {"extra_args": extra}
 

@@ -10,7 +10,8 @@ import pytest
 
 from vllm_dllm.tracing import live as live_traces
 from vllm_dllm.tracing.live import MOST_ANSWERS, LiveTraces
-from vllm_dllm.vllm_seams.channels import PassFlags, Record
+from vllm_dllm.vllm_seams.channels import PassFlags
+from vllm_dllm.vllm_seams.channels.records import Record
 
 WIDTH = 4
 

@@ -14,7 +14,8 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from vllm_dllm.vllm_seams import channels
-from vllm_dllm.vllm_seams.channels import ABSENT, PassFlags, Record, StepRecords, TracedLogprobs
+from vllm_dllm.vllm_seams.channels import PassFlags, counts, records
+from vllm_dllm.vllm_seams.channels.records import ABSENT, Record, StepRecords, TracedLogprobs
 
 
 def through_a_message(outputs: EngineCoreOutputs) -> EngineCoreOutputs:
@@ -36,41 +37,39 @@ def test_a_step_s_records_leave_its_logprobs(asked: bool) -> None:
     """From the worker, whose output is pickled."""
     ones = torch.ones(4, 2)
     own = LogprobsTensors(ones.int(), ones, ones[:, 0].int(), [0, 2]) if asked else None
-    records = StepRecords(
-        [1], torch.arange(3)[:, None], torch.ones(1, 4).int(), torch.ones(2, 1, 4)
-    )
-    sent = TracedLogprobs(own, records).to_cpu_nonblocking().tolists()
+    step = StepRecords([1], torch.arange(3)[:, None], torch.ones(1, 4).int(), torch.ones(2, 1, 4))
+    sent = TracedLogprobs(own, step).to_cpu_nonblocking().tolists()
     output = SimpleNamespace(logprobs=pickle.loads(pickle.dumps(sent)))
-    found = channels.take_step_records(output)
+    found = records.take_step_records(output)
     assert found is not None and found.request_indices == [1]
     assert found.headers.tolist() == [[0], [1], [2]] and found.scores.shape == (2, 1, 4)
     assert (output.logprobs is not None) == asked
     if asked:
         assert output.logprobs.slice_request(1, 2).logprobs.tolist() == [[1, 1], [1, 1]]
-    assert channels.take_step_records(output) is None
+    assert records.take_step_records(output) is None
 
 
 def test_records_of_a_request() -> None:
     tokens = np.array([7, 8, ABSENT], np.int32)
     scores = np.array([-1.5, -0.5, 0], np.float32)
-    records = [Record(5, 900, 32, step, PassFlags.LEFT, tokens, scores, -scores) for step in (0, 1)]
+    passes = [Record(5, 900, 32, step, PassFlags.LEFT, tokens, scores, -scores) for step in (0, 1)]
     output = EngineCoreOutput("a", [7, 8])
-    channels.put_records(output, 6, records)
+    records.put_records(output, 6, passes)
     (arrived,) = through_a_message(EngineCoreOutputs(outputs=[output])).outputs
-    found = channels.take_records(arrived)
+    found = records.take_records(arrived)
     assert found is not None and arrived.new_sampling_mask is None
     asked, (first, second) = found
     assert asked == 6 and (first.step, second.step) == (0, 1)
     assert second[:5] == (5, 900, 32, 1, PassFlags.LEFT) and isinstance(second.flags, PassFlags)
     assert [array.tolist() for array in second[5:]] == [[7, 8], [-1.5, -0.5], [1.5, 0.5]]
-    assert channels.take_records(arrived) is None
+    assert records.take_records(arrived) is None
 
 
 def test_counts() -> None:
     stats = SchedulerStats(num_kv_fetch_reqs_by_stage={"theirs": 2})
-    counts = {("EntropyBound", "blocks"): 3, ("a:b", "blocks"): 1}
-    channels.put_counts(stats, counts)
+    counted = {("EntropyBound", "blocks"): 3, ("a:b", "blocks"): 1}
+    counts.put_counts(stats, counted)
     arrived = through_a_message(EngineCoreOutputs(scheduler_stats=stats)).scheduler_stats
     assert arrived is not None
-    assert channels.take_counts(arrived) == counts
+    assert counts.take_counts(arrived) == counted
     assert arrived.num_kv_fetch_reqs_by_stage == {"theirs": 2}

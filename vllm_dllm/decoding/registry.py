@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
-from vllm_dllm.ranges import SettingsError, closest, listed, shown
+from vllm_dllm.ranges import SettingsError, listed, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
-# The kinds of models, as error messages name them.
-MODELS: Mapping[Corruption, str] = {
-    "mask": "masked models (LLaDA2, SDAR)",
-    "uniform": "models that denoise random tokens (DiffusionGemma)",
-}
-
 # Algorithms by the kind of model and the name that users write. A built-in one is a module of this
 # package and a class, until it is asked for.
 _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
@@ -96,17 +89,6 @@ def registered_names(corruption: Corruption) -> list[str]:
     return sorted(name for kind, name in _REGISTRY if kind == corruption)
 
 
-def algorithms(corruption: Corruption) -> list[Algorithm]:
-    """All registered algorithms for a kind of model, sorted by name; imports them."""
-    return [get_algorithm(name, corruption)[0] for name in registered_names(corruption)]
-
-
-def algorithm_names(corruption: Corruption) -> list[str]:
-    """The names that users may write, including those of presets."""
-    known = algorithms(corruption)
-    return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
-
-
 def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[str, float]]:
     """The algorithm with this name, and the settings of its preset.
 
@@ -127,22 +109,9 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
     algorithm = _registered(corruption, base)
     if algorithm is not None and preset in algorithm.presets:
         return algorithm, dict(algorithm.presets[preset])
-    names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
-    unknown = f"unknown decoding algorithm {shown(name)}"
-    meant = closest(name, [*names, *others])
-    if meant is not None and meant not in names:
-        raise SettingsError(
-            ("" if meant == name else f"{unknown}; ")
-            + f"{meant} does not fit this model, because it is for "
-            f"{MODELS[other_kind(corruption)]}; choose {listed(names, 'or')}"
-        )
-    hint = "" if meant is None else f"; did you mean {meant!r}?"
-    raise SettingsError(f"{unknown}{hint} (available: {', '.join(names)})")
+    from vllm_dllm.decoding.names import refusal
 
-
-def other_kind(corruption: Corruption) -> Corruption:
-    """The other kind of model."""
-    return "uniform" if corruption == "mask" else "mask"
+    raise refusal(name, corruption)
 
 
 def _imported(path: str, corruption: Corruption) -> Algorithm:
@@ -154,7 +123,7 @@ def _imported(path: str, corruption: Corruption) -> Algorithm:
             f"the decoding algorithm {shown(path)} cannot be loaded: {error}"
         ) from error
     if cls.corruption != corruption:
-        raise SettingsError(
-            f"{path} does not fit this model, because it is for {MODELS[other_kind(corruption)]}"
-        )
+        from vllm_dllm.decoding.names import misfit
+
+        raise misfit(path, corruption)
     return get_algorithm(cls.name, corruption)[0]

@@ -15,11 +15,9 @@ depends on nothing else, so all ranks agree.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Generic, TypeVar
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -51,30 +49,9 @@ from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 # Roughly how many states a canvas follows, and how many parts of a constraint are cached.
 MOST_STATES = CompileLimits().window_states
 MOST_VIEWS = 64
-# How many unions of automata are cached, one for each set of canvases. A steady batch has one set
-# for each part that the readout splits it into, or two if some of its requests draw.
+# How many unions of automata, and of classes, are cached, one for each set of canvases. A steady
+# batch has one set for each part that the readout splits it into, or two if some requests draw.
 MOST_KEPT = 8
-
-Single = TypeVar("Single", OwnEdges, TokenClasses)
-Joined = TypeVar("Joined", AutomatonBatch, BatchClasses)
-
-
-class Unions(Generic[Single, Joined]):
-    """Caches the union of some parts for later steps with exactly the same parts."""
-
-    def __init__(self, make: Callable[[Sequence[Single]], Joined]) -> None:
-        self.make: Callable[[Sequence[Single]], Joined] = make
-        # The parts are kept alive, so that no other object can get one of their ids.
-        self.kept: dict[tuple[int, ...], tuple[Sequence[Single], Joined]] = {}
-
-    def union(self, parts: Sequence[Single]) -> Joined:
-        """The union of these parts, in this order."""
-        key = tuple(map(id, parts))
-        if key not in self.kept:
-            if len(self.kept) >= MOST_KEPT:
-                self.kept.clear()
-            self.kept[key] = parts, self.make(parts)
-        return self.kept[key][1]
 
 
 class Constraints:
@@ -93,45 +70,31 @@ class Constraints:
         count, device = len(slots.phase), slots.device
         self.slots = slots
         self.state = torch.zeros(count, dtype=torch.int64, device=device)
-        self.device = device
-        self.length = slots.length
         self.followed: dict[int, SharedConstraint] = {}
         self.views: dict[int, View] = {}
         self.starts = CanvasStarts(count, device)
-        self._automata: Unions[OwnEdges, AutomatonBatch] = Unions(self._joined)
-        self._classes: Unions[TokenClasses, BatchClasses] = Unions(BatchClasses.join)
+        self._automata = lru_cache(MOST_KEPT)(self._joined_automata)
+        self._classes = lru_cache(MOST_KEPT)(self._joined_classes)
 
-    def enter(self, slot: int, packed: bytes, output: np.ndarray) -> None:
-        """Set up ``slot`` for a request whose next canvas is a new one.
+    def enter(self, slot: int, packed: bytes, output: Iterable[int]) -> None:
+        """Set up ``slot`` for a request.
 
         Args:
             slot: the request's slot.
             packed: the request's packed constraint.
-            output: int ``[tokens]``, the tokens it had output before it was preempted.
+            output: the tokens that it had output before it was preempted.
         """
         self.leave(slot)
         self.slots.constrained[slot] = True
         digest = hashlib.sha256(packed).digest()
         same = (each for each in self.followed.values() if each.digest == digest)
-        self.followed[slot] = next(same, None) or SharedConstraint(
-            digest, packed, self.length, self.device
+        constraint = self.followed[slot] = next(same, None) or SharedConstraint(
+            digest, packed, self.slots.length, self.slots.device
         )
-        self.resume(slot, output, len(output))
-
-    def resume(self, slot: int, output: np.ndarray, before: int) -> None:
-        """Give ``slot`` the view of a canvas that has already begun.
-
-        Args:
-            slot: the slot of a request with a constraint.
-            output: int ``[tokens]``, all tokens that the request has output.
-            before: how many of them were output before the canvas began.
-        """
-        constraint, tokens = self.followed[slot], output.tolist()
-        first = constraint.after(tokens[:before])
-        view = self.views[slot] = constraint.view(START if first == NO_STATE else first)
+        state = constraint.after(output)
+        view = self.views[slot] = constraint.view(START if state == NO_STATE else state)
         self.starts.enter(slot, moves=not view.whole)
-        reached = NO_STATE if first == NO_STATE else constraint.after(tokens[before:], first)
-        self.state[slot].fill_(view.place(reached))
+        self.state[slot].fill_(view.place(state))
 
     def _begin_canvases(self) -> None:
         """Give canvases that have begun the nearby part of their constraints."""
@@ -147,8 +110,8 @@ class Constraints:
         self.views.pop(slot, None)
         constraint = self.followed.pop(slot, None)
         if constraint is not None and constraint not in self.followed.values():
-            self._automata.kept.clear()
-            self._classes.kept.clear()
+            self._automata.cache_clear()
+            self._classes.cache_clear()
 
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
         """Return what the canvases of a step must follow.
@@ -176,12 +139,17 @@ class Constraints:
         Args:
             on_host: their slots, int ``[n]``.
         """
-        edges = [self.views[slot].edges for slot in on_host.tolist()]
-        classes = [self.followed[slot].classes for slot in on_host.tolist()]
-        return BatchConstraint(self._automata.union(edges), self._classes.union(classes))
+        slots = on_host.tolist()
+        automata = self._automata(*(self.views[slot] for slot in slots))
+        return BatchConstraint(automata, self._classes(*(self.followed[slot] for slot in slots)))
 
-    def _joined(self, parts: Sequence[OwnEdges]) -> AutomatonBatch:
-        return AutomatonBatch.union(parts, lambda array: to_device(array, self.device))
+    def _joined_automata(self, *views: View) -> AutomatonBatch:
+        edges = [view.edges for view in views]
+        return AutomatonBatch.union(edges, lambda array: to_device(array, self.slots.device))
+
+    @staticmethod
+    def _joined_classes(*constraints: SharedConstraint) -> BatchClasses:
+        return BatchClasses.join([constraint.classes for constraint in constraints])
 
 
 class ConstrainedStep:
@@ -351,7 +319,7 @@ def follow_in_noise_rows(rows: NoiseRows, followed: Followed, draws: bool) -> Co
     return best
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
     """The part of a constraint that a canvas follows.
 
@@ -392,25 +360,21 @@ class SharedConstraint:
         tables = self.configurations.tables
         classes = TokenClasses.from_class_of_token(tables.class_of_token, tables.classes)
         self.classes = _on_device(classes, device)
-        self._views: OrderedDict[int, View] = OrderedDict()
-        self.view(START)
+        self._first = self._window(START)
+        self._later = lru_cache(MOST_VIEWS)(self._window)
 
     def view(self, state: int) -> View:
         """The part that a canvas beginning in this state follows."""
-        first = self._views.get(START)
-        if first is not None and first.whole:
-            return first
-        if state not in self._views:
-            found = window(self.configurations, state, self.length, MOST_STATES)
-            edges = OwnEdges.from_automaton(found.automaton, found.depth)
-            self._views[state] = View(edges, found.states, found.whole)
-            while len(self._views) > MOST_VIEWS:
-                self._views.popitem(last=False)
-        self._views.move_to_end(state)
-        return self._views[state]
+        return self._first if self._first.whole or state == START else self._later(state)
 
-    def after(self, tokens: Iterable[int], state: int = START) -> int:
+    def _window(self, state: int) -> View:
+        found = window(self.configurations, state, self.length, MOST_STATES)
+        edges = OwnEdges.from_automaton(found.automaton, found.depth)
+        return View(edges, found.states, found.whole)
+
+    def after(self, tokens: Iterable[int]) -> int:
         """The state reached after these tokens, or `NO_STATE`."""
+        state: int = START
         for token in tokens:
             state = self.configurations.after(state, token)
         return state
@@ -435,18 +399,10 @@ class _Copy:
     """A buffer on the host for one copy from the device."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self.device = device
-        self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=can_pin(device))
-
-    @cached_property
-    def array(self) -> np.ndarray:
-        """The buffer itself."""
-        return self.tensor.numpy()
-
-    @cached_property
-    def event(self) -> torch.Event | None:
-        """The event that marks a copy as complete; None where copying is synchronous."""
-        return torch.Event(self.device) if can_pin(self.device) else None
+        pinned = can_pin(device)
+        self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=pinned)
+        # Marks a copy as complete; None where copying is synchronous.
+        self.event = torch.Event(device) if pinned else None
 
     def take(self, values: torch.Tensor) -> None:
         """Start a copy."""
@@ -458,7 +414,7 @@ class _Copy:
         """Return the copied values, waiting for the copy if necessary."""
         if self.event is not None:
             self.event.synchronize()
-        return self.array
+        return self.tensor.numpy()
 
 
 class CanvasStarts:

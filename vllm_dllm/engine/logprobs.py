@@ -25,9 +25,10 @@ from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
-from vllm_dllm.engine.slots import Mark, SlotState
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.vllm_seams.channels import Failure
 
 # How many bytes of scores in float32 are summarized at a time.
 SUMMARY_BYTES = 64 << 20
@@ -113,9 +114,10 @@ class LogprobReports:
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
-        """See `StepObserver`: keep the logprobs of the positions that this step decided.
+        """Keep the logprobs of the positions that a step decided, before the slots are written.
 
-        A request ends with an error if its algorithm has chosen a token that is not among the
+        `decided` is bool ``[n, L]``, the positions whose token was chosen in this step. A request
+        ends with an error if its algorithm has chosen a token that is not among the
         candidates (see `Algorithm.step`), because that token's score is no longer available.
         """
         if not self.pending:
@@ -138,7 +140,7 @@ class LogprobReports:
             kept = torch.where(where, values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
         failure, unknown = self.slots.failure, (decided & ~known).any(1)
-        marks = torch.where(unknown, int(Mark.UNREAD_TOKEN), failure.index_select(0, slots))
+        marks = torch.where(unknown, int(Failure.UNREAD_TOKEN), failure.index_select(0, slots))
         failure.index_copy_(0, slots, marks)
 
     def _widen(self, width: int) -> None:
@@ -159,9 +161,16 @@ class LogprobReports:
         num_sampled: torch.Tensor,
         first: torch.Tensor,
     ) -> LogprobsTensors | None:
-        """See `StepObserver`: add the logprobs of the tokens that leave now, in batch order.
+        """The logprobs of the tokens that leave now, in batch order.
 
         Each request that asks has L rows, of which only the first `num_sampled` count.
+
+        Args:
+            logprobs: what other observers have added so far, which is nothing.
+            slots: int64 ``[rows]``, the slots of the whole batch, prefills included.
+            on_host: the same slots as a numpy array.
+            num_sampled: int ``[rows]``, how many tokens leave.
+            first: int64 ``[rows]``, where those tokens begin in their canvas.
         """
         assert logprobs is None
         asking = [row for row in self.asking(on_host) if row[2].returns]
@@ -183,26 +192,6 @@ class LogprobReports:
             self.ranks.flatten().index_select(0, row),
             cu_num_generated_tokens=starts.tolist(),
         )
-
-    def copy(self, slot: int) -> LogprobsTensors | None:
-        """Copy the logprobs of the request in ``slot``, so that another request may enter it.
-
-        None if the request does not ask for logprobs.
-        """
-        options = self.rows.by_slot.get(slot)
-        if options is None or not options.reports:
-            return None
-        width = 1 + self._most(options)
-        tables = self.ids[slot, :, :width], self.scores[slot, :, :width], self.ranks[slot]
-        return LogprobsTensors(*(table.clone() for table in tables))
-
-    def restore(self, slot: int, copy: LogprobsTensors) -> None:
-        """Restore the `copy` of a request to the ``slot`` that it has entered."""
-        width = copy.logprobs.shape[1]
-        self._widen(width)
-        self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
-        self.scores[slot, :, :width].copy_(copy.logprobs)
-        self.ranks[slot].copy_(copy.selected_token_ranks)
 
 
 @dataclass(frozen=True)

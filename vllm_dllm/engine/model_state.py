@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,38 +19,24 @@ from vllm_dllm.attention.served_route import has_own_backend
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
-from vllm_dllm.engine.slots import CanvasKind, Mark, SlotState
+from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.step import CommitPolicy
-from vllm_dllm.engine.warm_up import ReadoutWarmUp
+from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.settings.resolution import (
     AUTOMATON,
     GREEDY_EPSILON,
     RESOLVED,
-    Asked,
     ResolvedRequest,
     Served,
+    StepDetails,
 )
-from vllm_dllm.vllm_seams.runner import (
-    allocate_no_grammar_bitmask,
-    report_preemptions,
-)
+from vllm_dllm.vllm_seams.channels import Failure
+from vllm_dllm.vllm_seams.runner import allocate_no_grammar_bitmask
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.interrupted import InterruptedCanvas
+    from vllm_dllm.engine.spoiled_pages import Pages
 
 logger = init_logger("vllm.dllm")
-
-
-class ModelFamily(Protocol):
-    """What a model state needs from the model's family; see `families.base.Family`."""
-
-    def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """The rule that says which keys a query sees."""
-        ...
-
-    def embeddings(self, state: DiffusionModelState) -> Any:
-        """The input embeddings; None for a model that reads token ids."""
-        ...
 
 
 class DiffusionModelState(ModelState):
@@ -69,17 +55,20 @@ class DiffusionModelState(ModelState):
         model: nn.Module,
         encoder_cache: Any,
         device: torch.device,
-        family: ModelFamily,
+        family: Any,
         kind: CanvasKind,
         policy: CommitPolicy,
     ) -> None:
-        """The first four arguments are vLLM's; `families.model_state` adds the others."""
+        """The first four arguments are vLLM's; `families.model_state` adds the others.
+
+        `family` is a `families.base.Family`, which this room does not import.
+        """
         super().__init__(vllm_config, model, encoder_cache, device)
         self.served: Served = vllm_config.model_config.dllm
         self.policy = policy
         self.slots = SlotState(self.max_num_reqs, kind, device)
         if self.served.two_blocks:
-            from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
+            from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
             self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
         default = ResolvedRequest.of(self.served.choose())
@@ -91,21 +80,9 @@ class DiffusionModelState(ModelState):
         self.readout = make_readout(
             self.model, self.slots, self.parts, vllm_config, self.served.settings.kernels
         )
-        self.warm_up = ReadoutWarmUp(
-            self.readout,
-            self.parts,
-            self.slots,
-            self.model_config.get_hidden_size(),
-            self.dtype,
-            min(self.max_num_reqs, self.max_num_tokens // self.served.window_length),
-            compiles(vllm_config),
-            self.served.choose(),
-        )
+        self.to_compile = compiles(vllm_config)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
-        # Canvases of preempted requests that stream, by request id, until the requests come back.
-        self.interrupted: dict[str, InterruptedCanvas] = {}
-        report_preemptions()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
@@ -114,7 +91,6 @@ class DiffusionModelState(ModelState):
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Return this package's sampler in place of vLLM's; there is no rejection sampler."""
         self.sees_logits = True
-        self.total_len = sampler.req_states.total_len.gpu
         self.sampler = DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
@@ -122,9 +98,29 @@ class DiffusionModelState(ModelState):
             readout=self.readout,
             parts=self.parts,
             predictions=None if self.embeddings is None else self.embeddings.conditioning,
-            warm_up=self.warm_up,
+            prepare=self.prepare,
         )
         return self.sampler, None
+
+    def prepare(self) -> None:
+        """Prepare for requests while vLLM measures how much memory a step uses."""
+        from vllm_dllm.engine.warm_up import read_largest_batch
+
+        self._compile()
+        read_largest_batch(self)
+
+    def _compile(self) -> None:
+        """Compile what runs after the model, unless it has been compiled already.
+
+        This must not happen while the model is loaded: compiled functions depend on the number of
+        threads, which vLLM's GPU worker changes afterwards, so requests would compile them all
+        again.
+        """
+        if self.to_compile:
+            from vllm_dllm.engine.warm_up import compile_sampler
+
+            self.to_compile = False
+            compile_sampler(self)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
@@ -140,7 +136,7 @@ class DiffusionModelState(ModelState):
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
             self.slots.configure(req_index, self.served.choose(), 0.0, tokens=1)
             self.parts.leave(req_index)
-            self.slots.failure[req_index].fill_(int(Mark.NOT_TAKEN_UP))
+            self.slots.failure[req_index].fill_(int(Failure.NOT_TAKEN_UP))
 
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
@@ -167,37 +163,17 @@ class DiffusionModelState(ModelState):
             limit - (len(prompt) - prompt_length),
             ends,
             read_only=resolved.read_only,
-            stream_prefix=resolved.stream_prefix,
-            records=bool(resolved.asked),
-            whole=bool(resolved.asked & Asked.REPLAY),
+            streams=resolved.stream_prefix,
+            records=bool(resolved.step_details),
+            whole=bool(resolved.step_details & StepDetails.REPLAY),
         )
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         packed = extra.get(AUTOMATON) if self.sees_logits else None
-        known = np.asarray(prompt)
-        self.parts.enter(req_index, params, resolved, choice, known, prompt_length, packed)
-        interrupted = self.interrupted.pop(new_req_data.req_id, None)
-        if interrupted is not None:
-            interrupted.resume(self.parts, req_index, known, prompt_length)
+        output = prompt[prompt_length:]
+        self.parts.enter(req_index, params, resolved, choice, prompt_length, packed, output)
         if self.slots.window is not None:
             self.slots.window.enter(req_index, prompt)
-
-    def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
-        """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
-
-        Args:
-            preempted: ids of requests that give up their slots and will come back.
-            finished: ids of requests that have ended, possibly while they were preempted.
-        """
-        for req_id in preempted:
-            slot = self.slot_of.get(req_id)
-            # A rank that sees no logits does not know a canvas' progress and does not need to.
-            if slot is not None and self.sees_logits and self.slots.streams[slot]:
-                from vllm_dllm.engine.interrupted import InterruptedCanvas
-
-                self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)
-        for req_id in finished if self.interrupted else ():
-            self.interrupted.pop(req_id, None)
 
     def _default_seed(self, new_req_data: Any) -> int:
         """The seed of a request that sets none: an int64, the same on all ranks.
@@ -217,13 +193,20 @@ class DiffusionModelState(ModelState):
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """Record where the pages of the KV cache are, once vLLM has allocated them.
 
-        The readout is compiled here at the latest: if vLLM does not profile (a CPU with
+        The sampler is compiled here at the latest: if vLLM does not profile (a CPU with
         ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
         """
         if self.sampler is not None:
-            self.warm_up.compile(self.sampler)
+            self._compile()
+        self.block_tables, self.kv_cache_groups = block_tables, kv_cache_config.kv_cache_groups
+
+    @cached_property
+    def pages(self) -> Pages:
+        """The pages of the KV cache, for the first request that has spoiled some."""
+        from vllm_dllm.engine.spoiled_pages import Pages
+
         layers = self.vllm_config.compilation_config.static_forward_context
-        self.pages = Pages(block_tables, kv_cache_config.kv_cache_groups, layers)
+        return Pages(self.block_tables, self.kv_cache_groups, layers)
 
     def remove_request(self, req_id: str) -> None:
         """Free a request's slot, and clean its pages if it may have written NaN or infinities.
@@ -251,8 +234,6 @@ class DiffusionModelState(ModelState):
         # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None
         if self.policy.granted:
-            from vllm_dllm.engine.block_and_canvas import read_again
-
             read_again(input_batch, req_states.all_token_ids.gpu)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
@@ -288,36 +269,28 @@ class DiffusionModelState(ModelState):
         return self.attention.metadata(batch)
 
 
-class Pages:
-    """The KV pages of the slots; they are cleaned if a request has written NaN or infinities.
+def read_again(input_batch: Any, history: torch.Tensor) -> None:
+    """Write the tokens of the blocks whose commit shares this pass into the model's input.
 
-    An attention kernel may multiply unwritten positions of a page by a weight of zero, and zero
-    times NaN is NaN: one spoiled page would spoil every request that later uses it.
+    The worker stays at the start of a canvas that has left without a commit. vLLM's scheduler then
+    sees L uncomputed tokens, as in a prompt, followed by the next canvas as draft tokens, so it
+    grants 2 L tokens for one step. vLLM writes only prompt tokens and draft tokens into the input,
+    and the first L are neither.
 
     Args:
-        block_tables: vLLM's ``BlockTables``, which know each slot's pages in each KV cache group.
-        groups: the groups, with the names of their layers.
-        layers: vLLM's attention layers by name, each with its ``kv_cache`` ``[pages, ...]``.
+        input_batch: vLLM's ``InputBatch``.
+        history: int ``[slots, positions]``, every token of the requests.
     """
-
-    def __init__(self, block_tables: Any, groups: Sequence[Any], layers: Mapping[str, Any]) -> None:
-        self.block_tables = block_tables
-        self.groups = [[layers[name] for name in group.layer_names] for group in groups]
-
-    def ids(self, slot: int, group: int) -> torch.Tensor:
-        """Ids of the slot's pages in a KV cache group, int64 ``[n]``."""
-        count = int(self.block_tables.num_blocks.np[group, slot])
-        return self.block_tables.block_tables[group].gpu[slot, :count].long()
-
-    def scrub(self, slot: int) -> None:
-        """Replace NaN and infinities in the slot's pages with zeros.
-
-        Finite numbers are kept, because other requests may share the pages.
-        """
-        for group, layers in enumerate(self.groups):
-            ids = self.ids(slot, group)
-            for layer in layers:
-                content = layer.kv_cache[ids]
-                # Converted to float32 and back, because this operator is missing for float8.
-                clean = content.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-                layer.kv_cache[ids] = clean.to(content.dtype)
+    drafts = input_batch.num_draft_tokens_per_req
+    before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)
+    is_prompt = input_batch.num_computed_prefill_tokens_np < input_batch.prefill_len_np
+    rows = np.flatnonzero((before > 0) & ~is_prompt)
+    if not len(rows):
+        return
+    count = before[rows]
+    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
+    both: np.ndarray = np.stack([np.repeat(rows, count), token])
+    row, at = to_device(both, history.device)
+    slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
+    input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)

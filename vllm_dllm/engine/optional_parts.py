@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from vllm.sampling_params import SamplingParams
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.logprobs import LogprobReports
     from vllm_dllm.engine.records import PassRecorder
     from vllm_dllm.engine.row_options import RowOptionState
-    from vllm_dllm.engine.step import StepObserver
     from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
+
+    # What sees the decisions of steps, and adds to the output of the requests that ask for it.
+    StepObserver: TypeAlias = LogprobReports | PassRecorder
 
 # The parameters from which `RowOptions` is built. A request that leaves them all at their defaults
 # has no such options.
@@ -84,9 +86,9 @@ class OptionalParts:
         params: Any,
         resolved: ResolvedRequest,
         choice: ResolvedDecoding,
-        prompt: np.ndarray,
         prompt_length: int,
         packed: bytes | None,
+        output: Sequence[int],
     ) -> None:
         """Set up what the request entering ``slot`` asks for, and forget the previous request.
 
@@ -95,14 +97,14 @@ class OptionalParts:
             params: vLLM's ``SamplingParams``.
             resolved: the request's options.
             choice: how it is decoded.
-            prompt: int ``[tokens]``, the prompt, followed by the output of a resumed request.
-            prompt_length: how many of these tokens are the original prompt.
+            prompt_length: number of prompt tokens.
             packed: the request's packed constraint, or None.
+            output: the tokens that it had output before it was preempted.
         """
         self.leave(slot)
         if packed is not None:
-            self.constraints.enter(slot, packed, prompt[prompt_length:])
-        if resolved.asked:
+            self.constraints.enter(slot, packed, output)
+        if resolved.step_details:
             options = self.records.row_options(
                 params, resolved, choice, prompt_length, packed is not None
             )
@@ -114,10 +116,6 @@ class OptionalParts:
             return
         if options is not None:
             self.rows.enter(slot, options)
-
-    def all(self) -> tuple[Constraints, RowOptionState, LogprobReports]:
-        """The parts that keep something for each request, as if requests had asked for all."""
-        return self.constraints, self.rows, self.logprobs
 
     def leave(self, slot: int) -> None:
         """Forget the request in ``slot``."""

@@ -7,16 +7,12 @@ noise. Both compute row statistics with torch, or with the Triton kernels of `re
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from vllm.config.compilation import CompilationMode
-from vllm.distributed import tensor_model_parallel_all_reduce
-from vllm.logger import init_logger
-from vllm.triton_utils import HAS_TRITON
 
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.statistics.rows import RowStatistics
@@ -26,8 +22,6 @@ if TYPE_CHECKING:
 
     from vllm_dllm.engine.constraints import ConstrainedStep
     from vllm_dllm.engine.optional_parts import OptionalParts
-
-logger = init_logger("vllm.dllm")
 
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
@@ -141,24 +135,6 @@ class Readout(Protocol):
         ...
 
 
-class PredictionStore(Protocol):
-    """Stores a self-conditioned model's last prediction of each canvas."""
-
-    def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
-        """Store soft embeddings.
-
-        Args:
-            slot: int64 ``[n]``.
-            soft: float32 ``[n, L, hidden]``, soft embeddings of their canvases.
-            keep: bool ``[n]``; where it is false the slot's prediction is reset to zeros.
-        """
-        ...
-
-    def drop(self, slot: torch.Tensor) -> None:
-        """Reset the predictions of ``slot`` (int64 ``[n]``) to zeros."""
-        ...
-
-
 def make_readout(
     model: Any, slots: SlotState, parts: OptionalParts, vllm_config: VllmConfig, kernels: str
 ) -> Readout:
@@ -173,11 +149,14 @@ def make_readout(
         kernels: ``dllm.kernels``.
     """
     compile, masked = compiles(vllm_config), slots.kind.mask_token is not None
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    # An earlier pipeline stage has no head, and never reads.
-    triton = (not masked or model.has_head) and takes_triton(
-        kernels, model, masked, slots.device, ranks
-    )
+    triton = kernels == "triton"
+    if masked and not model.has_head:  # an earlier pipeline stage, which never reads
+        triton = False
+    elif kernels == "auto" and slots.device.type == "cuda":
+        from vllm_dllm.engine.kernel_choice import triton_works
+
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        triton = triton_works(model, masked, slots.device, ranks)
     if masked:
         from vllm_dllm.engine.readout_masked import MaskedReadout
 
@@ -199,63 +178,3 @@ def compiles(vllm_config: VllmConfig) -> bool:
     """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled too."""
     compilation = vllm_config.compilation_config
     return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
-
-
-def takes_triton(kernels: str, model: Any, masked: bool, device: torch.device, ranks: int) -> bool:
-    """Whether this package's Triton kernels compute the row statistics; logs the decision.
-
-    All ranks that share the head call this together, and all get the same answer.
-
-    Args:
-        kernels: ``dllm.kernels``.
-        model: has `has_plain_head` and `tiled_head`, see `MaskedCanvasModel`.
-        masked: whether the model is a masked one.
-        device: where the model is.
-        ranks: number of ranks that the head is spread over.
-    """
-    if kernels != "auto":
-        logger.info("dllm: row statistics by %s, as dllm.kernels says", kernels)
-        return kernels == "triton"
-    obstacle = _obstacle(model, device)
-    if obstacle is not None:
-        logger.info("dllm: row statistics by torch (dllm.kernels=auto: %s)", obstacle)
-        return False
-    begin = time.perf_counter()
-    failed = _failures(model, masked)
-    if failed:
-        logger.warning("dllm: Triton kernels failed their self-test: %s", "; ".join(failed))
-    if _on_any_rank(bool(failed), device, ranks):
-        logger.warning("dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)")
-        return False
-    logger.info(
-        "dllm: row statistics by triton (dllm.kernels=auto: the self-test passed in %.1f s)",
-        time.perf_counter() - begin,
-    )
-    return True
-
-
-def _obstacle(model: Any, device: torch.device) -> str | None:
-    """The reason not to try the kernels, or None. It is the same on all ranks."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return "no CUDA device"
-    if not HAS_TRITON:
-        return "vLLM has no Triton here"
-    if not model.has_plain_head:
-        return "the head is quantized, or more than a matrix"
-    return None
-
-
-def _failures(model: Any, masked: bool) -> list[str]:
-    """The names of the checks that the kernels fail; a kernel that does not run fails too."""
-    try:
-        from vllm_dllm.ops.statistics.self_test_triton import failures
-
-        return failures(model.tiled_head(), masked)
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
-
-
-def _on_any_rank(failed: bool, device: torch.device, ranks: int) -> bool:
-    if ranks == 1:
-        return failed
-    return bool(tensor_model_parallel_all_reduce(torch.tensor([float(failed)], device=device))[0])

@@ -16,8 +16,7 @@ from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, ro
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.readout_triton import MaskedKernels
-    from vllm_dllm.engine.token_choice import Draw, MaskedPipeline
-    from vllm_dllm.ops.noise.keyed import Counters
+    from vllm_dllm.engine.token_choice import MaskedPipeline
 
 # How many bytes whole rows of logits may use at a time.
 HEAD_BYTES = 256 << 20
@@ -31,7 +30,6 @@ class MaskedReadout:
             head is spread over ranks, they exchange logits.
         canvases: how many canvases are computed at a time.
         kernels: Triton kernels, which need no logits for the likeliest tokens; None for torch.
-        compile: whether torch compiles what runs after the head.
         statistics: a function like `row_statistics`.
     """
 
@@ -43,8 +41,7 @@ class MaskedReadout:
         compile: bool = False,
         kernels: MaskedKernels | None = None,
     ) -> None:
-        if slots.kind.mask_token is None:
-            raise ValueError("this readout is for models with a mask token")
+        assert slots.kind.mask_token is not None
         self.head = head
         self.slots = slots
         self.parts = parts
@@ -56,25 +53,11 @@ class MaskedReadout:
         self.statistics = own if kernels is None else kernels.from_logits
 
     @cached_property
-    def keys(self) -> Callable[[Counters], torch.Tensor]:
-        """`candidate_keys`, compiled or not."""
-        from vllm_dllm.ops.noise.keyed import candidate_keys
-
-        return compiled(candidate_keys) if self.compile else candidate_keys
-
-    @cached_property
-    def draw(self) -> Draw:
-        """`sampled.draw`, compiled or not."""
-        from vllm_dllm.ops.statistics.sampled import draw
-
-        return compiled(draw) if self.compile else draw
-
-    @cached_property
     def pipeline(self) -> MaskedPipeline:
         """The pipeline that chooses tokens from whole rows of logits."""
         from vllm_dllm.engine.token_choice import MaskedPipeline
 
-        return MaskedPipeline(self.parts, self.mask_token, self.statistics, self.draw)
+        return MaskedPipeline(self.parts, self.mask_token, self.statistics, self.compile)
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""
@@ -85,7 +68,7 @@ class MaskedReadout:
             or request.adjust is not None
             or request.ask is not None
         ):
-            return self._from_logits(hidden, request)
+            return self.pipeline.readings(self.head, hidden, request, self.canvases)
         return Readings(self._likeliest(hidden, request.entropy).view(-1, self.slots.length))
 
     def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
@@ -101,45 +84,9 @@ class MaskedReadout:
         ]
         return type(parts[0]).join(parts)
 
-    def _from_logits(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
-        """Readings from whole rows of logits, a few canvases at a time."""
-        length, count = self.slots.length, len(request.slots)
-        statistics, logprob, asked = [], [], []
-        copies = self.pipeline.copies_rows(request.on_host)  # which double the memory
-        at_once = max(1, self.canvases // 2) if copies else self.canvases
-        for first in range(0, count, at_once):
-            end = min(first + at_once, count)
-            part = request.part(first, end)
-            logits = self.head(hidden[first * length : end * length])
-            keys = self.keys_of(part.slots).view(-1, length) if request.draws else None
-            chosen = self.pipeline.read(logits, part, keys)
-            statistics.append(chosen.statistics)
-            if chosen.logprob is not None:
-                logprob.append(chosen.logprob)
-            if part.ask is not None:
-                ids = part.ask.flatten(0, 1)  # [rows, K]
-                total = logits.float().logsumexp(-1, keepdim=True)
-                asked.append(logits.gather(1, ids).float() - total)
-            del logits, chosen  # the rows of one part at a time
-        joined = type(statistics[0]).join(statistics).view(-1, length)
-        return Readings(
-            joined,
-            log_probabilities=torch.cat(asked).view(count, length, -1) if asked else None,
-            logprob=torch.cat(logprob).view(-1, length) if logprob else None,
-        )
-
-    def keys_of(self, slots: torch.Tensor) -> torch.Tensor:
-        """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n * L]``."""
-        from vllm_dllm.ops.noise.keyed import Counters
-
-        return self.keys(Counters.of_canvases(self.slots, slots))
-
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
         logits = self.head(hidden)
         for entropy in (False, True):
             self.statistics(logits, self.mask_token, entropy)
-        self.keys_of(torch.tensor([0], device=hidden.device))
-        # Make it contiguous, as in a step: the head may return a view of a wider tensor.
-        scaled = logits.float().contiguous()
-        self.draw(scaled, torch.arange(len(hidden), device=hidden.device))
+        self.pipeline.warm_up(logits)

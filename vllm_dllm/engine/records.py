@@ -1,6 +1,6 @@
 """A record of each pass over the canvases of requests that ask for a trace.
 
-Records travel with the step's logprobs; see `vllm_seams.channels`.
+Records travel with the step's logprobs; see `vllm_seams.channels.records`.
 
 The logprob of a decided token usually follows from the probability that the decoding algorithm
 reads anyway; `PassRecorder._needs_no_rows` says when. Otherwise whole rows of logits are read, as
@@ -24,7 +24,7 @@ from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
-from vllm_dllm.vllm_seams.channels import (
+from vllm_dllm.vllm_seams.channels.records import (
     ABSENT,
     GIVEN,
     UNDECIDED,
@@ -98,7 +98,7 @@ class PassRecorder:
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
-        """See `StepObserver`: record this pass, after `LogprobReports.observe`."""
+        """Record this pass, after `LogprobReports.observe`, whose arguments are the same."""
         state = self.slots
         recorded = state.records[plan.on_host]
         index = None if recorded.all() else to_device(np.flatnonzero(recorded), state.device)
@@ -147,7 +147,7 @@ class PassRecorder:
         num_sampled: torch.Tensor,
         first: torch.Tensor,
     ) -> LogprobsTensors | TracedLogprobs | None:
-        """See `StepObserver`: return the step's logprobs together with its `pending` records."""
+        """The logprobs from `LogprobReports.add_to`, together with the `pending` records."""
         pending, self.pending = self.pending, None
         if pending is None:
             return logprobs

@@ -18,8 +18,9 @@ import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from vllm_dllm.engine.readout import ReadRequest
-from vllm_dllm.engine.slots import Mark, SlotState
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.vllm_seams.channels import Failure
 
 # The largest score, by the dtype of logits. It stays finite when divided by any temperature (at
 # least 0.01).
@@ -268,7 +269,9 @@ class RowOptionState:
         own.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
         nothing_left = ruled_out.all(2).any(1)
         failure = self.slots.failure
-        marked = failure.index_select(0, slots).masked_fill(nothing_left, int(Mark.NO_TOKEN_LEFT))
+        marked = failure.index_select(0, slots).masked_fill(
+            nothing_left, int(Failure.NO_TOKEN_LEFT)
+        )
         failure.index_copy_(0, slots, marked)
         if index is not None:
             canvases.index_copy_(0, index, own)

@@ -8,7 +8,7 @@ It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`
     commit                 emitted, 0       the canvas leaves, and the cache advances by L
     left without commit    emitted, L       the next step reads this canvas again, and the next one
 
-The table of a window of two blocks is in `engine.block_and_canvas`.
+The table of a window of two blocks is in `engine.two_block_window`.
 
 A steady step consists of tensor operations on all slots at once: it does not loop over requests,
 and it never waits for the device.
@@ -16,6 +16,7 @@ and it never waits for the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,17 +25,21 @@ import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import PredictionStore, Readings, Readout
-from vllm_dllm.engine.slots import Mark, Phase, SlotState
+from vllm_dllm.engine.readout import Readings, Readout
+from vllm_dllm.engine.slots import Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
-from vllm_dllm.engine.warm_up import ReadoutWarmUp
 from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.vllm_seams.channels import encode_passes
+from vllm_dllm.vllm_seams.channels import Failure, encode_passes
 
 
 class DiffusionSampler:
-    """Replaces vLLM's ``Sampler``; it has the attributes and methods that vLLM's runner uses."""
+    """Replaces vLLM's ``Sampler``; it has the attributes and methods that vLLM's runner uses.
+
+    Attributes:
+        predictions: stores a self-conditioned model's last prediction of each canvas, or None.
+        prepare: called with the dummy batch with which vLLM measures memory.
+    """
 
     compute_nans = False
 
@@ -45,8 +50,8 @@ class DiffusionSampler:
         policy: CommitPolicy,
         readout: Readout,
         parts: OptionalParts,
-        predictions: PredictionStore | None = None,
-        warm_up: ReadoutWarmUp | None = None,
+        predictions: Any = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
@@ -54,10 +59,7 @@ class DiffusionSampler:
         self.readout = readout
         self.parts = parts
         self.predictions = predictions
-        self.warm_up = warm_up
-        # The algorithm whose canvases are updated by compiled functions, or None; see
-        # `ReadoutWarmUp.compile_updates`.
-        self.compiled_algorithm: str | None = None
+        self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
@@ -81,11 +83,9 @@ class DiffusionSampler:
         """
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
-        if self.warm_up is not None and widths.any() and not input_batch.num_draft_tokens:
-            # In the dummy batch with which vLLM measures memory, each request has one token of
-            # logits.
-            self.warm_up.compile(self)
-            self.warm_up.fill()
+        if widths.any() and not input_batch.num_draft_tokens:
+            # Only in the dummy batch, each request has one token of logits.
+            self.prepare()
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         observers = self.parts.observers(on_host)
         # The position in the canvas where the tokens that leave begin; the update resets it.
@@ -146,8 +146,7 @@ class DiffusionSampler:
         if self.slots.window is not None:
             back = back + self.slots.window.before_canvas(slot)
         num_rejected.index_copy_(0, row, back.int())
-        self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
-        self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
+        self.slots.phase.index_fill_(0, slot, int(Phase.DENOISE))
         self._read_next(slot, self.slots.tokens[slot])
 
     def _read_next(self, slot: torch.Tensor, canvas: torch.Tensor) -> None:
@@ -175,24 +174,17 @@ class DiffusionSampler:
         if not isinstance(width, int):
             present = state.position < width[:, None]
             hidden_states = self._padded(hidden_states, width)
-        compile = self.compiles(on_host) and present is None
-        plan = self.canvas_update.plan(slot, on_host, width, compile)
+        plan = self.canvas_update.plan(slot, on_host, width)
         readings = self.readout.read(hidden_states, plan)
         # Constraints and observers loop over requests, so they are not compiled; neither are
         # batches without a soft embedding, which would need a separate graph.
         joined = plan.constraint is not None or bool(plan.observers)
-        compile = compile and plan.may_go_on and not joined
+        compile = plan.compile and plan.may_go_on and not joined
         finish = compiled(_finish) if compile else _finish
         tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
         # One byte per slot is copied asynchronously, and read steps later.
         state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return SamplerOutput(tokens, None, nans, sampled, rejected)
-
-    def compiles(self, on_host: np.ndarray) -> bool:
-        """Whether the canvases of these slots are updated by compiled functions."""
-        states = self.slots.algorithms
-        name = self.compiled_algorithm
-        return name is not None and states.only(name, on_host)
 
     def _sound(
         self, plan: StepPlan, outcome: StepOutcome, readings: Readings, hidden: torch.Tensor
@@ -212,7 +204,7 @@ class DiffusionSampler:
             # error is better than a wrong answer. A canvas that waits or commits needs no path.
             sound = sound & (constraint.feasible() | outcome.skips_denoise)
         state = self.slots
-        own = state.failure[slot] != int(Mark.NONE)
+        own = state.failure[slot] != int(Failure.NONE)
         # Excluding every token does not spoil pages, but the next step may have written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
         return sound & ~own
@@ -236,7 +228,7 @@ class DiffusionSampler:
         """
         length, tail, tokens = self.slots.length, plan.status.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
-        ends = self.slots.failure[plan.slots].clamp_min(int(Mark.UNSOUND))
+        ends = self.slots.failure[plan.slots].clamp_min(int(Failure.UNSOUND))
         # The scheduler ends requests that are not sound. If a canvas' keys and values are pending,
         # it goes back to the start of that canvas.
         nans = encode_passes(sound, outcome.flags, ends)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
+from vllm_dllm.vllm_seams.channels import Failure
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
+    from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
 
 # How many of a request's end-of-sequence ids can finish a block early. A request with more ids
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
 # finish early at the others.
 MAX_END_TOKENS = 8
 NO_TOKEN = -1
-
-
-class Mark(IntEnum):
-    """Why a request ends, see `vllm_seams.channels.encode_passes`."""
-
-    NONE = 0
-    UNSOUND = 1  # the canvas was read with NaN or infinities
-    NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
-    NOT_TAKEN_UP = 3  # the request's slot could not be set up
-    UNREAD_TOKEN = 4  # the algorithm chose a token whose logprob is not known
 
 
 class Phase(IntEnum):
@@ -101,7 +92,6 @@ class AlgorithmSlots:
         algorithm: the decoding rule.
         parameters: the algorithm's settings by name, float32 ``[slots]`` each.
         state: the algorithm's tensors between steps by name, see `StateTensor`.
-        schedules, adjusts, asks: whether the algorithm overrides `temperature`, `adjust`, `ask`.
     """
 
     def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
@@ -114,10 +104,6 @@ class AlgorithmSlots:
         for name, spec in algorithm.state.items():
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
             self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
-        rule: Any = type(algorithm)
-        self.schedules = rule.temperature is not Algorithm.temperature
-        self.adjusts = rule.adjust is not Algorithm.adjust
-        self.asks = rule.ask is not Algorithm.ask
 
     def enter(self, slot: int, settings: AlgorithmConfig) -> None:
         """Set the parameters and the initial state of the request that enters ``slot``."""
@@ -143,7 +129,15 @@ class AlgorithmSlots:
     def batch(
         self, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
     ) -> AlgorithmBatch:
-        """Read the rows of some canvases; arguments as the attributes of `AlgorithmBatch`."""
+        """Read the rows of some canvases.
+
+        Args:
+            index: see `AlgorithmBatch`.
+            slots: see `AlgorithmBatch`.
+            canvas: the canvases of the whole batch, ``[n, L]``.
+        """
+        if index is not None:
+            canvas = canvas.take(index)
         parameters = {name: t.index_select(0, slots) for name, t in self.parameters.items()}
         state = {name: t.index_select(0, slots) for name, t in self.state.items()}
         return AlgorithmBatch(self.algorithm, self, index, slots, canvas, parameters, state)
@@ -172,6 +166,10 @@ class AlgorithmBatch:
     state: Mapping[str, torch.Tensor]
 
 
+# An algorithm, and the `index` and `slots` of its canvases, see `AlgorithmBatch`.
+AlgorithmGroup = tuple[AlgorithmSlots, torch.Tensor | None, torch.Tensor]
+
+
 class AlgorithmStates:
     """The tensors of every algorithm that any request has used so far.
 
@@ -194,39 +192,17 @@ class AlgorithmStates:
         self.by_name[name].enter(slot, settings)
         self._which[slot] = list(self.by_name).index(name)
 
-    def for_slot(self, slot: int) -> AlgorithmSlots:
-        """Return the tensors of the algorithm that decodes the request in ``slot``."""
-        return list(self.by_name.values())[self._which[slot]]
-
-    def only(self, name: str, on_host: np.ndarray) -> bool:
-        """Whether the requests in these slots (a numpy array) are all decoded by this algorithm."""
-        return name in self.by_name and bool(
-            (self._which[on_host] == list(self.by_name).index(name)).all()
-        )
-
-    def batches(
-        self, slots: torch.Tensor, on_host: np.ndarray, canvas: Canvas
-    ) -> list[AlgorithmBatch]:
-        """Group the canvases of a batch by algorithm.
-
-        Args:
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same slots as a numpy array.
-            canvas: the canvases, ``[n, L]``.
-
-        Returns:
-            One entry for each algorithm of the batch.
-        """
+    def groups(self, slots: torch.Tensor, on_host: np.ndarray) -> list[AlgorithmGroup]:
+        """Group the slots of a batch (int64 ``[n]``, and the same on the host) by algorithm."""
         which = self._which[on_host]
         algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
-            return [algorithms[which[0]].batch(None, slots, canvas)]
-        batches = []
+            return [(algorithms[which[0]], None, slots)]
+        groups: list[AlgorithmGroup] = []
         for number in np.unique(which):
             index = to_device(np.flatnonzero(which == number), self._device)
-            own_slots = slots.index_select(0, index)
-            batches.append(algorithms[number].batch(index, own_slots, canvas.take(index)))
-        return batches
+            groups.append((algorithms[number], index, slots.index_select(0, index)))
+        return groups
 
 
 class SlotState:
@@ -235,11 +211,9 @@ class SlotState:
     Attributes:
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
         phase: int8 ``[slots]``, a `Phase`.
-        after_prefill: int8 ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
-            phase that an interrupted canvas had reached.
         start: int64 ``[slots]``, absolute position of the canvas' first position.
         tail: int64 ``[slots]``, how many positions at the start of the canvas vLLM already counts
-            as tokens: those of the prompt and, with `stream_prefix`, those that have been output.
+            as tokens: those of the prompt and, with `streams`, those that have been output.
         ready: int64 ``[slots]``, length of the canvas prefix that leaves at the commit.
         remaining: int64 ``[slots]``, tokens that the request may still output.
         step: int32 ``[slots]``, denoise steps that the canvas has taken.
@@ -248,17 +222,19 @@ class SlotState:
         temperature: float32 ``[slots]``, the request's temperature.
         seed: int64 ``[slots]``, the seed of all random numbers of the request.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
-        stream_prefix: bool ``[slots]``, see `configure`.
         end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         spoiled: bool ``[slots]``, the last pass over the canvas met NaN or infinities.
-        failure: int32 ``[slots]``, a `Mark` if the request fails because of its own parameters,
+        failure: int32 ``[slots]``, a `Failure` if the request fails because of its own parameters,
             else 0.
         algorithms: the tensors of the decoding algorithms.
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
-        streams: on the host, bool ``[slots]``, a copy of `stream_prefix`.
-        records, whole: on the host, bool ``[slots]``, see `configure`.
+        streams: on the host, bool ``[slots]``, the decided beginning of a canvas leaves before the
+            canvas is finished.
+        records: on the host, bool ``[slots]``, every pass over the request's canvases is recorded.
+        whole: on the host, bool ``[slots]``, a canvas leaves when all its positions are decided,
+            not when its answer is.
         constrained: on the host, bool ``[slots]``, whether the request follows a constraint.
         needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
             read whole rows of logits.
@@ -281,7 +257,6 @@ class SlotState:
         self.masked = full(kind.mask_token is not None, torch.bool, length)
         self.fixed = full(False, torch.bool, length)
         self.phase = full(Phase.PREFILL, torch.int8)
-        self.after_prefill = full(Phase.DENOISE, torch.int8)
         self.start = full(0, torch.int64)
         self.tail = full(0, torch.int64)
         self.ready = full(0, torch.int64)
@@ -292,7 +267,6 @@ class SlotState:
         self.temperature = full(0, torch.float32)
         self.seed = full(0, torch.int64)
         self.read_only = full(False, torch.bool)
-        self.stream_prefix = full(False, torch.bool)
         self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
         self.position = torch.arange(length, device=device)
         self.algorithms = AlgorithmStates(slots, length, device)
@@ -307,7 +281,7 @@ class SlotState:
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
         self.spoiled = full(False, torch.bool)
-        self.failure = full(Mark.NONE, torch.int32)
+        self.failure = full(Failure.NONE, torch.int32)
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
@@ -323,12 +297,11 @@ class SlotState:
         self.fixed[slot].fill_(False)
         self.fixed[slot, :tail].fill_(True)
         self.phase[slot].fill_(Phase.PREFILL)
-        self.after_prefill[slot].fill_(Phase.DENOISE)
         self.tail[slot].fill_(tail)
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)
         self.spoiled[slot].fill_(False)
-        self.failure[slot].fill_(int(Mark.NONE))
+        self.failure[slot].fill_(int(Failure.NONE))
 
     def configure(
         self,
@@ -339,29 +312,20 @@ class SlotState:
         ends: Iterable[int] = (),
         *,
         read_only: bool = False,
-        stream_prefix: bool = False,
+        streams: bool = False,
         records: bool = False,
         whole: bool = False,
     ) -> None:
         """Store how the request in ``slot`` is decoded, when it ends, and how its output leaves.
 
-        Args:
-            slot: the request's slot.
-            choice: how it is decoded.
-            temperature: the request's temperature.
-            tokens: how many tokens the request may still output.
-            ends: token ids that end the request.
-            read_only: the first canvas is the whole answer.
-            stream_prefix: the decided beginning of a canvas leaves before the canvas is finished.
-            records: every pass over the request's canvases is recorded.
-            whole: a canvas leaves when all its positions are decided, not when its answer is.
+        It may output `tokens` more tokens, and the ids in `ends` end it. The other arguments are
+        the attributes of the same names.
         """
         self.max_steps[slot].fill_(choice.max_steps)
         self.schedule_steps[slot].fill_(choice.schedule_steps)
         self.temperature[slot].fill_(temperature)
         self.remaining[slot].fill_(tokens)
         self.read_only[slot].fill_(read_only)
-        self.stream_prefix[slot].fill_(stream_prefix)
         row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
         ids = sorted(set(ends))[:MAX_END_TOKENS]
         row[: len(ids)] = ids
@@ -369,7 +333,7 @@ class SlotState:
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
         self.one_step[slot] = choice.max_steps == 1
-        self.streams[slot] = stream_prefix
+        self.streams[slot] = streams
         self.records[slot] = records
         self.whole[slot] = whole
 

@@ -8,37 +8,31 @@
 
 All of this consists of tensor operations on all canvases at once; the only loops are over the
 algorithms that share the batch. Optional parts join a step in two places: the constraint of a
-`ReadRequest` makes canvases wait and keeps their tokens to paths, and a `StepObserver` sees what
-was decided.
+`ReadRequest` makes canvases wait and keeps their tokens to paths, and observers see what was
+decided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Canvas, StepContext, emitted_length
-from vllm_dllm.decoding.completion import decided_prefix, first_end
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext
+from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import Readings, ReadRequest
-from vllm_dllm.engine.slots import AlgorithmBatch, AlgorithmSlots, Phase, SlotState, SlotStatus
+from vllm_dllm.engine.slots import AlgorithmBatch, AlgorithmGroup, Phase, SlotState, SlotStatus
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
-    from vllm.v1.outputs import LogprobsTensors
-
-    from vllm_dllm.engine.optional_parts import OptionalParts
-    from vllm_dllm.vllm_seams.channels import TracedLogprobs
+    from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
-
-# Status, canvases, the canvases by algorithm, and the temperatures of this step, float32 [n].
-Batch = tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,9 +46,9 @@ class CommitPolicy:
         in_place: a denoise pass over a final canvas counts as a commit, because the model reads
             both with the same mask and the same input.
         fused: a canvas leaves before its commit, and the commit shares a forward pass with the
-            first step of the next canvas.
-        two_blocks: like `fused`, but the commit is repeated with every step of the next canvas, so
-            that the scheduler need not know when it is due.
+            next canvas.
+        granted: that is one pass, for which the scheduler grants 2 L tokens; otherwise every pass
+            over the next canvas repeats the commit.
     """
 
     sync: bool
@@ -62,12 +56,7 @@ class CommitPolicy:
     skip_last_commit: bool
     in_place: bool
     fused: bool = False
-    two_blocks: bool = False
-
-    @property
-    def granted(self) -> bool:
-        """Whether the scheduler grants 2 L tokens to a step that also commits a block."""
-        return self.fused and not self.two_blocks
+    granted: bool = False
 
 
 @dataclass(kw_only=True)
@@ -79,12 +68,14 @@ class StepPlan(ReadRequest):
         status: the progress of their requests.
         batches: the canvases, grouped by algorithm.
         observers: the observers that see what this step decides.
+        compile: whether compiled functions read and write the slots in this step.
     """
 
     before: Canvas
     status: SlotStatus
     batches: Sequence[AlgorithmBatch]
     observers: Sequence[StepObserver]
+    compile: bool
 
 
 @dataclass(frozen=True)
@@ -125,64 +116,35 @@ class StepOutcome:
         return ~(self.ready_to_leave | self.begins)
 
 
-class StepObserver(Protocol):
-    """Sees what steps decide, and adds to the output of the requests that ask for it."""
-
-    def observe(
-        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
-    ) -> None:
-        """Look at a step before it is written to the slots.
-
-        `decided` is bool ``[n, L]``, the positions whose token was chosen in this step.
-        """
-        ...
-
-    def add_to(
-        self,
-        logprobs: LogprobsTensors | None,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
-    ) -> LogprobsTensors | TracedLogprobs | None:
-        """Add to the logprobs of a step's output.
-
-        Args:
-            logprobs: what other observers have added so far.
-            slots: int64 ``[rows]``, the slots of the whole batch, prefills included.
-            on_host: the same slots as a numpy array.
-            num_sampled: int ``[rows]``, how many tokens leave.
-            first: int64 ``[rows]``, where those tokens begin in their canvas.
-        """
-        ...
-
-
 class CanvasUpdate:
-    """Runs the algorithms of a batch and applies the `CommitPolicy`: plan, decide, keep."""
+    """Runs the algorithms of a batch and applies the `CommitPolicy`: plan, decide, keep.
+
+    Attributes:
+        compiled_algorithm: the algorithm whose canvases are updated by compiled functions, or None;
+            see `warm_up.compile_updates`.
+    """
 
     def __init__(self, slots: SlotState, policy: CommitPolicy, parts: OptionalParts) -> None:
         self.slots = slots
         self.policy = policy
         self.parts = parts
+        self.compiled_algorithm: str | None = None
 
-    def plan(
-        self,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        width: torch.Tensor | int,
-        compile: bool = False,
-    ) -> StepPlan:
+    def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
         """Group the canvases by algorithm, and determine what must be read from the model's output.
 
         Args:
             slots: int64 ``[n]``, the slots of the batch.
             on_host: the same slots as a numpy array.
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
-            compile: read the slots' tensors with a compiled function; all canvases must share an
-                algorithm.
         """
-        state, read = self.slots, _read_batch_compiled if compile else _read_batch
-        now, before, batches, temperature = read(state, slots, on_host)
+        state = self.slots
+        groups = state.algorithms.groups(slots, on_host)
+        compile = isinstance(width, int) and all(
+            group.algorithm.name == self.compiled_algorithm for group, *_ in groups
+        )
+        read = compiled(read_batch) if compile else read_batch
+        now, before, batches, temperature = read(state, groups, slots)
         draws = bool(state.samples[on_host].any())
         plan = StepPlan(
             slots,
@@ -192,7 +154,7 @@ class CanvasUpdate:
             draws=draws,
             needs_rows=bool(state.needs_rows[on_host].any()),
             adjust=_adjustments(batches),
-            ask=_asked_ids(batches),
+            ask=_in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches),
             entropy=any(batch.algorithm.reads_entropy for batch in batches),
             may_go_on=not state.one_step[on_host].all(),
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
@@ -201,9 +163,10 @@ class CanvasUpdate:
             status=now,
             batches=batches,
             observers=self.parts.observers(on_host),
+            compile=compile,
         )
         if state.constrained[on_host].any():
-            may_revise = _edited(batches) & ~self._finished(now)
+            may_revise = _having(batches, "edits") & ~self._finished(now)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
@@ -325,7 +288,7 @@ class CanvasUpdate:
             is_whole = to_device(whole, canvas.tokens.device)
             ready = torch.where(is_whole, emitted_length(canvas, reach, early=False), ready)
         if any(edits):
-            ready = torch.where(_edited(plan.batches), torch.where(done, width, 0), ready)
+            ready = torch.where(_having(plan.batches, "edits"), torch.where(done, width, 0), ready)
         return ready
 
     def _needs_no_commit(
@@ -348,40 +311,31 @@ class CanvasUpdate:
     ) -> torch.Tensor:
         """The length of the prefix that has been output while a canvas stays, int64 ``[n]``.
 
-        It is unchanged unless `stream_prefix` lets the prefix decided so far leave.
+        It is unchanged unless `streams` lets the prefix decided so far leave.
         """
         state, tail = self.slots, plan.status.tail
-        if state.kind.mask_token is None or not state.streams[plan.on_host].any():
+        streams = state.streams[plan.on_host]
+        if state.kind.mask_token is None or not streams.any():
             return tail
-        sends = state.stream_prefix.index_select(0, plan.slots) & ~ready_to_leave
+        sends = to_device(streams, tail.device) & ~ready_to_leave
         # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
         # share a page that has been output in full before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
-def _read_batch(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
-    """Read the rows of a batch; arguments as for `CanvasUpdate.plan`."""
+def read_batch(
+    state: SlotState, groups: Sequence[AlgorithmGroup], slots: torch.Tensor
+) -> tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]:
+    """Read the slots of a batch, ready to be compiled.
+
+    Returns:
+        Status, canvases, the canvases by algorithm, and the temperatures of this step, float32
+        ``[n]``.
+    """
     now, before = state.read(slots)
-    batches = state.algorithms.batches(slots, on_host, before)
+    batches = [all_slots.batch(index, own, before) for all_slots, index, own in groups]
     return now, before, batches, _temperatures(batches, now)
-
-
-def _read_batch_compiled(state: SlotState, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
-    """Do the same as `_read_batch` in a few kernels, for canvases that share an algorithm."""
-    all_slots = state.algorithms.for_slot(int(on_host[0]))
-    now, before, parameters, own, temperature = compiled(read_rows)(state, all_slots, slots)
-    batch = AlgorithmBatch(all_slots.algorithm, all_slots, None, slots, before, parameters, own)
-    return now, before, [batch], temperature
-
-
-def read_rows(
-    state: SlotState, all_slots: AlgorithmSlots, slots: torch.Tensor
-) -> tuple[SlotStatus, Canvas, dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
-    """Read status, canvases, parameters, state and temperatures, ready to be compiled."""
-    now, before = state.read(slots)
-    batch = all_slots.batch(None, slots, before)
-    return now, before, dict(batch.parameters), dict(batch.state), _temperatures([batch], now)
 
 
 def _denoised(
@@ -413,9 +367,6 @@ def _denoised(
     tokens = _in_batch_order([update.canvas.tokens for update in updates], plan.batches)
     masked = _in_batch_order([update.canvas.masked for update in updates], plan.batches)
     done = _in_batch_order([update.done for update in updates], plan.batches)
-    assert tokens is not None
-    assert masked is not None
-    assert done is not None
     return Canvas(tokens, masked, plan.before.fixed), done, state
 
 
@@ -436,76 +387,52 @@ def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
     return tensor.index_select(0, batch.index)
 
 
-def _in_batch_order(
-    parts: Sequence[torch.Tensor | None], batches: Sequence[AlgorithmBatch]
-) -> torch.Tensor | None:
+def _in_batch_order(parts: Sequence[MaybeTensor], batches: Sequence[AlgorithmBatch]) -> MaybeTensor:
     """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
-    first = next((part for part in parts if part is not None), None)
+    first = next((part for part in parts if part is not None), parts[0])
     if first is None or batches[0].index is None:
         return first
     count = sum(len(batch.slots) for batch in batches)
     whole = first.new_zeros((count, *first.shape[1:]))
     for part, batch in zip(parts, batches, strict=True):
-        if part is not None and batch.index is not None:
+        if part is not None:
             whole.index_copy_(0, batch.index, part)
     return whole
 
 
-def _edited(batches: Sequence[AlgorithmBatch]) -> torch.Tensor:
-    """Canvases whose visible tokens may change until they are done, bool ``[n]``."""
-    count = sum(len(batch.slots) for batch in batches)
-    flags = batches[0].slots.new_zeros(count, dtype=torch.bool)
-    for batch in batches:
-        if not batch.algorithm.edits:
-            continue
-        if batch.index is None:
-            flags.fill_(True)
-        else:
-            flags.index_fill_(0, batch.index, True)
-    return flags
+def _having(batches: Sequence[AlgorithmBatch], flag: str) -> torch.Tensor:
+    """Canvases whose algorithm has this attribute, bool ``[n]``."""
+    parts = [
+        torch.full_like(batch.slots, getattr(batch.algorithm, flag), dtype=torch.bool)
+        for batch in batches
+    ]
+    return _in_batch_order(parts, batches)
 
 
 def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.Tensor:
     """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
-    if not any(batch.all_slots.schedules for batch in batches):
+    if all(type(batch.algorithm).temperature is Algorithm.temperature for batch in batches):
         return now.temperature
     parts = []
     for batch in batches:
         of_all = now.temperature, now.step, now.schedule_steps
         own, step, last = (_rows(batch, tensor) for tensor in of_all)
         parts.append(batch.algorithm.temperature(own, (step, last), batch.parameters))
-    found = _in_batch_order(parts, batches)
-    assert found is not None
-    return found
+    return _in_batch_order(parts, batches)
 
 
 def _adjustments(batches: Sequence[AlgorithmBatch]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `ReadRequest.adjust`."""
-    if not any(batch.all_slots.adjusts for batch in batches):
-        return None
     parts = [batch.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
     ids = _in_batch_order([part and part[0] for part in parts], batches)
     amounts = _in_batch_order([part and part[1] for part in parts], batches)
     return None if ids is None or amounts is None else (ids, amounts)
 
 
-def _asked_ids(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
-    """See `ReadRequest.ask`."""
-    if not any(batch.all_slots.asks for batch in batches):
-        return None
-    return _in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches)
-
-
 def _own_confidence(
     batches: Sequence[AlgorithmBatch], temperature: torch.Tensor
 ) -> torch.Tensor | None:
     """See `ReadRequest.own_confidence_temperature`; `temperature` is float32 ``[n]``."""
-    owns = [batch.algorithm.own_confidence for batch in batches]
-    if not any(owns):
+    if not any(batch.algorithm.own_confidence for batch in batches):
         return None
-    parts = [
-        torch.full_like(batch.slots, own, dtype=torch.bool)
-        for batch, own in zip(batches, owns, strict=True)
-    ]
-    own = _in_batch_order(parts, batches)
-    return None if own is None else temperature * own
+    return temperature * _having(batches, "own_confidence")

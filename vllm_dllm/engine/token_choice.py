@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import torch
 
-from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import (
+    draw,
     drawn_logprob,
     drawn_weight,
     sampled_statistics,
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 # Maps (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
 StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
-# Maps (tempered logits [rows, vocabulary], keys [rows]) to ids [rows], like `sampled.draw`.
-Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Maps hidden states [rows, hidden] to logits [rows, vocabulary].
+Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -195,12 +198,54 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
     reports_raw = True
 
     def __init__(
-        self, parts: OptionalParts, mask_token: int, statistics: StatisticsOfRows, draw: Draw
+        self, parts: OptionalParts, mask_token: int, statistics: StatisticsOfRows, compile: bool
     ) -> None:
+        """Choose with `statistics`, a function like `row_statistics`; `compile` what draws."""
         super().__init__(parts)
         self.mask_token = mask_token
         self.statistics = statistics
-        self.draw = draw
+        self.draw = compiled(draw) if compile else draw
+        self.keys = compiled(candidate_keys) if compile else candidate_keys
+
+    def readings(
+        self, head: Head, hidden: torch.Tensor, request: ReadRequest, canvases: int
+    ) -> Readings:
+        """Read whole rows of logits of `canvases` canvases at a time; see `Readout.read`."""
+        length, count = self.slots.length, len(request.slots)
+        statistics, logprob, asked = [], [], []
+        copies = self.copies_rows(request.on_host)  # which double the memory
+        at_once = max(1, canvases // 2) if copies else canvases
+        for first in range(0, count, at_once):
+            end = min(first + at_once, count)
+            part = request.part(first, end)
+            logits = head(hidden[first * length : end * length])
+            keys = self._keys_of(part.slots) if request.draws else None
+            chosen = self.read(logits, part, keys)
+            statistics.append(chosen.statistics)
+            if chosen.logprob is not None:
+                logprob.append(chosen.logprob)
+            if part.ask is not None:
+                ids = part.ask.flatten(0, 1)  # [rows, K]
+                total = logits.float().logsumexp(-1, keepdim=True)
+                asked.append(logits.gather(1, ids).float() - total)
+            del logits, chosen  # the rows of one part at a time
+        joined = type(statistics[0]).join(statistics).view(-1, length)
+        return Readings(
+            joined,
+            log_probabilities=torch.cat(asked).view(count, length, -1) if asked else None,
+            logprob=torch.cat(logprob).view(-1, length) if logprob else None,
+        )
+
+    def _keys_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n, L]``."""
+        return self.keys(Counters.of_canvases(self.slots, slots)).view(-1, self.slots.length)
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Call the functions that draw, see `Readout.warm_up`."""
+        self._keys_of(torch.tensor([0], device=logits.device))
+        # Make it contiguous, as in a step: the head may return a view of a wider tensor.
+        scaled = logits.float().contiguous()
+        self.draw(scaled, torch.arange(len(logits), device=logits.device))
 
     def choose(
         self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None

@@ -1,124 +1,96 @@
-"""Prepares a step before the first request: what runs after the model is compiled, and the readout
-reads its largest batch while vLLM measures how much memory a step uses.
+"""Prepares a worker for its first request.
+
+What runs after the model is compiled, and the largest batch is read while vLLM measures how much
+memory a step uses.
+
+All ranks that have a readout call these functions together. They write to slots, which are set up
+again for every request.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import EXAMPLE_ROWS, Readout, ReadRequest
-from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.readout import EXAMPLE_ROWS, ReadRequest
+from vllm_dllm.engine.row_options import COSTLY
 from vllm_dllm.ops.compiled import compiling_ahead
-from vllm_dllm.settings.resolution import ResolvedDecoding
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.sampler import DiffusionSampler
+    from vllm_dllm.engine.model_state import DiffusionModelState
 
 logger = init_logger("vllm.dllm")
 
 
-@dataclass
-class ReadoutWarmUp:
-    """Prepares a readout for requests. All ranks that have a readout call the methods together.
+def compile_sampler(state: DiffusionModelState) -> None:
+    """Compile what runs after the model.
 
-    Attributes:
-        readout: the engine's readout.
-        parts: the engine's optional parts.
-        slots: the engine's slots.
-        hidden_size: width of hidden states.
-        dtype: dtype of hidden states.
-        canvases: the most canvases that a step may hold.
-        compiles: whether something remains to be compiled.
-        choice: how requests without options are decoded.
+    Canvases that start as random tokens are updated by compiled functions on a GPU, where every
+    operator would otherwise launch a kernel. Only the server's own algorithm is compiled, and only
+    if this package provides it: other algorithms need not be compilable.
     """
+    begin = time.perf_counter()
+    logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
+    with compiling_ahead():
+        state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
+    logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
+    on_gpu = state.slots.device.type != "cpu"
+    if state.slots.kind.mask_token is None and state.served.choose().is_ours and on_gpu:
+        compile_updates(state)
 
-    readout: Readout
-    parts: OptionalParts
-    slots: SlotState
-    hidden_size: int
-    dtype: torch.dtype
-    canvases: int
-    compiles: bool
-    choice: ResolvedDecoding
 
-    def compile(self, sampler: DiffusionSampler) -> None:
-        """Compile what runs after the model, unless it has been compiled already.
+def compile_updates(state: DiffusionModelState) -> None:
+    """Compile the update of canvases without request options, for one canvas and for several."""
+    slots, sampler, choice = state.slots, state.sampler, state.served.choose()
+    assert sampler is not None
+    sampler.canvas_update.compiled_algorithm = choice.algorithm.name
+    with compiling_ahead():
+        for count in range(1, min(2, len(slots.tokens)) + 1):
+            slots.algorithms.enter(count - 1, choice.algorithm, choice.settings)
+            slot = torch.arange(count, device=slots.device)
+            hidden = _hidden(state, count * slots.length)
+            sampler.update(hidden, slot, np.arange(count), slots.length)
 
-        Canvases that start as random tokens are updated by compiled functions on a GPU, where every
-        operator would otherwise launch a kernel. Only the server's own algorithm is compiled, and
-        only if this package provides it: other algorithms need not be compilable.
 
-        This must not happen while the model is loaded: compiled functions depend on the number of
-        threads, which vLLM's GPU worker changes afterwards, so requests would compile them all
-        again.
-        """
-        if not self.compiles:
-            return
-        self.compiles = False
-        begin = time.perf_counter()
-        logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
-        with compiling_ahead():
-            self.readout.warm_up(self._hidden(EXAMPLE_ROWS))
-        logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
-        on_gpu = self.slots.device.type != "cpu"
-        if self.slots.kind.mask_token is None and self.choice.is_ours and on_gpu:
-            self.compile_updates(sampler)
+def read_largest_batch(state: DiffusionModelState) -> None:
+    """Read the most canvases of a step, all of them drawn, then also with the options of `COSTLY`.
 
-    def compile_updates(self, sampler: DiffusionSampler) -> None:
-        """Compile the update of canvases without request options, for one canvas and for several.
-
-        This writes to slots, which are set up again for every request.
-        """
-        sampler.compiled_algorithm = self.choice.algorithm.name
-        with compiling_ahead():
-            for count in range(1, min(2, len(self.slots.tokens)) + 1):
-                self.slots.algorithms.enter(count - 1, self.choice.algorithm, self.choice.settings)
-                hidden = self._hidden(count * self.slots.length)
-                slot = torch.arange(count, device=hidden.device)
-                sampler.update(hidden, slot, np.arange(count), self.slots.length)
-
-    def fill(self) -> None:
-        """Read the largest batch: with all canvases drawn, then also with all options of `COSTLY`.
-
-        Whole rows of logits are held for `Readout.canvases` canvases at a time, so no more than
-        that many have these options. vLLM calls the sampler like this before there are requests;
-        the slots are left unchanged.
-        """
-        from vllm_dllm.engine.row_options import COSTLY
-
-        hidden = self._hidden(self.canvases * self.slots.length)
-        on_host: np.ndarray = np.arange(self.canvases)
-        costly = range(min(self.canvases, self.readout.canvases))
-        with torch.inference_mode():
-            self.readout.read(hidden, self._request(on_host, needs_rows=False))
+    Whole rows of logits are held for `Readout.canvases` canvases at a time, so no more than that
+    many have these options. The slots are left unchanged.
+    """
+    canvases = min(state.max_num_reqs, state.max_num_tokens // state.served.window_length)
+    hidden = _hidden(state, canvases * state.slots.length)
+    costly = range(min(canvases, state.readout.canvases))
+    with torch.inference_mode():
+        state.readout.read(hidden, _request(state, canvases, needs_rows=False))
+        for slot in costly:
+            state.parts.rows.enter(slot, COSTLY)
+        try:
+            state.readout.read(hidden, _request(state, canvases, needs_rows=True))
+        finally:
             for slot in costly:
-                self.parts.rows.enter(slot, COSTLY)
-            try:
-                self.readout.read(hidden, self._request(on_host, needs_rows=True))
-            finally:
-                for slot in costly:
-                    self.parts.leave(slot)
-                self.parts.logprobs.pending.clear()
+                state.parts.leave(slot)
+            state.parts.logprobs.pending.clear()
 
-    def _request(self, on_host: np.ndarray, needs_rows: bool) -> ReadRequest:
-        count, device = len(on_host), self.slots.device
-        return ReadRequest(
-            torch.arange(count, device=device),
-            on_host,
-            self.slots.length,
-            torch.ones(count, device=device),
-            draws=True,
-            needs_rows=needs_rows,
-            entropy=True,
-        )
 
-    def _hidden(self, rows: int) -> torch.Tensor:
-        """Example hidden states, ``[rows, hidden]``."""
-        return torch.zeros((rows, self.hidden_size), dtype=self.dtype, device=self.slots.device)
+def _request(state: DiffusionModelState, canvases: int, needs_rows: bool) -> ReadRequest:
+    device = state.slots.device
+    return ReadRequest(
+        torch.arange(canvases, device=device),
+        np.arange(canvases),
+        state.slots.length,
+        torch.ones(canvases, device=device),
+        draws=True,
+        needs_rows=needs_rows,
+        entropy=True,
+    )
+
+
+def _hidden(state: DiffusionModelState, rows: int) -> torch.Tensor:
+    """Example hidden states, ``[rows, hidden]``."""
+    width = state.model_config.get_hidden_size()
+    return torch.zeros((rows, width), dtype=state.dtype, device=state.slots.device)

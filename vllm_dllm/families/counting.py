@@ -16,8 +16,9 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from vllm_dllm.settings.resolution import RESOLVED, ResolvedRequest
-from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes, put_counts
+from vllm_dllm.settings.resolution import ResolvedRequest
+from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes
+from vllm_dllm.vllm_seams.channels.counts import put_counts
 
 
 class CountingRules(DiffusionScheduler):
@@ -25,7 +26,6 @@ class CountingRules(DiffusionScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.default_algorithm: str = self.vllm_config.model_config.dllm.choose().algorithm.name
         self._algorithm_of: dict[str, str] = {}
         self._flags: dict[str, int] = {}
         # (algorithm, counter) -> its growth, kept until the next statistics are made, because an
@@ -34,13 +34,9 @@ class CountingRules(DiffusionScheduler):
 
     def add_request(self, request: Request) -> None:
         """Note the algorithm of a request that begins."""
-        params = request.sampling_params
-        extra = None if params is None else params.extra_args
-        self._algorithm_of[request.request_id] = (
-            ResolvedRequest.received(extra).algorithm
-            if extra and RESOLVED in extra
-            else self.default_algorithm
-        )
+        self._algorithm_of[request.request_id] = ResolvedRequest.received(
+            request.sampling_params.extra_args
+        ).algorithm
         super().add_request(request)
 
     def update_from_output(

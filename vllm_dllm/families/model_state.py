@@ -13,7 +13,7 @@ from vllm_dllm.engine.model_state import DiffusionModelState
 from vllm_dllm.engine.slots import CanvasKind
 from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.families.registry import family_of
-from vllm_dllm.settings.server import SEPARATE
+from vllm_dllm.settings.server import GRANTED, SEPARATE
 
 
 class FamilyModelState(DiffusionModelState):
@@ -31,7 +31,7 @@ class FamilyModelState(DiffusionModelState):
             skip_last_commit=served.settings.skip_last_commit,
             in_place=family.commits_in_place,
             fused=served.commits != SEPARATE,
-            two_blocks=served.two_blocks,
+            granted=served.commits == GRANTED,
         )
         super().__init__(vllm_config, model, encoder_cache, device, family, kind, policy)
         self.family = family

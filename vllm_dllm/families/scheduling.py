@@ -6,7 +6,6 @@ continue. The rules about canvases and prefill chunks belong to the families.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -14,11 +13,11 @@ from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
 
-from vllm_dllm.engine.slots import Mark
 from vllm_dllm.families.registry import family_of
-from vllm_dllm.settings.resolution import RESOLVED, Asked, ResolvedRequest
-from vllm_dllm.vllm_seams.channels import PassFlags, decode_passes, take_step_records
+from vllm_dllm.settings.resolution import ResolvedRequest
+from vllm_dllm.vllm_seams.channels import Failure, PassFlags, decode_passes
 
 if TYPE_CHECKING:
     from vllm_dllm.tracing.recorder import Recorder
@@ -29,10 +28,10 @@ SCHEDULER = "vllm_dllm.families.scheduling.make_scheduler"
 
 # The reasons for ending a request in the middle of its answer, for the log.
 REASONS = {
-    Mark.UNSOUND: "its logits are not finite (NaN or inf)",
-    Mark.NO_TOKEN_LEFT: "its parameters leave no token to choose",
-    Mark.NOT_TAKEN_UP: "its parameters could not be processed; see the worker's log above",
-    Mark.UNREAD_TOKEN: (
+    Failure.UNSOUND: "its logits are not finite (NaN or inf)",
+    Failure.NO_TOKEN_LEFT: "its parameters leave no token to choose",
+    Failure.NOT_TAKEN_UP: "its parameters could not be processed; see the worker's log above",
+    Failure.UNREAD_TOKEN: (
         "it asks for logprobs, and its decoding algorithm chose a token whose logprob was not read"
     ),
 }
@@ -50,8 +49,17 @@ class CommonRules(DiffusionScheduler):
         # method and caches what came before that canvas.
         self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
         self.recorder: Recorder | None = None  # made for the first request with a trace
-        self._began = time.monotonic()
-        self._results = 0
+
+    def add_request(self, request: Request) -> None:
+        """Record the passes of a request whose steps somebody wants to know."""
+        details = ResolvedRequest.received(request.sampling_params.extra_args).step_details
+        if details:
+            if self.recorder is None:
+                from vllm_dllm.tracing.recorder import Recorder
+
+                self.recorder = Recorder()
+            self.recorder.begin(request.request_id, details)
+        super().add_request(request)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         """With pipeline stages, space a request's steps by as many steps as there are stages.
@@ -74,29 +82,24 @@ class CommonRules(DiffusionScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """End each request that cannot continue, with an error for it alone and a log entry.
 
-        The sampler reports why they cannot (`Mark`), and what the passes of the others did
+        The sampler reports why they cannot (`Failure`), and what the passes of the others did
         (`PassFlags`).
         """
         flags, failures = decode_passes(model_runner_output)
         for request_id, mark in failures.items():
             if request_id not in self.requests:
                 continue
-            logger.error("dllm: request %s ends with an error: %s", request_id, REASONS[Mark(mark)])
-            if mark == Mark.UNSOUND:
+            logger.error(
+                "dllm: request %s ends with an error: %s", request_id, REASONS[Failure(mark)]
+            )
+            if mark == Failure.UNSOUND:
                 # The pages it has cached would spoil every request that shares its prefix.
                 blocks = self.kv_cache_manager.get_block_ids(request_id)
                 self.kv_cache_manager.evict_blocks({block for group in blocks for block in group})
             # vLLM's own list of requests to fail in this step.
             self.encoder_cache_mismatch_reqs.add(request_id)
-        self._results += 1
-        records = take_step_records(model_runner_output)
-        if records is not None:
-            if self.recorder is None:
-                from vllm_dllm.tracing.recorder import Recorder
-
-                self.recorder = Recorder(self._asked)
-            clock = (self._results, int(1000 * (time.monotonic() - self._began)))
-            self.recorder.note(clock, model_runner_output.req_ids, records)
+        if self.recorder is not None:
+            self.recorder.note(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.recorder is not None:
             leaving = (output for each in outputs.values() for output in each.outputs)
@@ -106,14 +109,6 @@ class CommonRules(DiffusionScheduler):
                 # Its next step begins with the canvas that has left, as if it were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs
-
-    def _asked(self, request_id: str) -> Asked:
-        """What a request wants to know about its steps; nothing if it has ended."""
-        request = self.requests.get(request_id)
-        if request is None or request.sampling_params is None:
-            return Asked.NOTHING
-        extra = request.sampling_params.extra_args or {}
-        return Asked(ResolvedRequest.received(extra).asked) if RESOLVED in extra else Asked.NOTHING
 
 
 def make_scheduler(**kwargs: Any) -> DiffusionScheduler:

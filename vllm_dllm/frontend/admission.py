@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
-from vllm_dllm.settings.resolution import GREEDY_EPSILON, Asked, ResolvedRequest, Served
+from vllm_dllm.settings.resolution import GREEDY_EPSILON, ResolvedRequest, Served, StepDetails
 
 # Outside this range, a float32 logit multiplied or divided by the penalty overflows.
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
@@ -147,7 +147,10 @@ def refuse_contradictions(
 
 
 def validate_sampling_params(
-    params: SamplingParams, served: Served, own_maximum: bool, asked: Asked = Asked.NOTHING
+    params: SamplingParams,
+    served: Served,
+    own_maximum: bool,
+    details: StepDetails = StepDetails.NOTHING,
 ) -> ResolvedRequest:
     """Refuse, by name, what block-diffusion decoding cannot do, and resolve the request's options.
 
@@ -159,7 +162,7 @@ def validate_sampling_params(
         served: the model's settings, and what a request may choose.
         own_maximum: whether the request itself sets its maximum number of output tokens (vLLM's
             HTTP server adds one).
-        asked: what the server wants to know about the request's steps.
+        details: what the server wants to know about the request's steps.
 
     Raises:
         VLLMValidationError: names the parameter.
@@ -200,4 +203,4 @@ def validate_sampling_params(
         "constraint_tokens": None if own_maximum else served.settings.constraint_tokens,
     }
     resolved = ResolvedRequest.of(decoding, {**limits, **options})
-    return replace(resolved, asked=resolved.asked | asked)
+    return replace(resolved, step_details=resolved.step_details | details)

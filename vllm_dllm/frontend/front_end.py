@@ -27,7 +27,7 @@ from vllm_dllm.frontend.admission import (
     validate_bad_words,
     validate_sampling_params,
 )
-from vllm_dllm.settings.resolution import RESOLVED, Asked, ResolvedRequest
+from vllm_dllm.settings.resolution import RESOLVED, ResolvedRequest, StepDetails
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -135,7 +135,7 @@ class FrontEnd:
     def is_traced(request: Any) -> bool:
         """Whether records of the steps of the engine's request will arrive."""
         params = request.sampling_params
-        return params is not None and bool(params.extra_args[RESOLVED].asked)
+        return params is not None and bool(params.extra_args[RESOLVED].step_details)
 
     def _prepare(self, params: SamplingParams) -> tuple[AdmittedParams, ResolvedRequest]:
         """A copy of a request's parameters, validated and with its final constraint; its options.
@@ -151,8 +151,8 @@ class FrontEnd:
             prepared.structured_outputs = http.constraint(params, self.tokenizer)
         if prepared.structured_outputs is not None:
             self.structured.reconcile(prepared, asks_for_calls)
-        asked = Asked.LIVE if self.traces_all else Asked.NOTHING
-        resolved = validate_sampling_params(prepared, self.served, own_maximum, asked)
+        details = StepDetails.LIVE if self.traces_all else StepDetails.NOTHING
+        resolved = validate_sampling_params(prepared, self.served, own_maximum, details)
         prepared.extra_args = {**(prepared.extra_args or {}), RESOLVED: resolved}
         return prepared, resolved
 

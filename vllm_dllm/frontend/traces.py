@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.settings.resolution import Asked
+from vllm_dllm.settings.resolution import StepDetails
 from vllm_dllm.tracing.assembly import Assembly
 from vllm_dllm.tracing.trace import Replay
-from vllm_dllm.vllm_seams import channels
+from vllm_dllm.vllm_seams.channels import records as channel
 
 if TYPE_CHECKING:
     from vllm_dllm.tracing.live import LiveTraces
@@ -41,18 +41,18 @@ def take_records(
         live: receives the records of every request if the server shows them.
     """
     for output in outputs:
-        sent = channels.take_records(output)
+        sent = channel.take_records(output)
         state = request_states.get(output.request_id)
         if sent is None or state is None:  # it was aborted
             continue
-        asked, records = Asked(sent[0]), sent[1]
+        details, records = StepDetails(sent[0]), sent[1]
         # Handled separately: what the server shows must not reach an answer.
-        if live is not None and asked & Asked.LIVE:
+        if live is not None and details & StepDetails.LIVE:
             live.add(state, records)
-        if not asked & ~Asked.LIVE:
+        if not details & ~StepDetails.LIVE:
             continue
         if not hasattr(state, "dllm_assembly"):
-            state.dllm_assembly = Assembly(state.prompt_len, asked)
+            state.dllm_assembly = Assembly(state.prompt_len, details)
         state.dllm_assembly.add(records)
 
 
@@ -68,11 +68,11 @@ def add_traces(state: Any, completion: Any) -> None:
         return
     token_ids = list(state.detokenizer.output_token_ids)
     trace = assembly.put_out(token_ids)
-    if assembly.asked & Asked.STEP_MAPS:
+    if assembly.details & StepDetails.STEP_MAPS:
         completion.step_maps = trace.step_maps
-    if assembly.asked & Asked.TRACE:
+    if assembly.details & StepDetails.TRACE:
         completion.diffusion_trace = trace
-    if assembly.asked & Asked.REPLAY and completion.finish_reason is not None:
+    if assembly.details & StepDetails.REPLAY and completion.finish_reason is not None:
         completion.diffusion_replay = Replay.of(trace, token_ids)
     if state.queue is not None:
         others = getattr(state.queue, "dllm_outputs", {})

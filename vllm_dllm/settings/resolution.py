@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any
 
-from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm, registered_names
+from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm
+from vllm_dllm.decoding.registry import registered_names
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError, shown
 from vllm_dllm.settings.server import (
     NAMES,
@@ -48,7 +49,7 @@ PREFIXES = {
 }
 
 
-class Asked(IntFlag):
+class StepDetails(IntFlag):
     """What a request wants to know about its steps; `LIVE` is what its server wants to know."""
 
     NOTHING = 0
@@ -60,9 +61,9 @@ class Asked(IntFlag):
 
 # Options that ask what happened in the steps of an answer.
 TRACING_OPTIONS = {
-    "return_step_maps": Asked.STEP_MAPS,
-    "trace": Asked.TRACE,
-    "replay": Asked.REPLAY,
+    "return_step_maps": StepDetails.STEP_MAPS,
+    "trace": StepDetails.TRACE,
+    "replay": StepDetails.REPLAY,
 }
 
 
@@ -281,7 +282,7 @@ class ResolvedRequest:
         stream_prefix: output the decided beginning of an unfinished canvas.
         constraint_depth: as in `DllmSettings`.
         constraint_tokens: as in `DllmSettings`; None if the request sets ``max_tokens``.
-        asked: what the request wants to know of its steps, an `Asked`.
+        step_details: what is wanted to know of the request's steps, a `StepDetails`.
     """
 
     algorithm: str
@@ -295,7 +296,7 @@ class ResolvedRequest:
     stream_prefix: bool = False
     constraint_depth: int | None = None
     constraint_tokens: int | None = None
-    asked: int = Asked.NOTHING
+    step_details: int = StepDetails.NOTHING
 
     @classmethod
     def of(
@@ -303,7 +304,7 @@ class ResolvedRequest:
     ) -> ResolvedRequest:
         """Combine how a request is decoded with its other options."""
         given = options or {}
-        asked = sum(flag for name, flag in TRACING_OPTIONS.items() if given.get(name))
+        details = sum(flag for name, flag in TRACING_OPTIONS.items() if given.get(name))
         return cls(
             algorithm=decoding.algorithm.name,
             settings=decoding.settings.values(),
@@ -316,7 +317,7 @@ class ResolvedRequest:
             stream_prefix=bool(given.get("stream_prefix")),
             constraint_depth=given.get("constraint_depth"),
             constraint_tokens=given.get("constraint_tokens"),
-            asked=asked,
+            step_details=details,
         )
 
     @classmethod

@@ -104,6 +104,11 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "VLLM_BATCH_INVARIANT=1: the statistics and decoding algorithms of diffusion models add "
         "up in an order that depends on the batch; unset it",
     )
+    yield (
+        envs.VLLM_RAISE_ON_LOGIT_NANS,
+        "VLLM_RAISE_ON_LOGIT_NANS=1: a request of a diffusion model whose logits are not finite "
+        "ends with an error already, and the others go on; unset it",
+    )
     # vLLM itself refuses --data-parallel-external-lb for dense models, but not what it turns into.
     yield (
         parallel.data_parallel_external_lb

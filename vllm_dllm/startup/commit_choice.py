@@ -9,7 +9,8 @@ There are three ways:
 - *two blocks*: in every denoise step of the next block, which always reads 2 L tokens. The
   scheduler need not know anything, so a step may be in flight.
 
-The output is the same; `engine.block_and_canvas` implements the last two.
+The output is the same. `engine.model_state.read_again` and `engine.two_block_window` implement the
+last two.
 """
 
 from __future__ import annotations
@@ -98,8 +99,6 @@ def _obstacles(
     vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
 ) -> list[str]:
     """What keeps commits from sharing a pass; `length` is 0 if scheduling is synchronous."""
-    from vllm import envs
-
     scheduler, window = vllm_config.scheduler_config, 2 * length
     budget = min(
         scheduler.max_num_batched_tokens,
@@ -112,8 +111,6 @@ def _obstacles(
         "there are pipeline stages, and scheduling is synchronous": not length
         and vllm_config.parallel_config.pipeline_parallel_size > 1,
         "skip_last_commit is off": not settings.skip_last_commit,
-        # vLLM's check would mistake the mark of a canvas that is not written yet for a NaN.
-        "VLLM_RAISE_ON_LOGIT_NANS is set": not length and bool(envs.VLLM_RAISE_ON_LOGIT_NANS),
         f"a step has room for {budget} tokens only": budget < window,
         "the context holds one block only": vllm_config.model_config.max_model_len < window,
     }

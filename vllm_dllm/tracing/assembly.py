@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_dllm.settings.resolution import Asked
+from vllm_dllm.settings.resolution import StepDetails
 from vllm_dllm.tracing.trace import Block, Event, Pass, Trace
-from vllm_dllm.vllm_seams.channels import GIVEN, UNDECIDED, PassFlags, Record
+from vllm_dllm.vllm_seams.channels import PassFlags
+from vllm_dllm.vllm_seams.channels.records import GIVEN, UNDECIDED, Record
 
 
 class TraceError(ValueError):
@@ -29,12 +30,12 @@ class Assembly:
     """A request's trace, which grows with its output.
 
     Attributes:
-        asked: what the request wants to know.
+        details: what the request wants to know.
         trace: the trace as of the last `put_out`.
     """
 
-    def __init__(self, prompt_length: int, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, prompt_length: int, details: StepDetails) -> None:
+        self.details = details
         self.trace = Trace(prompt_length)
         self._canvases: list[_Canvas] = []
 

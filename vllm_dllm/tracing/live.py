@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_dllm.settings.resolution import Asked
+from vllm_dllm.settings.resolution import StepDetails
 from vllm_dllm.tracing.assembly import Assembly
 from vllm_dllm.tracing.trace import Block
-from vllm_dllm.vllm_seams.channels import Record
+from vllm_dllm.vllm_seams.channels.records import Record
 
 MOST_ANSWERS = 64
 # Positions times passes, summed over all answers: a record takes 12 bytes for each, and an event
@@ -94,7 +94,7 @@ class LiveTraces:
         """
         if not hasattr(state, "dllm_live"):
             self._begun += 1
-            assembly = Assembly(state.prompt_len, Asked.LIVE)
+            assembly = Assembly(state.prompt_len, StepDetails.LIVE)
             state.dllm_live = _Answer(self._begun, self._name_of(state), state, assembly)
             self._answers[self._begun] = state.dllm_live
         answer: _Answer = state.dllm_live

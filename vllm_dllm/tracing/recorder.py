@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from vllm_dllm.settings.resolution import Asked
-from vllm_dllm.vllm_seams.channels import PassFlags, Record, StepRecords, put_records
+from vllm_dllm.vllm_seams.channels import PassFlags
+from vllm_dllm.vllm_seams.channels.records import Record, put_records, take_step_records
 
 
 class Recorder:
-    """The records of all running requests that ask for them.
+    """The records of all running requests whose steps somebody wants to know."""
 
-    Attributes:
-        asked: returns what the request with a given id asks for; `Asked.NOTHING` if it has ended.
-    """
+    def __init__(self) -> None:
+        # By request id: its `StepDetails` and its records.
+        self._kept: dict[str, tuple[int, list[Record]]] = {}
+        self._steps = 0
+        self._began = time.monotonic()
 
-    def __init__(self, asked: Callable[[str], Asked]) -> None:
-        self.asked = asked
-        self._kept: dict[str, tuple[Asked, list[Record]]] = {}
+    def begin(self, request_id: str, details: int) -> None:
+        """Keep the records of a request from now on; `details` are its `StepDetails`."""
+        self._kept[request_id] = details, []
 
-    def note(self, clock: tuple[int, int], request_ids: list[str], records: StepRecords) -> None:
-        """Keep the records of a step.
-
-        Args:
-            clock: `Record.engine_step` and `Record.milliseconds`.
-            request_ids: the ids of the step's batch, in its order.
-            records: the records, in numpy arrays.
-        """
+    def note(self, output: Any) -> None:
+        """Take the records of a step off vLLM's ``ModelRunnerOutput``, and keep them."""
+        self._steps += 1
+        records = take_step_records(output)
+        if records is None:
+            return
+        milliseconds = int(1000 * (time.monotonic() - self._began))
         for row, index in enumerate(records.request_indices):
-            request_id = request_ids[index]
-            # Requests with records are known already; `attach` removes those that have ended.
-            kept = self._kept.get(request_id)
-            if kept is None:
-                asked = self.asked(request_id)
-                if not asked:
-                    continue
-                kept = self._kept[request_id] = (asked, [])
+            kept = self._kept.get(output.req_ids[index])
+            if kept is None:  # it has ended
+                continue
             start, step, flags = records.headers[:, row].tolist()
             arrays = (records.tokens[row], *records.scores[:, row])
-            kept[1].append(Record(*clock, start, step, PassFlags(flags), *arrays))
+            record = Record(self._steps, milliseconds, start, step, PassFlags(flags), *arrays)
+            kept[1].append(record)
 
     def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
         """Send the kept records of requests with the tokens that leave now.
@@ -49,7 +47,9 @@ class Recorder:
             running: ids of the requests that have not ended.
         """
         for output in outputs:
-            if output.request_id in self._kept:
-                put_records(output, *self._kept.pop(output.request_id))
+            details, records = self._kept.get(output.request_id, (0, []))
+            if records:
+                put_records(output, details, records)
+                records.clear()
         for ended in self._kept.keys() - running:
             del self._kept[ended]

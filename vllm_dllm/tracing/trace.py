@@ -38,7 +38,7 @@ class Pass:
         kind: "denoise", "commit" or "wait" (for other canvases, or for a constraint).
         step: number of denoise steps of the block so far, including this pass.
         engine_step: the engine's step; it is the same for requests that share a batch.
-        milliseconds: when the result arrived, since the engine started.
+        milliseconds: when the result arrived, since the engine's first traced request.
     """
 
     kind: str
@@ -72,11 +72,6 @@ class Block:
     def end(self) -> int:
         """The position after its last one, counted like `start`."""
         return self.start + self.width
-
-    @property
-    def denoise_steps(self) -> int:
-        """How many denoise steps the block has taken."""
-        return sum(each.kind == "denoise" for each in self.passes)
 
     def deciding(self) -> dict[int, Event]:
         """The last event of each position that is decided, by position."""

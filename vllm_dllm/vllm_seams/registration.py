@@ -27,6 +27,8 @@ class RefusedError(RuntimeError):
     turn a ``ValueError`` into several lines that quote all of their input.
     """
 
+EXECUTOR = "vllm.v1.executor.multiproc_executor"
+
 
 def is_ours(model_config: ModelConfig | None) -> bool:
     """Whether this package serves the model."""
@@ -94,3 +96,15 @@ def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
             set_defaults(self, model_config, is_given, self_conditioned)
 
     return set_default_limits
+
+
+def shut_executors_down() -> None:
+    """End the workers of an engine that fails to start together with it, see `worker_shutdown`.
+
+    A process with such workers has imported vLLM's executor when it loads plugins, or is forked
+    from a front end that has imported it.
+    """
+    if EXECUTOR in sys.modules:
+        from vllm_dllm.vllm_seams import worker_shutdown
+
+        worker_shutdown.apply()

@@ -6,14 +6,12 @@ that the model is ours, and wraps what only this process needs.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, current, front_end_of
-from vllm_dllm.settings.resolution import GREEDY_EPSILON
-from vllm_dllm.vllm_seams.registration import is_ours
+from vllm_dllm.vllm_seams.registration import is_ours, shut_executors_down
 from vllm_dllm.vllm_seams.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -33,14 +31,11 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         original(self, vllm_config, *args, **kwargs)
         if not is_ours(vllm_config.model_config):
             return
-        # Imported only here, because it imports parts of vLLM that other processes do not need.
-        from vllm.sampling_params import SamplingParams
+        # Imported only here, because other processes do not need these parts of vLLM.
+        from vllm.v1.metrics.loggers import StatLoggerManager
 
         from vllm_dllm.frontend.front_end import FrontEnd
-        from vllm_dllm.vllm_seams import outputs, worker_shutdown
 
-        # vLLM refuses several greedy samples before it knows the model.
-        wrap(SamplingParams, "_verify_greedy_sampling", lambda original: lambda self: None)
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
         front_end = FrontEnd(vllm_config, self.renderer.get_tokenizer, at_end)
@@ -57,8 +52,8 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
             from vllm_dllm.vllm_seams import http_endpoints
 
             http_endpoints.apply(front_end)
-        outputs.apply()
-        worker_shutdown.apply()
+        wrap(StatLoggerManager, "__init__", _count_by_algorithm)
+        shut_executors_down()
 
     return init
 
@@ -75,7 +70,6 @@ def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         front_end = front_end_of(self)
         if front_end is None:
-            _refuse_greedy_samples(params)
             return original(self, request_id, prompt, params, *args, **kwargs)
         request = front_end.process(
             lambda params: original(self, request_id, prompt, params, *args, **kwargs), params
@@ -83,18 +77,10 @@ def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
         if front_end.is_traced(request):
             from vllm_dllm.vllm_seams import outputs
 
-            outputs.carry_traces()
+            outputs.apply()
         return request
 
     return process_inputs
-
-
-def _refuse_greedy_samples(params: Any) -> None:
-    """Check for another model what vLLM no longer checks once one of ours is served."""
-    from vllm.sampling_params import SamplingParams
-
-    if isinstance(params, SamplingParams) and params.n > 1 and params.temperature < GREEDY_EPSILON:
-        inspect.unwrap(SamplingParams._verify_greedy_sampling)(params)
 
 
 def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +105,23 @@ def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
         return queue
 
     return add_request
+
+
+def _count_by_algorithm(original: Callable[..., None]) -> Callable[..., None]:
+    """Add a logger for one of our models wherever statistics are collected.
+
+    vLLM does not make loggers of the entry point ``vllm.stat_logger_plugins`` for ``LLM``, and they
+    make every server collect statistics, even with ``--disable-log-stats``.
+    """
+
+    def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        original(self, vllm_config, *args, **kwargs)
+        if is_ours(vllm_config.model_config):
+            from vllm_dllm.metrics import add_counters
+
+            add_counters(self.stat_loggers, vllm_config.model_config.dllm.algorithm_names)
+
+    return init
 
 
 def _refuse_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,25 +9,20 @@ that does not return. vLLM's own shutdown kills such a worker after 9 s, but is 
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from vllm_dllm.vllm_seams.registration import is_ours
 from vllm_dllm.vllm_seams.wrapping import wrap
 
 
 def apply() -> None:
-    """Shut an executor down before its process waits for its child processes.
-
-    vLLM's module is looked up, not imported: an engine's process has imported it when it loads
-    plugins, or is forked from a front end that has imported it.
-    """
-    module = sys.modules.get("vllm.v1.executor.multiproc_executor")
-    if module is not None:
-        wrap(module.MultiprocExecutor, "_init_executor", _shut_down_at_exit)
+    """Shut an executor down before its process waits for its child processes."""
+    wrap(MultiprocExecutor, "_init_executor", _shut_down_at_exit)
 
 
 def _shut_down_at_exit(original: Callable[..., None]) -> Callable[..., None]:

@@ -47,7 +47,7 @@ def test_kernels(costs: Costs) -> None:
         if kernels == "triton":
             launched = {"rows_kernel", "merge_kernel", "weights_kernel", "sum_kernel"}
             assert set(cost["launched"]) == launched
-            assert {"compiled read_rows", "compiled step_noise", "compiled _finish"} <= set(
+            assert {"compiled read_batch", "compiled step_noise", "compiled _finish"} <= set(
                 cost["by_file"]
             )
 

@@ -12,7 +12,7 @@ from examples.tiny.tokens import llada2_tokenizer, sdar_tokenizer
 from examples.tiny.training import Encoder
 from tests.support.checkpoints import TINY_LLADA2, TINY_SDAR
 from tests.support.engine import Engine, engine, greedy
-from vllm_dllm.decoding import algorithm_names
+from vllm_dllm.decoding.names import algorithm_names
 
 pytestmark = pytest.mark.engine
 

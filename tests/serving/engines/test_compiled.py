@@ -57,8 +57,8 @@ def is_compiled(running: Engine) -> bool:
     assert type(readout) is MaskedReadout
     functions = {
         readout.statistics: compiled(pure_row_statistics),
-        readout.keys: compiled(candidate_keys),
-        readout.draw: compiled(draw),
+        readout.pipeline.keys: compiled(candidate_keys),
+        readout.pipeline.draw: compiled(draw),
     }
     (same,) = {has == wanted for has, wanted in functions.items()}
     return same

@@ -94,10 +94,11 @@ def check(prompt: list[int], completion: Any, masked: bool) -> None:
         assert deciding == events[-1:], "nothing comes behind the decision"
         (event,) = deciding
         assert (event.token, event.step) == (token, trace.step_maps[index])
-        assert 1 <= event.step <= block.denoise_steps
+        steps_of_block = sum(each.kind == "denoise" for each in block.passes)
+        assert 1 <= event.step <= steps_of_block
         assert 0 <= event.probability <= 1.0001
         # Noise may turn into its last token before the canvas is finished, whose logprobs are told.
-        if completion.logprobs is not None and (masked or event.step == block.denoise_steps):
+        if completion.logprobs is not None and (masked or event.step == steps_of_block):
             assert trace.logprobs[index] == completion.logprobs[index][token].logprob
     for block in trace.blocks:
         denoised = [each.step for each in block.passes if each.kind == "denoise"]

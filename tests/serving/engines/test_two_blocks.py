@@ -11,8 +11,8 @@ import torch
 from tests.serving.engines.test_golden import CHECKPOINTS, SMALL_POOL, expected, load, submit
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.reference_sdar import random_checkpoint
-from vllm_dllm.engine.block_and_canvas import TwoBlockWindow
 from vllm_dllm.engine.slots import CanvasKind, SlotState
+from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
 ON: dict[str, Any] = {
     "async_scheduling": True,

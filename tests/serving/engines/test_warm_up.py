@@ -11,6 +11,7 @@ import torch
 from tests.support.drive import Family, gemma, llada2
 from tests.support.engine import answers_of_child, our_graphs
 from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.warm_up import compile_updates
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -98,7 +99,7 @@ def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
     ]
     with family.start() as running:
         want = [running.generate(prompts[: len(some)], some) for some in batches]
-        running.runner.model_state.warm_up.compile_updates(running.runner.sampler)
+        compile_updates(running.runner.model_state)
         made = our_graphs()
         assert made >= 4, "one canvas, and several, before and behind the readout"
         assert [running.generate(prompts[: len(some)], some) for some in batches] == want

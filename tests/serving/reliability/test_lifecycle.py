@@ -95,7 +95,7 @@ def test_end(world: World, name: str, last_commit: bool) -> None:
     decoder = world.running.runner.sampler.canvas_update
     policy = decoder.policy
     if last_commit:
-        policy = replace(policy, early=False, skip_last_commit=False, fused=False)
+        policy = replace(policy, early=False, skip_last_commit=False, fused=False, granted=False)
     with replaced(decoder, "policy", policy):
         assert_end(world, options, world.alone["victim"][:tokens], reason)
 

@@ -36,7 +36,7 @@ from tests.support.soak.rules import (
     resident_bytes,
     unexpected,
 )
-from vllm_dllm.decoding import algorithm_names
+from vllm_dllm.decoding.names import algorithm_names
 
 SIZES = {
     "llada2": Size(requests=350, distinct=80),

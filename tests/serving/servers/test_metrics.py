@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import oracle
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import AS_SERVED, Server
-from vllm_dllm.decoding import algorithms
+from vllm_dllm.decoding.names import algorithms
 from vllm_dllm.metrics import COUNTERS, metric_name
 
 pytestmark = pytest.mark.e2e

@@ -146,7 +146,12 @@ VALUES = [
     Mistake(EVERY, {"prompt": [5, 10**6]}, "1000000", "out of vocabulary", vllm=True),
     Mistake(EVERY, {"n": 0}, "n must be", "at least 1", vllm=True),
     Mistake(EVERY, {"seed": 2**63}, "seed", "less than or equal to 9223372036854775807", vllm=True),
-    Mistake(EVERY, {"seed": 2**63 - 1, "n": 2}, "seed plus n - 1", "must be at most 2**63 - 1"),
+    Mistake(
+        EVERY,
+        {"seed": 2**63 - 1, "n": 2, "temperature": 1},
+        "seed plus n - 1",
+        "must be at most 2**63 - 1",
+    ),
     Mistake(EVERY, {"temperature": -1}, "temperature", "must be non-negative", vllm=True),
     Mistake(EVERY, {"top_p": 2}, "top_p", "must be in (0, 1]", vllm=True),
     Mistake(EVERY, {"logprobs": 100}, "logprobs", "max allowed: 20", vllm=True),

@@ -71,14 +71,14 @@ UNSUPPORTED = """
 import logging, sys
 logging.basicConfig(level=logging.WARNING)
 from vllm_dllm import plugin
-from vllm_dllm.vllm_seams import versions, wrapping
+from vllm_dllm.vllm_seams import versions
 versions.vllm_version = lambda: "0.99.0"
 plugin.register()
 plugin.register()
 from vllm.engine.arg_utils import EngineArgs
 from vllm import ModelRegistry
 limits = "_set_default_max_num_seqs_and_batched_tokens_args"
-assert not wrapping.is_wrapped(EngineArgs, limits)
+assert not hasattr(getattr(EngineArgs, limits), "__wrapped__")
 assert "LLaDA2MoeModelLM" not in ModelRegistry.get_supported_archs()
 EngineArgs(model=sys.argv[1], max_model_len=256).create_engine_config()
 print("alive")

@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "canvas": ({"vllm_xargs": {"diffusion_canvas_length": 4}}, "diffusion_canvas_length"),
     "read-only": ({"vllm_xargs": {"diffusion_read_only": 1}}, "diffusion_read_only"),
     # Each of these once ended the server, or gave 500.
-    "seed-of-the-second-sample": ({"n": 2, "seed": 2**63 - 1}, "seed"),
+    "seed-of-the-second-sample": ({"n": 2, "seed": 2**63 - 1, "temperature": 1}, "seed"),
     "every-token-ends": ({"stop_token_ids": list(range(512)), "min_tokens": 2}, "min_tokens"),
     "beams": ({"use_beam_search": True, "n": 2}, "use_beam_search"),
     "edits": (

@@ -25,8 +25,7 @@ from vllm import SamplingParams
 
 from tests.support.fake_accelerator import Cost, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.engine.block_and_canvas import read_again
-from vllm_dllm.engine.model_state import DiffusionModelState
+from vllm_dllm.engine.model_state import DiffusionModelState, read_again
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
@@ -93,7 +92,7 @@ class FakeModel:
         state.embeddings = conditioning and SimpleNamespace(conditioning=conditioning)
         state.model_config = SimpleNamespace(max_model_len=POSITIONS)
         state.model_seed, state.sees_logits = 0, True
-        state.slot_of, state.interrupted = {}, {}
+        state.slot_of = {}
         return state
 
     def admit(

@@ -92,7 +92,7 @@ def prepare(model: FakeModel, kernels: str, requests: int, compiler: Compiler | 
     if compiler is not None:
         for module in COMPILING:
             module.compiled = compiler  # type: ignore[attr-defined]
-        model.sampler.compiled_algorithm = "EntropyBound"
+        model.sampler.canvas_update.compiled_algorithm = "EntropyBound"
     fused = soft_embedding_triton.fused_statistics
     statistics = fused if kernels == "triton" else tiled_statistics.tiled_statistics
     readout = readout_noise.NoiseReadout(

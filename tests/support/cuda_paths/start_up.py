@@ -128,13 +128,15 @@ def _note_start(owner: Any, name: str, watch: Watch, patch: pytest.MonkeyPatch) 
 
 def _model_state(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     """Tell the watch of every batch that is prepared, for a step or for a capture."""
+    from vllm.v1.worker.gpu import model_runner
+
     from vllm_dllm.engine.model_state import DiffusionModelState
 
-    prepare, inputs, dummy, preempt = (
+    prepare, inputs, dummy, finish = (
         DiffusionModelState.prepare_attn,
         DiffusionModelState.prepare_inputs,
         DiffusionModelState.prepare_dummy_inputs,
-        DiffusionModelState.preempt_requests,
+        model_runner.GPUModelRunner.finish_requests,
     )
 
     def prepare_attn(
@@ -155,11 +157,11 @@ def _model_state(watch: Watch, patch: pytest.MonkeyPatch) -> None:
         watch.inputs = dummy(self, requests, tokens)
         return watch.inputs
 
-    def preempt_requests(self: Any, preempted: Any, finished: Any) -> None:
-        watch.preempted += len(preempted)
-        preempt(self, preempted, finished)
+    def finish_requests(self: Any, scheduler_output: Any) -> None:
+        watch.preempted += len(scheduler_output.preempted_req_ids or ())
+        finish(self, scheduler_output)
 
     patch.setattr(DiffusionModelState, "prepare_attn", prepare_attn)
     patch.setattr(DiffusionModelState, "prepare_inputs", prepare_inputs)
     patch.setattr(DiffusionModelState, "prepare_dummy_inputs", prepare_dummy_inputs)
-    patch.setattr(DiffusionModelState, "preempt_requests", preempt_requests)
+    patch.setattr(model_runner.GPUModelRunner, "finish_requests", finish_requests)

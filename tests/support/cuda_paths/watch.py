@@ -12,7 +12,7 @@ from vllm.config.compilation import CUDAGraphMode
 
 from tests.support.cuda_paths.expected import ExpectedKeys, expected_keys
 from tests.support.cuda_paths.reference import KernelCall, attend, problems
-from vllm_dllm.engine.slots import Mark
+from vllm_dllm.vllm_seams.channels import Failure
 
 # Upper bounds. A graph has those of its capture, and every call is checked against what it has.
 BOUNDS = ("max_query_len", "max_seq_len")
@@ -59,7 +59,7 @@ class Watch:
         self.metadata = metadata
         self.expected = expected_keys(batch, state.slots)
         failures = state.slots.failure[batch.idx_mapping[: batch.num_reqs].long()]
-        if (failures == Mark.NOT_TAKEN_UP).any():
+        if (failures == Failure.NOT_TAKEN_UP).any():
             self.note(["a request could not be admitted"])
         self.steps[mode.name] += 1
         self.whole_rows += bool(state.slots.needs_rows[batch.idx_mapping_np].any())

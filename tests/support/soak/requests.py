@@ -67,7 +67,6 @@ TOOL_CHOICES: Sequence[Any] = (
 )
 TOOL_TOKENS = 100  # a call fits into them
 STOPS = (" ", "7", ["e", "14"], ["ab", "zz"])
-EDITING = {"JointThreshold", "JointThreshold-S", "JointThreshold-Q"}
 
 # What is changed in a good request, and the word that the refusal has to contain.
 WRONG: Sequence[tuple[Mapping[str, Any], str]] = (
@@ -206,8 +205,6 @@ def _decoding(draw: random.Random, corruption: str) -> dict[str, Any]:
         options["diffusion_algorithm"] = algorithm
     if draw.random() < 0.3:
         options["diffusion_max_steps"] = draw.randint(1, 32)
-    if corruption == "mask" and algorithm not in EDITING and draw.random() < 0.3:
-        options["diffusion_stream_prefix"] = 1
     if corruption == "uniform" and draw.random() < 0.2:
         options["diffusion_canvas_length"] = draw.randint(8, 32)
     # Random canvases come from the seed, too: without one no answer would come twice.

@@ -1,29 +1,15 @@
-"""What our worker, scheduler and front end tell each other in fields of vLLM's messages.
-
-vLLM has no place for a plugin's data on the way back from the worker, so each channel borrows a
-field. Its encoder and its decoder are here, and nothing else reads or writes that field. (On the
-way to the worker, data travels in a request's ``extra_args``, which vLLM has for plugins.)
-
-    from        to          what                        borrowed field
-    worker      scheduler   how each pass went          ``num_nans`` of the sampler's output
-    worker      scheduler   records of a step's passes  its ``logprobs_tensors``
-    scheduler   front end   records of a request        ``new_sampling_mask``, which stays empty
-                                                        because our sampler returns no masks
-    scheduler   front end   counts by algorithm         ``num_kv_fetch_reqs_by_stage``, integers by
-                                                        name in the scheduler's statistics
-
-Records exist only while a request is traced.
-"""
+"""The channels for records of passes: from the worker to the scheduler, and on to the front end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+
+from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
@@ -33,38 +19,6 @@ if TYPE_CHECKING:
 UNDECIDED, GIVEN = -1.0, -2.0
 # The token of a position that the canvas does not have.
 ABSENT = -1
-_PREFIX = "dllm"
-
-
-class PassFlags(IntFlag):
-    """What a pass did with a sound canvas."""
-
-    KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
-    WAITED = 2  # the decoding algorithm did not run; set for a commit only if others may wait
-    COMMITTED = 4  # the pass was the canvas' commit
-    LEFT = 8  # the canvas has left, and the next one begins
-
-
-def encode_passes(sound: torch.Tensor, flags: torch.Tensor, failure: torch.Tensor) -> torch.Tensor:
-    """The ``num_nans`` of a step, int32 ``[n]``: minus the flags, or a positive failure.
-
-    Args:
-        sound: bool ``[n]``, the canvases that go on.
-        flags: int ``[n]``, their `PassFlags`.
-        failure: int ``[n]``, why the others' requests end, at least 1.
-    """
-    return torch.where(sound, -flags, failure).int()
-
-
-def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """The `PassFlags` of a step's sound canvases and the failures of the others, by request id.
-
-    Args:
-        output: vLLM's ``ModelRunnerOutput``.
-    """
-    numbers = output.num_nans_in_logits or {}
-    flags = {request_id: -number for request_id, number in numbers.items() if number <= 0}
-    return flags, {request_id: number for request_id, number in numbers.items() if number > 0}
 
 
 @dataclass
@@ -134,8 +88,8 @@ class Record(NamedTuple):
     """One pass over a canvas.
 
     Attributes:
-        engine_step: how many steps the engine had finished before.
-        milliseconds: when the step's result arrived, since the engine started.
+        engine_step: how many steps the engine has finished since its first traced request.
+        milliseconds: when the step's result arrived, since that request.
         start: absolute position of the canvas' first position, counted from the prompt's beginning.
         step: how many denoise steps the canvas had taken before.
         flags: what the pass did.
@@ -162,12 +116,12 @@ class Record(NamedTuple):
 _NUMBERS = 5  # the fields of a record that are numbers
 
 
-def put_records(output: Any, asked: int, records: Iterable[Record]) -> None:
+def put_records(output: Any, details: int, records: Iterable[Record]) -> None:
     """Send records of a request with an output.
 
     Args:
         output: vLLM's ``EngineCoreOutput``.
-        asked: what the request asks for.
+        details: what is wanted to know of the request's steps.
         records: at least one; their arrays have the length L, with `ABSENT` tokens at the end.
     """
     from vllm.v1.outputs import SamplingMaskLists
@@ -175,7 +129,7 @@ def put_records(output: Any, asked: int, records: Iterable[Record]) -> None:
     *numbers, tokens, logprobs, probabilities = zip(*records, strict=True)
     flat = [int(number) for record in zip(*numbers, strict=True) for number in record]
     scores = np.stack((np.stack(logprobs), np.stack(probabilities)))
-    output.new_sampling_mask = SamplingMaskLists(np.stack(tokens), scores, [asked, *flat])
+    output.new_sampling_mask = SamplingMaskLists(np.stack(tokens), scores, [details, *flat])
 
 
 def take_records(output: Any) -> tuple[int, list[Record]] | None:
@@ -188,7 +142,7 @@ def take_records(output: Any) -> tuple[int, list[Record]] | None:
     if sent is None or sent.cu_num_generated_tokens is None:  # a mask, for a model of vLLM's
         return None
     output.new_sampling_mask = None
-    all_tokens, scores, (asked, *flat) = sent
+    all_tokens, scores, (details, *flat) = sent
     found = []
     for row, first in enumerate(range(0, len(flat), _NUMBERS)):
         engine_step, milliseconds, start, step, flags = flat[first : first + _NUMBERS]
@@ -200,25 +154,4 @@ def take_records(output: Any) -> tuple[int, list[Record]] | None:
                 *(tokens[:width], logprobs[:width], probabilities[:width]),
             )
         )
-    return asked, found
-
-
-# (algorithm, counter) -> by how much it grows.
-Counts = Mapping[tuple[str, str], int]
-
-
-def put_counts(stats: Any, counts: Counts) -> None:
-    """Send counts with vLLM's ``SchedulerStats``."""
-    stats.num_kv_fetch_reqs_by_stage |= {
-        f"{_PREFIX}:{counter}:{algorithm}": number
-        for (algorithm, counter), number in counts.items()
-    }
-
-
-def take_counts(stats: Any) -> Counts:
-    """Remove and return what `put_counts` was given."""
-    numbers, found = stats.num_kv_fetch_reqs_by_stage, {}
-    for name in [name for name in numbers if name.startswith(f"{_PREFIX}:")]:
-        _, counter, algorithm = name.split(":", 2)
-        found[algorithm, counter] = numbers.pop(name)
-    return found
+    return details, found

@@ -1,16 +1,9 @@
-"""Passes over a finished block and the canvas after it, so that no pass only commits.
+"""A window of two blocks: every step reads the finished block and the canvas after it.
 
 A finished canvas leaves immediately (`CommitPolicy.fused`), and its final keys and values are
 written while the next canvas is denoised. The block-causal mask hides the canvas from the block.
-There are two ways, and `startup.commit_choice` says when each is taken.
+`startup.commit_choice` says when this way of committing is taken.
 
-*Fused commits* (`read_again`): the worker stays at the start of the canvas that has left. vLLM's
-scheduler then sees L uncomputed tokens, as in a prompt, followed by the next canvas as draft
-tokens, so it grants 2 L tokens for one step. The first L tokens write the block's keys and values,
-the other L are the new canvas. The scheduler must know a step's outcome before it plans the next
-step, so this needs synchronous scheduling.
-
-*A window of two blocks* (`TwoBlockWindow`): every step reads the finished block and the canvas.
 With blocks of 4, a third to a half of all passes would otherwise only commit. Every later step
 reads the block again, which costs L queries and changes nothing. To vLLM a window is 2 L draft
 tokens. Its scheduler always grants that many and counts the tokens that leave as accepted drafts;
@@ -30,37 +23,12 @@ the context, the prompt's last whole block is read again instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
-
-
-def read_again(input_batch: Any, history: torch.Tensor) -> None:
-    """Write the tokens of the blocks that this step commits into the model's input.
-
-    vLLM writes only prompt tokens and draft tokens there, and these are neither.
-
-    Args:
-        input_batch: vLLM's ``InputBatch``.
-        history: int ``[slots, positions]``, every token of the requests.
-    """
-    drafts = input_batch.num_draft_tokens_per_req
-    before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)
-    is_prompt = input_batch.num_computed_prefill_tokens_np < input_batch.prefill_len_np
-    rows = np.flatnonzero((before > 0) & ~is_prompt)
-    if not len(rows):
-        return
-    count = before[rows]
-    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
-    both: np.ndarray = np.stack([np.repeat(rows, count), token])
-    row, at = to_device(both, history.device)
-    slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
-    input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)
 
 
 class TwoBlockWindow:

@@ -1,0 +1,51 @@
+"""The names of all algorithms, for lists of them and for refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vllm_dllm.decoding.base import Algorithm, Corruption
+from vllm_dllm.decoding.registry import get_algorithm, registered_names
+from vllm_dllm.ranges import SettingsError, closest, listed, shown
+
+# The kinds of models, as error messages name them.
+MODELS: Mapping[Corruption, str] = {
+    "mask": "masked models (LLaDA2, SDAR)",
+    "uniform": "models that denoise random tokens (DiffusionGemma)",
+}
+
+
+def other_kind(corruption: Corruption) -> Corruption:
+    """The other kind of model."""
+    return "uniform" if corruption == "mask" else "mask"
+
+
+def algorithms(corruption: Corruption) -> list[Algorithm]:
+    """All registered algorithms for a kind of model, sorted by name; imports them."""
+    return [get_algorithm(name, corruption)[0] for name in registered_names(corruption)]
+
+
+def algorithm_names(corruption: Corruption) -> list[str]:
+    """The names that users may write, including those of presets."""
+    known = algorithms(corruption)
+    return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
+
+
+def refusal(name: str, corruption: Corruption) -> SettingsError:
+    """The error for a name that no algorithm for this kind of model has."""
+    names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
+    unknown = f"unknown decoding algorithm {shown(name)}"
+    meant = closest(name, [*names, *others])
+    if meant is not None and meant not in names:
+        start = "" if meant == name else f"{unknown}; "
+        fit = misfit(meant, corruption)
+        return SettingsError(f"{start}{fit}; choose {listed(names, 'or')}")
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    return SettingsError(f"{unknown}{hint} (available: {', '.join(names)})")
+
+
+def misfit(name: str, corruption: Corruption) -> SettingsError:
+    """The error for an algorithm that is for the other kind of model."""
+    return SettingsError(
+        f"{name} does not fit this model, because it is for {MODELS[other_kind(corruption)]}"
+    )

@@ -1,0 +1,43 @@
+"""Cleans KV pages into which a request has written NaN or infinities, once it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class Pages:
+    """The KV pages of the slots.
+
+    An attention kernel may multiply unwritten positions of a page by a weight of zero, and zero
+    times NaN is NaN: one spoiled page would spoil every request that later uses it.
+
+    Args:
+        block_tables: vLLM's ``BlockTables``, which know each slot's pages in each KV cache group.
+        groups: the groups, with the names of their layers.
+        layers: vLLM's attention layers by name, each with its ``kv_cache`` ``[pages, ...]``.
+    """
+
+    def __init__(self, block_tables: Any, groups: Sequence[Any], layers: Mapping[str, Any]) -> None:
+        self.block_tables = block_tables
+        self.groups = [[layers[name] for name in group.layer_names] for group in groups]
+
+    def ids(self, slot: int, group: int) -> torch.Tensor:
+        """Ids of the slot's pages in a KV cache group, int64 ``[n]``."""
+        count = int(self.block_tables.num_blocks.np[group, slot])
+        return self.block_tables.block_tables[group].gpu[slot, :count].long()
+
+    def scrub(self, slot: int) -> None:
+        """Replace NaN and infinities in the slot's pages with zeros.
+
+        Finite numbers are kept, because other requests may share the pages.
+        """
+        for group, layers in enumerate(self.groups):
+            ids = self.ids(slot, group)
+            for layer in layers:
+                content = layer.kv_cache[ids]
+                # Converted to float32 and back, because this operator is missing for float8.
+                clean = content.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+                layer.kv_cache[ids] = clean.to(content.dtype)

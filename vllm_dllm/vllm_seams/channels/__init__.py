@@ -1,0 +1,65 @@
+"""What our worker, scheduler and front end tell each other in fields of vLLM's messages.
+
+vLLM has no place for a plugin's data on the way back from the worker, so each channel borrows a
+field. Its encoder and its decoder are here, and nothing else reads or writes that field. (On the
+way to the worker, data travels in a request's ``extra_args``, which vLLM has for plugins.)
+
+    from        to          what                        borrowed field
+    worker      scheduler   how each pass went          ``num_nans`` of the sampler's output
+    worker      scheduler   records of a step's passes  its ``logprobs_tensors``
+    scheduler   front end   records of a request        ``new_sampling_mask``, which stays empty
+                                                        because our sampler returns no masks
+    scheduler   front end   counts by algorithm         ``num_kv_fetch_reqs_by_stage``, integers by
+                                                        name in the scheduler's statistics
+
+The first one is used in every step and is in this file. `records` exist only while a request is
+traced, and `counts` where vLLM collects statistics.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import torch
+
+
+class PassFlags(IntFlag):
+    """What a pass did with a sound canvas."""
+
+    KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
+    WAITED = 2  # the decoding algorithm did not run; set for a commit only if others may wait
+    COMMITTED = 4  # the pass was the canvas' commit
+    LEFT = 8  # the canvas has left, and the next one begins
+
+
+class Failure(IntEnum):
+    """Why a request ends with an error."""
+
+    NONE = 0
+    UNSOUND = 1  # the canvas was read with NaN or infinities
+    NO_TOKEN_LEFT = 2  # the request's own parameters rule out every token of a position
+    NOT_TAKEN_UP = 3  # the request's slot could not be set up
+    UNREAD_TOKEN = 4  # the algorithm chose a token whose logprob is not known
+
+
+def encode_passes(sound: torch.Tensor, flags: torch.Tensor, failure: torch.Tensor) -> torch.Tensor:
+    """The ``num_nans`` of a step, int32 ``[n]``: minus the flags, or the failure.
+
+    Args:
+        sound: bool ``[n]``, the canvases that go on.
+        flags: int ``[n]``, their `PassFlags`.
+        failure: int ``[n]``, why the others' requests end, a `Failure`.
+    """
+    return torch.where(sound, -flags, failure).int()
+
+
+def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """The `PassFlags` of a step's sound canvases and the failures of the others, by request id.
+
+    Args:
+        output: vLLM's ``ModelRunnerOutput``.
+    """
+    numbers = output.num_nans_in_logits or {}
+    flags = {request_id: -number for request_id, number in numbers.items() if number <= 0}
+    return flags, {request_id: number for request_id, number in numbers.items() if number > 0}
