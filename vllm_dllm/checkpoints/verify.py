@@ -15,7 +15,6 @@ from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 # A model that ties its head to the embedding may have this tensor in its file too; it is ignored.
 HEAD = "lm_head.weight"
@@ -101,21 +100,6 @@ class VerifiedWeights:
         names = filter(cls.is_linear, cls.tensor_shapes(config))
         return {module: [module] for module in (name.removesuffix(".weight") for name in names)}
 
-    @classmethod
-    def stored_tensors(
-        cls, config: Any, quant_config: QuantizationConfig | None
-    ) -> dict[str, Stored] | None:
-        """Every tensor of a checkpoint, quantized or not, by the name from `one_name`.
-
-        None for a quantization method whose tensors are not known here.
-        """
-        plain = cls.tensor_shapes(config)
-        if quant_config is None or quant_config.get_name() == ONLINE:
-            return {name: Stored(shape) for name, shape in plain.items()}
-        from vllm_dllm.checkpoints.quantized import quantized_tensors
-
-        return quantized_tensors(plain, quant_config, cls.is_linear, cls.vllm_name)
-
     def process_weights_after_loading(self) -> None:
         """Called by vLLM once, after it has packed the first weights."""
         self._has_weights = True
@@ -137,12 +121,18 @@ class VerifiedWeights:
         """
         if not self.released_as:
             return weights
-        quant_config = self.vllm_config.quant_config
-        tensors = self.stored_tensors(self.vllm_config.model_config.hf_config, quant_config)
+        quant_config, scales = self.vllm_config.quant_config, None
+        plain = self.tensor_shapes(self.vllm_config.model_config.hf_config)
+        tensors: dict[str, Stored] | None = {name: Stored(shape) for name, shape in plain.items()}
+        if quant_config is not None:
+            from vllm_dllm.checkpoints.quantized import quantized_tensors
+
+            scales = KV_SCALES
+            if quant_config.get_name() != ONLINE:
+                tensors = quantized_tensors(plain, quant_config, self.is_linear, self.vllm_name)
         if tensors is None:
             return weights
-        beside = None if quant_config is None else KV_SCALES
-        return verified(weights, tensors, self.released_as, self.one_name, beside, whole)
+        return verified(weights, tensors, self.released_as, self.one_name, scales, whole)
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint, or later an update, which may be partial; see `checkpoints.updates`.
