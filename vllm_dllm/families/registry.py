@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_dllm.families.base import Family
 from vllm_dllm.settings.server import native_gemma
@@ -57,38 +57,19 @@ def installed() -> Mapping[str, Family]:
     found: dict[str, Family] = {}
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            one = _checked(point.load()())
+            one: Family = point.load()()
+            architecture = one.architecture
         except Exception as error:
             logger.warning(
                 "dllm: the family %r (%s) cannot be loaded: %r", point.name, point.value, error
             )
             continue
-        if one.architecture in OURS or one.architecture in found:
-            folder, name = OURS.get(one.architecture, ("", ""))
-            other = f"{folder}.{name}" if name else _name(found[one.architecture])
+        if architecture in OURS or architecture in found:
             raise ValueError(
-                f"{one.architecture} is claimed by two families: {other} and {_name(one)}"
+                f"{architecture} is claimed by two families, one of which is {point.value}"
             )
-        found[one.architecture] = one
+        found[architecture] = one
     return found
-
-
-def _checked(family: Any) -> Family:
-    """Return the same object.
-
-    Raises:
-        TypeError: it is not a family, or its class leaves something out.
-    """
-    if not isinstance(family, Family):
-        raise TypeError(f"{_name(family)} does not inherit from {Family.__module__}.Family")
-    missing = [name for name in Family.__annotations__ if not hasattr(family, name)]
-    if missing:
-        raise TypeError(f"{_name(family)} does not state {', '.join(missing)}")
-    return family
-
-
-def _name(family: Any) -> str:
-    return f"{type(family).__module__}.{type(family).__qualname__}"
 
 
 def model_class(architecture: str) -> str:
