@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vllm_dllm.attention.routes import (
+    CPU_KV_CACHE_DTYPES,
     CPU_PAGE_UNIT,
     OURS,
     Device,
@@ -26,7 +27,7 @@ FLOAT8_KV = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
 KV_CACHE_DTYPES = {
     "FLASH_ATTN": FLOAT_KV | {"fp8", "fp8_e4m3"},
     "TRITON_ATTN": FLOAT_KV | FLOAT8_KV | {"fp8_per_token_head", "int8_per_token_head"},
-    "CPU_ATTN": FLOAT_KV | FLOAT8_KV,
+    "CPU_ATTN": CPU_KV_CACHE_DTYPES,
     OURS: FLOAT_KV | FLOAT8_KV,
 }
 # FlashAttention 4 loads keys of heads up to 128 in tiles of this many, fastest from pages of that

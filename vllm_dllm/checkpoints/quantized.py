@@ -6,11 +6,10 @@ one does not have.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -353,23 +352,3 @@ def schemes(quant_config: Any) -> list[str]:
         for group in quant_config.target_scheme_map.values()
     )
     return list(dict.fromkeys(texts))
-
-
-@contextlib.contextmanager
-def naming_the_scheme(quant_config: QuantizationConfig) -> Iterator[None]:
-    """A context that adds the scheme and the platform to vLLM's errors about building layers.
-
-    Raises:
-        ValueError: a layer could not be built, for example because its scheme has no kernel.
-    """
-    from vllm.platforms import current_platform
-
-    try:
-        yield
-    except (ValueError, NotImplementedError, RuntimeError, AssertionError) as error:
-        method = quant_config.get_name()
-        names = schemes(quant_config) if method == COMPRESSED else [method]
-        raise ValueError(
-            f"quantization {'; '.join(names)} on {current_platform.device_type} "
-            f"({current_platform.get_device_name()}): {error or type(error).__name__}"
-        ) from error

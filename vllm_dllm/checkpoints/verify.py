@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -59,19 +58,15 @@ class VerifiedWeights:
         """Build the layers, quantized as the checkpoint's library would read its configuration.
 
         Raises:
-            ValueError: layers that vLLM fuses have different schemes, or a layer could not be
-                built, for example because its scheme has no kernel.
+            ValueError: layers that vLLM fuses have different schemes.
         """
-        quant_config = vllm_config.quant_config
-        context: AbstractContextManager[None] = nullcontext()
-        if quant_config is not None:
-            from vllm_dllm.checkpoints.quantized import choose_as_written, naming_the_scheme
+        if vllm_config.quant_config is not None:
+            from vllm_dllm.checkpoints.quantized import choose_as_written
 
             config = vllm_config.model_config.hf_config
-            choose_as_written(quant_config, self.spellings(config) if self.released_as else {})
-            context = naming_the_scheme(quant_config)
-        with context:
-            super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+            layers = self.spellings(config) if self.released_as else {}
+            choose_as_written(vllm_config.quant_config, layers)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self.vllm_config = vllm_config
 
     @classmethod

@@ -35,8 +35,7 @@ _WORDS = (
 def check(vllm_config: VllmConfig) -> None:
     """Log a quantized checkpoint's schemes; refuse those that vLLM's CPU build has no kernel for.
 
-    On other platforms vLLM itself refuses them when it builds the layers; see
-    `checkpoints.quantized.naming_the_scheme`.
+    On other platforms vLLM itself refuses them when it builds the layers.
 
     Raises:
         SettingsError: there is no kernel; the message names the scheme and the platform.

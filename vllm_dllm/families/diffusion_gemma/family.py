@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
 
-# The numbers of soft tokens that Gemma 4's image processor supports, and the one that vLLM requests
-# for a video frame.
-SOFT_TOKENS = (70, 140, 280, 560, 1120)
-VIDEO_SOFT_TOKENS = 70
 SAMPLER_CLASS = "EntropyBoundSamplerConfig"
 
 
@@ -156,7 +152,11 @@ def _configure_as_vllm(vllm_config: VllmConfig) -> None:
     """Run vLLM's own start-up of DiffusionGemma, with the canvas length that is given."""
     # Without one, transformers would silently use 256.
     length = canvas_length(vllm_config)
-    check_pictures(vllm_config)
+    options = vllm_config.model_config.multimodal_config
+    if options is not None and options.enable_mm_embeds:
+        raise SettingsError(
+            "--enable-mm-embeds: DiffusionGemma reads pictures, not their embeddings; remove it"
+        )
     DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
     # `--diffusion-config` may set other options and leave the length to the checkpoint.
     vllm_config.diffusion_config.canvas_length = length
@@ -199,43 +199,6 @@ def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> l
         if isinstance(stated.get(part), Mapping):
             ignored += fields.ignored(stated[part], overrides, f"{part}.")
     return ignored
-
-
-def check_pictures(vllm_config: VllmConfig) -> None:
-    """Check that the vision encoder can read pictures of any shape with the given options.
-
-    Raises:
-        SettingsError: an option allows what it cannot read.
-    """
-    options = vllm_config.model_config.multimodal_config
-    if options is None:
-        return
-    if options.enable_mm_embeds:
-        raise SettingsError(
-            "--enable-mm-embeds: DiffusionGemma reads pictures, not their embeddings; remove it"
-        )
-    vision = vllm_config.model_config.hf_config.vision_config
-    given = options.mm_processor_kwargs or {}
-    given = (given.get("images_kwargs") or {}) | given
-    usual = getattr(vision, "default_output_length", 280)
-    tokens = {
-        "image": given.get("max_soft_tokens", usual),
-        "video": VIDEO_SOFT_TOKENS,
-    }
-    for modality, most in tokens.items():
-        # The longest possible picture is one embedding high.
-        widest = most * vision.pooling_kernel_size
-        if options.get_limit_per_prompt(modality) and widest > vision.position_embedding_size:
-            fits = vision.position_embedding_size // vision.pooling_kernel_size
-            fitting = max((size for size in SOFT_TOKENS if size <= fits), default=None)
-            remedy = f"--limit-mm-per-prompt '{{\"{modality}\": 0}}'"
-            if modality == "image" and fitting is not None:
-                remedy = f"--mm-processor-kwargs '{{\"max_soft_tokens\": {fitting}}}' or {remedy}"
-            raise SettingsError(
-                f"max_soft_tokens={most}: of such {modality}s one may be {widest} patches wide, "
-                f"and the checkpoint has {vision.position_embedding_size} positions "
-                f"(vision_config.position_embedding_size); pass {remedy}"
-            )
 
 
 def layer_shapes(vllm_config: VllmConfig) -> tuple[LayerShape, ...]:

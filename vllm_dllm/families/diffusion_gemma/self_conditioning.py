@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +11,9 @@ import torch
 from vllm_dllm.engine.slots import Phase, SlotState
 from vllm_dllm.engine.to_device import to_device
 
-
-class GatedMLP(Protocol):
-    """The model's module that combines embeddings and soft embeddings."""
-
-    def __call__(self, embeddings: torch.Tensor, soft: torch.Tensor) -> torch.Tensor:
-        """Conditioned embeddings; arguments and result are ``[tokens, hidden]`` each."""
-        ...
+# The model's module that combines embeddings and soft embeddings, ``[tokens, hidden]`` each, into
+# conditioned embeddings of that shape.
+GatedMLP = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class SelfConditioning:
