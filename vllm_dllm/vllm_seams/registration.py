@@ -27,6 +27,7 @@ class RefusedError(RuntimeError):
     turn a ``ValueError`` into several lines that quote all of their input.
     """
 
+
 EXECUTOR = "vllm.v1.executor.multiproc_executor"
 
 
