@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -401,9 +401,13 @@ class _Copy:
     def __init__(self, slots: int, device: torch.device) -> None:
         pinned = can_pin(device)
         self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=pinned)
-        self.array = self.tensor.numpy()
         # Marks a copy as complete; None where copying is synchronous.
         self.event = torch.Event(device) if pinned else None
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """The buffer itself."""
+        return self.tensor.numpy()
 
     def take(self, values: torch.Tensor) -> None:
         """Start a copy."""

@@ -107,9 +107,11 @@ def test_answers_are_whole(
     outputs = running.llm.generate(given, [params(name)] * copies, use_tqdm=False)
     del running.scheduler._preempt_request
     assert len(preempted) >= copies / 4
+    tokenizer = running.llm.get_tokenizer()
     for (answer,) in (output.outputs for output in outputs):
         if name == "constrained":
-            assert answer.finish_reason == "stop" and re.fullmatch(REGEX, answer.text)
+            text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+            assert answer.finish_reason == "stop" and re.fullmatch(REGEX, text)
         else:
             assert (answer.finish_reason, len(answer.token_ids)) == ("length", TOKENS)
         if name == "logprobs":
@@ -144,6 +146,6 @@ def test_results_that_are_dropped_come_again(
         driver.step()
         steps += 1
         assert steps < 3000
-        if steps % (every * 5) == 0:
+        if steps % (every * 40) == 0:
             running.scheduler.reset_prefix_cache(reset_running_requests=True)
     assert {key: len(tokens) for key, tokens in driver.finish().items()} == dict.fromkeys(asked, 70)
