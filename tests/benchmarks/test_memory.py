@@ -29,7 +29,8 @@ from tests.support.published import (
     sdar_config,
     sdar_tensors,
 )
-from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 BF16 = model_memory.unquantized()
@@ -159,7 +160,7 @@ def test_settings_of_a_command_are_settings(command: str) -> None:
     """Each decodes as the section above it says: a name and numbers that are taken as given."""
     for found in re.findall(r"--additional-config '(.*?)'", command):
         given = json.loads(found)
-        settings = server_settings(given, "mask", "LowConfidence")
+        settings = parse_settings(given, "mask", "LowConfidence")
         choice = Served("mask", "LowConfidence", settings).choose()
         name = given["dllm"].pop("algorithm")
         assert name.startswith(choice.algorithm.name)

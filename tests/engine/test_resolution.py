@@ -8,7 +8,8 @@ import pytest
 
 from vllm_dllm.commands.show_config import explained
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.resolution import CHECKPOINT, Served, server_settings
+from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.resolution import CHECKPOINT, Served
 from vllm_dllm.settings.server import DllmSettings
 
 
@@ -41,7 +42,7 @@ def test_what_show_config_prints() -> None:
     """A value that the server chose is the server's, even where it is the default."""
 
     def shown(**section: Any) -> dict[str, list[str]]:
-        settings = server_settings({"dllm": section}, "mask", "LowConfidence")
+        settings = parse_settings({"dllm": section}, "mask", "LowConfidence")
         stated = {"threshold": 0.6}
         served = Served("mask", "LowConfidence", settings, stated, 32, settings.max_steps)
         return {name: rest for name, *rest in explained(served, CHECKPOINT, section)}

@@ -25,8 +25,8 @@ from tests.support.strategies import (
     share,
 )
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.request import OPTIONS
-from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.settings.parsing import OPTIONS, parse_settings
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 from vllm_dllm.settings.unknown_names import parameter_names
 
@@ -92,7 +92,7 @@ def refusal(call: Callable[[], object]) -> str | None:
 
 def served(corruption: Any, section: object) -> Served:
     """What the server's start-up makes of its settings."""
-    parsed = server_settings({"dllm": section}, corruption, OWN[corruption])
+    parsed = parse_settings({"dllm": section}, corruption, OWN[corruption])
     made = Served(corruption, OWN[corruption], parsed, max_steps=parsed.max_steps)
     made.choose()
     return made

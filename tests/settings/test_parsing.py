@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 JSON = st.recursive(
@@ -24,7 +25,7 @@ KEYS = st.sampled_from(["threshold", "max_steps", "algorithm", "eos_early_stop",
 
 
 def settings(additional_config: object) -> DllmSettings:
-    return server_settings(additional_config, "mask", "LowConfidence")
+    return parse_settings(additional_config, "mask", "LowConfidence")
 
 
 def request(extra_args: dict[Any, Any] | None) -> Any:

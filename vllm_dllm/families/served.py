@@ -16,8 +16,8 @@ from vllm_dllm.families.base import Family
 from vllm_dllm.families.config_fields import merged
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.resolution import FOLDER, OVERRIDE, SAMPLER, Served, server_settings
-from vllm_dllm.settings.server import STEPS
+from vllm_dllm.settings.resolution import FOLDER, OVERRIDE, SAMPLER, Served
+from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.checks import check_budget, check_kernels
 from vllm_dllm.startup.commit_choice import choose_commits
 
@@ -48,7 +48,11 @@ def configure_engine(
     if scheduler.async_scheduling is None and current_platform.is_cpu():
         # A step in flight hides the host's work, but on the CPU the host does all the work.
         scheduler.async_scheduling = False
-    settings = server_settings(vllm_config.additional_config, family.corruption, family.algorithm)
+    settings, given = DllmSettings(), vllm_config.additional_config
+    if given:
+        from vllm_dllm.settings.parsing import parse_settings
+
+        settings = parse_settings(given, family.corruption, family.algorithm)
     if diffusion.max_denoising_steps is not None:
         STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
     stated, elsewhere = generation_settings(vllm_config, family)

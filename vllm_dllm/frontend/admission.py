@@ -183,7 +183,7 @@ def validate_sampling_params(
         options = served.options(params.extra_args)
         decoding = served.choose(options)
         if options:
-            from vllm_dllm.settings.request import refuse_without_effect
+            from vllm_dllm.settings.parsing import refuse_without_effect
 
             constrained = params.structured_outputs is not None
             masked = served.mask_token is not None

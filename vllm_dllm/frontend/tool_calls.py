@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from vllm_dllm.ranges import shown
-from vllm_dllm.settings.request import CONSTRAINT_OPTIONS
+from vllm_dllm.settings.parsing import CONSTRAINT_OPTIONS
 from vllm_dllm.settings.resolution import REQUEST_PREFIX
 
 ANY_OBJECT = {"type": "object"}

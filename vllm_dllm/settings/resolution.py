@@ -14,15 +14,8 @@ from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm
 from vllm_dllm.decoding.registry import registered_names
-from vllm_dllm.ranges import AlgorithmConfig, SettingsError, shown
-from vllm_dllm.settings.server import (
-    NAMES,
-    SEPARATE,
-    SETTINGS_KEY,
-    STEPS,
-    TWO_BLOCKS,
-    DllmSettings,
-)
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError
+from vllm_dllm.settings.server import SEPARATE, STEPS, TWO_BLOCKS, DllmSettings
 
 # The prefix of a request's options.
 REQUEST_PREFIX = "diffusion_"
@@ -79,44 +72,6 @@ def named_algorithm(
         return get_algorithm(name, corruption)
     except SettingsError as error:
         raise SettingsError(f"{PREFIXES[source]}algorithm: {error}") from error
-
-
-def server_settings(
-    additional_config: object, corruption: Corruption, own_algorithm: str
-) -> DllmSettings:
-    """Parse server settings from vLLM's ``additional_config``, ``{"dllm": {...}}``.
-
-    Args:
-        additional_config: the value of vLLM's option.
-        corruption: see `Served`.
-        own_algorithm: see `Served`.
-
-    Raises:
-        SettingsError: a key is unknown or stands outside the section, or a value is out of range.
-            That the algorithm is unknown is said before its settings are refused for that.
-    """
-    whole = additional_config if isinstance(additional_config, Mapping) else {}
-    section = whole.get(SETTINGS_KEY)
-    if section is None:
-        section = {}
-    if not isinstance(section, Mapping):
-        raise SettingsError(
-            f"--additional-config: 'dllm' must be an object of settings, got {shown(section)}"
-        )
-    name = section.get("algorithm")
-    if not isinstance(name, str) or not name:
-        name = own_algorithm
-    algorithm, _ = named_algorithm(name, corruption, SERVER)
-    parameters = section.keys() & algorithm.config.ranges().keys()
-    own = section.keys() - parameters
-    if whole.keys() - {SETTINGS_KEY} or own - NAMES:
-        from vllm_dllm.settings.unknown_names import refuse_settings
-
-        refuse_settings(whole, section, algorithm)
-    return DllmSettings(
-        **{name: section[name] for name in own},
-        parameters={name: section[name] for name in parameters},
-    )
 
 
 @dataclass(frozen=True)
@@ -196,10 +151,10 @@ class Served:
         return 2 * self.length if self.two_blocks else self.length
 
     def options(self, extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The options among a request's extra arguments, see `settings.request.parse_options`."""
+        """The options among a request's extra arguments, see `settings.parsing.parse_options`."""
         if not extra_args:
             return {}
-        from vllm_dllm.settings.request import parse_options
+        from vllm_dllm.settings.parsing import parse_options
 
         return parse_options(extra_args, self)
 
@@ -229,7 +184,7 @@ class Served:
             for name, value in given.items():
                 ranges[name].check(PREFIXES[source] + name, value)
             if source == REQUEST and given:
-                from vllm_dllm.settings.request import limit_steps
+                from vllm_dllm.settings.parsing import limit_steps
 
                 limit_steps(self, algorithm, given, values)
             values |= given

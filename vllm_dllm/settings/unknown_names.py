@@ -14,7 +14,7 @@ from typing import Any
 from vllm_dllm.decoding import Algorithm, Corruption
 from vllm_dllm.decoding.names import MODELS, algorithms, other_kind
 from vllm_dllm.ranges import MOST_CHARACTERS, SettingsError, closest, cut, listed, nearest, shown
-from vllm_dllm.settings.request import OPTIONS
+from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import (
     BOUND,
     OVERRIDE,

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_dllm.decoding import Corruption
-from vllm_dllm.settings.resolution import Served, server_settings
+from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 # vLLM's subcommand -> the module that has it.
@@ -103,7 +104,7 @@ def vllm_fault(words: list[str]) -> str | None:
     except (SystemExit, ValueError) as error:
         return output.getvalue()[-500:] or str(error)
     given = getattr(args, "additional_config", None)
-    return refused(lambda: server_settings(given, *decoding(words[1])))
+    return refused(lambda: parse_settings(given, *decoding(words[1])))
 
 
 def refused(run: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.settings.request import OPTIONS
+from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import REQUEST_PREFIX
 from vllm_dllm.settings.unknown_names import parameter_names
 

@@ -1,8 +1,8 @@
-"""The options of a request: what they may be, and where they have an effect.
+"""Parse what users write: the settings of a server, and the options of a request.
 
-This module is imported for the first request with extra arguments. Options are passed on as a
-mapping of names without the prefix to checked values; those that are None are left out, because
-the server's value applies.
+This module is imported for a server that is given settings, and for the first request with extra
+arguments. A request's options are passed on as a mapping of names without the prefix to checked
+values; those that are None are left out, because the server's value applies.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_dllm.decoding import Algorithm
+from vllm_dllm.decoding import Algorithm, Corruption
 from vllm_dllm.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.resolution import (
     PREFIXES,
     REQUEST,
     REQUEST_PREFIX,
+    SERVER,
     TRACING_OPTIONS,
     ResolvedDecoding,
     Served,
@@ -26,7 +27,10 @@ from vllm_dllm.settings.server import (
     CONSTRAINT_TOKENS,
     LENGTH,
     MAX_CANVAS,
+    NAMES,
+    SETTINGS_KEY,
     STEPS,
+    DllmSettings,
 )
 
 # Options that have an effect only in requests with a constraint, as in `DllmSettings`.
@@ -54,6 +58,44 @@ OPTIONS: Mapping[str, Range | type] = {
     **CANVAS_OPTIONS,
 }
 POSITION = Range(whole=True)
+
+
+def parse_settings(
+    additional_config: object, corruption: Corruption, own_algorithm: str
+) -> DllmSettings:
+    """Parse server settings from vLLM's ``additional_config``, ``{"dllm": {...}}``.
+
+    Args:
+        additional_config: the value of vLLM's option.
+        corruption: see `Served`.
+        own_algorithm: see `Served`.
+
+    Raises:
+        SettingsError: a key is unknown or stands outside the section, or a value is out of range.
+            That the algorithm is unknown is said before its settings are refused for that.
+    """
+    whole = additional_config if isinstance(additional_config, Mapping) else {}
+    section = whole.get(SETTINGS_KEY)
+    if section is None:
+        section = {}
+    if not isinstance(section, Mapping):
+        raise SettingsError(
+            f"--additional-config: 'dllm' must be an object of settings, got {shown(section)}"
+        )
+    name = section.get("algorithm")
+    if not isinstance(name, str) or not name:
+        name = own_algorithm
+    algorithm, _ = named_algorithm(name, corruption, SERVER)
+    parameters = section.keys() & algorithm.config.ranges().keys()
+    own = section.keys() - parameters
+    if whole.keys() - {SETTINGS_KEY} or own - NAMES:
+        from vllm_dllm.settings.unknown_names import refuse_settings
+
+        refuse_settings(whole, section, algorithm)
+    return DllmSettings(
+        **{name: section[name] for name in own},
+        parameters={name: section[name] for name in parameters},
+    )
 
 
 def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, Any]:
