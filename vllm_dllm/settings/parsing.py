@@ -72,7 +72,8 @@ def parse_settings(
 
     Raises:
         SettingsError: a key is unknown or stands outside the section, or a value is out of range.
-            That the algorithm is unknown is said before its settings are refused for that.
+            An unknown algorithm is reported before its settings, which would be refused for a less
+            helpful reason.
     """
     whole = additional_config if isinstance(additional_config, Mapping) else {}
     section = whole.get(SETTINGS_KEY)
@@ -124,8 +125,9 @@ def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, An
 
         refuse_options(extra_args, given, algorithm)
     options = {n: value for n, value in given.items() if value is not None or n in parameters}
-    for name in options.keys() - parameters:
-        _check(REQUEST_PREFIX + name, options[name], OPTIONS[name])
+    for name, value in options.items():
+        if name not in parameters:
+            _check(REQUEST_PREFIX + name, value, OPTIONS[name])
     if options.get("pinned") and "seed_canvas" not in options:
         raise SettingsError("diffusion_pinned needs a diffusion_seed_canvas to hold")
     if len(options.get("pinned", ())) > len(options.get("seed_canvas", ())):
