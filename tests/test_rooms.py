@@ -105,6 +105,7 @@ OPTIONAL = {
     "vllm_dllm.constraints.pool",
     "vllm_dllm.decoding.names",
     "vllm_dllm.engine.constraints",
+    "vllm_dllm.engine.interrupted",
     "vllm_dllm.engine.kernel_choice",
     "vllm_dllm.engine.logprobs",
     "vllm_dllm.engine.readout_masked",

@@ -15,7 +15,7 @@ depends on nothing else, so all ranks agree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 
@@ -76,8 +76,8 @@ class Constraints:
         self._automata = lru_cache(MOST_KEPT)(self._joined_automata)
         self._classes = lru_cache(MOST_KEPT)(self._joined_classes)
 
-    def enter(self, slot: int, packed: bytes, output: Iterable[int]) -> None:
-        """Set up ``slot`` for a request.
+    def enter(self, slot: int, packed: bytes, output: Sequence[int]) -> None:
+        """Set up ``slot`` for a request whose next canvas is a new one.
 
         Args:
             slot: the request's slot.
@@ -88,13 +88,25 @@ class Constraints:
         self.slots.constrained[slot] = True
         digest = hashlib.sha256(packed).digest()
         same = (each for each in self.followed.values() if each.digest == digest)
-        constraint = self.followed[slot] = next(same, None) or SharedConstraint(
+        self.followed[slot] = next(same, None) or SharedConstraint(
             digest, packed, self.slots.length, self.slots.device
         )
-        state = constraint.after(output)
-        view = self.views[slot] = constraint.view(START if state == NO_STATE else state)
+        self.resume(slot, output, len(output))
+
+    def resume(self, slot: int, output: Sequence[int], before: int) -> None:
+        """Give ``slot`` the view of a canvas that has already begun.
+
+        Args:
+            slot: the slot of a request with a constraint.
+            output: all tokens that the request has output.
+            before: how many of them were output before the canvas began.
+        """
+        constraint = self.followed[slot]
+        first = constraint.after(output[:before])
+        view = self.views[slot] = constraint.view(START if first == NO_STATE else first)
         self.starts.enter(slot, moves=not view.whole)
-        self.state[slot].fill_(view.place(state))
+        reached = NO_STATE if first == NO_STATE else constraint.after(output[before:], first)
+        self.state[slot].fill_(view.place(reached))
 
     def _begin_canvases(self) -> None:
         """Give canvases that have begun the nearby part of their constraints."""
@@ -372,9 +384,8 @@ class SharedConstraint:
         edges = OwnEdges.from_automaton(found.automaton, found.depth)
         return View(edges, found.states, found.whole)
 
-    def after(self, tokens: Iterable[int]) -> int:
+    def after(self, tokens: Iterable[int], state: int = START) -> int:
         """The state reached after these tokens, or `NO_STATE`."""
-        state: int = START
         for token in tokens:
             state = self.configurations.after(state, token)
         return state

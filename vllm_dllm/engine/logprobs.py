@@ -193,6 +193,26 @@ class LogprobReports:
             cu_num_generated_tokens=starts.tolist(),
         )
 
+    def copy(self, slot: int) -> LogprobsTensors | None:
+        """Copy the logprobs of the request in ``slot``, so that another request may enter it.
+
+        None if the request does not ask for logprobs.
+        """
+        options = self.rows.by_slot.get(slot)
+        if options is None or not options.reports:
+            return None
+        width = 1 + self._most(options)
+        tables = self.ids[slot, :, :width], self.scores[slot, :, :width], self.ranks[slot]
+        return LogprobsTensors(*(table.clone() for table in tables))
+
+    def restore(self, slot: int, copy: LogprobsTensors) -> None:
+        """Restore the `copy` of a request to the ``slot`` that it has entered."""
+        width = copy.logprobs.shape[1]
+        self._widen(width)
+        self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
+        self.scores[slot, :, :width].copy_(copy.logprobs)
+        self.ranks[slot].copy_(copy.selected_token_ranks)
+
 
 @dataclass(frozen=True)
 class ScoreSummary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,10 @@ from vllm_dllm.settings.resolution import (
     StepDetails,
 )
 from vllm_dllm.vllm_seams.channels import Failure
-from vllm_dllm.vllm_seams.runner import allocate_no_grammar_bitmask
+from vllm_dllm.vllm_seams.runner import allocate_no_grammar_bitmask, report_preemptions
 
 if TYPE_CHECKING:
+    from vllm_dllm.engine.interrupted import InterruptedCanvas
     from vllm_dllm.engine.spoiled_pages import Pages
 
 logger = init_logger("vllm.dllm")
@@ -83,6 +85,9 @@ class DiffusionModelState(ModelState):
         self.to_compile = compiles(vllm_config)
         self.model_seed = self.model_config.seed
         self.slot_of: dict[str, int] = {}
+        # Canvases of preempted requests that stream, by request id, until the requests come back.
+        self.interrupted: dict[str, InterruptedCanvas] = {}
+        report_preemptions()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None
         # Becomes True where vLLM makes a sampler: on every rank of the last pipeline stage.
@@ -91,6 +96,7 @@ class DiffusionModelState(ModelState):
     def custom_sampler(self, sampler: Any) -> tuple[DiffusionSampler, None]:
         """Return this package's sampler in place of vLLM's; there is no rejection sampler."""
         self.sees_logits = True
+        self.total_len = sampler.req_states.total_len.gpu
         self.sampler = DiffusionSampler(
             req_states=sampler.req_states,
             slots=self.slots,
@@ -172,8 +178,28 @@ class DiffusionModelState(ModelState):
         packed = extra.get(AUTOMATON) if self.sees_logits else None
         output = prompt[prompt_length:]
         self.parts.enter(req_index, params, resolved, choice, prompt_length, packed, output)
+        interrupted = self.interrupted.pop(new_req_data.req_id, None)
+        if interrupted is not None:
+            interrupted.resume(self.parts, req_index, prompt, prompt_length)
         if self.slots.window is not None:
             self.slots.window.enter(req_index, prompt)
+
+    def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
+        """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
+
+        Args:
+            preempted: ids of requests that give up their slots and will come back.
+            finished: ids of requests that have ended, possibly while they were preempted.
+        """
+        for req_id in preempted:
+            slot = self.slot_of.get(req_id)
+            # A rank that sees no logits does not know a canvas' progress and does not need to.
+            if slot is not None and self.sees_logits and self.slots.streams[slot]:
+                from vllm_dllm.engine.interrupted import InterruptedCanvas
+
+                self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)
+        for req_id in finished if self.interrupted else ():
+            self.interrupted.pop(req_id, None)
 
     def _default_seed(self, new_req_data: Any) -> int:
         """The seed of a request that sets none: an int64, the same on all ranks.

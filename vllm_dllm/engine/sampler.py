@@ -146,7 +146,8 @@ class DiffusionSampler:
         if self.slots.window is not None:
             back = back + self.slots.window.before_canvas(slot)
         num_rejected.index_copy_(0, row, back.int())
-        self.slots.phase.index_fill_(0, slot, int(Phase.DENOISE))
+        self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
+        self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
         self._read_next(slot, self.slots.tokens[slot])
 
     def _read_next(self, slot: torch.Tensor, canvas: torch.Tensor) -> None:

@@ -192,6 +192,10 @@ class AlgorithmStates:
         self.by_name[name].enter(slot, settings)
         self._which[slot] = list(self.by_name).index(name)
 
+    def for_slot(self, slot: int) -> AlgorithmSlots:
+        """Return the tensors of the algorithm that decodes the request in ``slot``."""
+        return list(self.by_name.values())[self._which[slot]]
+
     def groups(self, slots: torch.Tensor, on_host: np.ndarray) -> list[AlgorithmGroup]:
         """Group the slots of a batch (int64 ``[n]``, and the same on the host) by algorithm."""
         which = self._which[on_host]
@@ -211,6 +215,8 @@ class SlotState:
     Attributes:
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
         phase: int8 ``[slots]``, a `Phase`.
+        after_prefill: int8 ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
+            phase that an interrupted canvas had reached.
         start: int64 ``[slots]``, absolute position of the canvas' first position.
         tail: int64 ``[slots]``, how many positions at the start of the canvas vLLM already counts
             as tokens: those of the prompt and, with `streams`, those that have been output.
@@ -257,6 +263,7 @@ class SlotState:
         self.masked = full(kind.mask_token is not None, torch.bool, length)
         self.fixed = full(False, torch.bool, length)
         self.phase = full(Phase.PREFILL, torch.int8)
+        self.after_prefill = full(Phase.DENOISE, torch.int8)
         self.start = full(0, torch.int64)
         self.tail = full(0, torch.int64)
         self.ready = full(0, torch.int64)
@@ -297,6 +304,7 @@ class SlotState:
         self.fixed[slot].fill_(False)
         self.fixed[slot, :tail].fill_(True)
         self.phase[slot].fill_(Phase.PREFILL)
+        self.after_prefill[slot].fill_(Phase.DENOISE)
         self.tail[slot].fill_(tail)
         self.ready[slot].fill_(0)
         self.step[slot].fill_(0)

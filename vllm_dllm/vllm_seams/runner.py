@@ -1,6 +1,6 @@
-"""Change what a model state needs changed in the runner that made it.
+"""Change what a model state needs changed in its process and in the runner that made it.
 
-Our model state calls this when the runner makes it. This module is the only one of the
+Our model state calls these functions when the runner makes it. This module is the only one of the
 room that the worker imports, so it imports nothing of ours except `wrapping`.
 """
 
@@ -13,15 +13,38 @@ from typing import Any
 from vllm_dllm.vllm_seams.wrapping import wrap
 
 
+def report_preemptions() -> None:
+    """Make vLLM's runner report to one of our model states which requests it preempts.
+
+    The runner calls ``remove_request`` for preempted and finished requests alike. So before those
+    calls it now calls ``preempt_requests(preempted, finished)`` of a model state that has it.
+
+    The runner's module is looked up, not imported. Importing it before vLLM does is not safe (on
+    the CPU it must be imported after the kernels were swapped), and a model state exists only
+    where the runner has been imported.
+    """
+    wrap(
+        sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner,
+        "finish_requests",
+        _name_preempted_requests,
+    )
+
+
+def _name_preempted_requests(original: Callable[..., None]) -> Callable[..., None]:
+    def finish_requests(self: Any, scheduler_output: Any) -> None:
+        preempt = getattr(self.model_state, "preempt_requests", None)
+        if preempt is not None:
+            preempt(scheduler_output.preempted_req_ids or (), scheduler_output.finished_req_ids)
+        original(self, scheduler_output)
+
+    return finish_requests
+
+
 def allocate_no_grammar_bitmask() -> None:
     """Keep vLLM's runner from allocating a bitmask for each position of each request's canvas.
 
     The bitmasks are for grammars, which our automata replace, and take 0.6 to 2.1 GiB at vLLM's
     default number of requests. The runner makes its worker for them right after a model state.
-
-    vLLM's module is looked up, not imported. Importing it before vLLM does is not safe (on the CPU
-    it must be imported after the kernels were swapped), and a model state exists only where it has
-    been imported.
     """
     worker = sys.modules["vllm.v1.worker.gpu.structured_outputs"].StructuredOutputsWorker
     wrap(worker, "__init__", _with_empty_bitmask)

@@ -92,7 +92,7 @@ class FakeModel:
         state.embeddings = conditioning and SimpleNamespace(conditioning=conditioning)
         state.model_config = SimpleNamespace(max_model_len=POSITIONS)
         state.model_seed, state.sees_logits = 0, True
-        state.slot_of = {}
+        state.slot_of, state.interrupted = {}, {}
         return state
 
     def admit(

@@ -1,0 +1,109 @@
+"""Canvases of preempted requests that have already streamed part of the canvas.
+
+A preempted request gives up its slot and later resumes with its output as part of its prompt. A
+request that does not stream starts its canvas over, which leads to the same tokens. With
+``diffusion_stream_prefix`` part of the canvas may have been output already, so the canvas has to
+resume where it was, with its decided positions, its step and its algorithm's tensors. These are
+copied on the device, and only when such a request is preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.outputs import LogprobsTensors
+
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.slots import Phase, SlotState
+
+# Tensors of `SlotState` that hold the state of a canvas. The other tensors can be derived from the
+# request's parameters and the number of tokens that it has output.
+OF_CANVAS = ("tokens", "masked", "fixed", "start", "tail", "ready", "step", "after_prefill")
+
+
+@dataclass(frozen=True)
+class InterruptedCanvas:
+    """Copies of what a slot held when its request was preempted.
+
+    Attributes:
+        rows: the slot's rows of the tensors in `OF_CANVAS`, by name.
+        algorithm_state: the slot's rows of the algorithm's state, by name.
+        block_before: int64 ``[L]``, the tokens of the block before the canvas.
+        output_end: int64 ``[]``, the position after the request's last token.
+        logprobs: the logprobs of the canvas' decided positions, or None.
+    """
+
+    rows: dict[str, torch.Tensor]
+    algorithm_state: dict[str, torch.Tensor]
+    block_before: torch.Tensor
+    output_end: torch.Tensor
+    logprobs: LogprobsTensors | None
+
+    @classmethod
+    def copy(cls, parts: OptionalParts, slot: int, total_len: torch.Tensor) -> InterruptedCanvas:
+        """Copy the canvas in ``slot``.
+
+        `total_len` is vLLM's int32 ``[slots]``, the number of tokens of each request.
+        """
+        slots = parts.slots
+        rows = {name: getattr(slots, name)[slot].clone() for name in OF_CANVAS}
+        phase = slots.phase[slot]
+        # A request that is preempted again before its prompt has been reread is still in prefill;
+        # the phase to resume is then the one that it was about to enter.
+        in_prefill = phase == int(Phase.PREFILL)
+        rows["after_prefill"] = torch.where(in_prefill, rows["after_prefill"], phase)
+        before = (rows["start"] - slots.length + slots.position).clamp_min(0)
+        return cls(
+            rows,
+            {
+                name: tensor[slot].clone()
+                for name, tensor in slots.algorithms.for_slot(slot).state.items()
+            },
+            slots.history[slot].index_select(0, before).long(),
+            total_len[slot].long(),
+            parts.logprobs.copy(slot) if slots.reports[slot] else None,
+        )
+
+    def resume(
+        self, parts: OptionalParts, slot: int, known: Sequence[int], prompt_length: int
+    ) -> None:
+        """Restore the canvas to the ``slot`` that its request has just entered.
+
+        Args:
+            parts: the optional parts, with the slots.
+            slot: the request's new slot.
+            known: the tokens that the resumed request has as its prompt.
+            prompt_length: how many of them are its original prompt.
+        """
+        slots = parts.slots
+        # This waits for the device, but only for requests that stream and have been preempted.
+        start, output_end = torch.stack([self.rows["start"], self.output_end]).tolist()
+        if start > len(known):
+            # vLLM has dropped the result of the step in which the block before this canvas left, so
+            # that block has to leave again.
+            self._resume_commit(slots, slot, start - slots.length, output_end, prompt_length)
+        else:
+            for name, row in self.rows.items():
+                getattr(slots, name)[slot].copy_(row)
+            for name, row in self.algorithm_state.items():
+                slots.algorithms.for_slot(slot).state[name][slot].copy_(row)
+            # This is less than before if vLLM has dropped what the last step streamed; those tokens
+            # are then output again.
+            slots.tail[slot].fill_(len(known) - start)
+            if slots.constrained[slot]:
+                parts.constraints.resume(slot, known[prompt_length:], max(start - prompt_length, 0))
+        if self.logprobs is not None:
+            parts.logprobs.restore(slot, self.logprobs)
+
+    def _resume_commit(
+        self, slots: SlotState, slot: int, start: int, output_end: int, prompt_length: int
+    ) -> None:
+        """Set up ``slot`` to commit the block before the canvas, which begins at ``start``."""
+        slots.tokens[slot].copy_(self.block_before)
+        slots.masked[slot].fill_(False)
+        slots.fixed[slot].copy_(slots.position < prompt_length - start)
+        slots.start[slot].fill_(start)
+        slots.ready[slot].fill_(min(output_end - start, slots.length))
+        slots.after_prefill[slot].fill_(int(Phase.COMMIT))
