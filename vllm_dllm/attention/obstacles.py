@@ -85,6 +85,11 @@ def obstacle_of_layer(
             f"{flash_n} has no float8 KV cache for heads of {size} on {device}",
         ),
         (
+            flash and version == 3 and model.block_causal,
+            "FlashAttention 3 keeps one entry for each of max_num_seqs requests beside full CUDA "
+            "graphs, and the blocks of a prompt are more sequences than that",
+        ),
+        (
             flash and mixed and version != 4,
             f"{flash_n} has no causal flag for each request; FlashAttention 4 has one, on SM90",
         ),

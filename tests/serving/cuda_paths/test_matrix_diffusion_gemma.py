@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cuda_paths.backends import FLASH_3, FLASH_4, OURS, TRITON, Backend
+from tests.support.cuda_paths.backends import FLASH_4, OURS, TRITON, Backend
 from tests.support.cuda_paths.cases import GEMMA, MODES, check, plain, run
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
@@ -49,7 +49,10 @@ def test_same_tokens(tokens: list[list[int]], backend: Backend, mode: str, sched
 @pytest.mark.parametrize(
     ("backend", "reason"),
     [
-        (FLASH_3, "--attention-backend FLASH_ATTN: .*FlashAttention 3 has no causal flag"),
+        (
+            Backend("FLASH_ATTN", 3),
+            "--attention-backend FLASH_ATTN: .*FlashAttention 3 has no causal flag",
+        ),
         # By vLLM, before our start-up.
         (Backend("FLASHINFER"), "FlashInfer does not support DiffusionGemma's mixed"),
     ],

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.support.cuda_paths.backends import BACKENDS, FLASH_3, FLASH_4, OURS, TRITON, Backend
+from tests.support.cuda_paths.backends import BACKENDS, FLASH_2, FLASH_4, OURS, TRITON, Backend
 from tests.support.cuda_paths.cases import LLADA2, MODES, TWO_BLOCKS, check, plain, run
 from vllm_dllm.families.block_causal import attention
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # Each backend, each mode and each scheduling at least once.
 QUICK = {
-    (FLASH_3, "FULL", "sync"),
+    (FLASH_2, "FULL", "sync"),
     (FLASH_4, "FULL_AND_PIECEWISE", "async"),
     (TRITON, "NONE", "async"),
     (OURS, "FULL_DECODE_ONLY", "sync"),
@@ -45,13 +45,18 @@ def test_same_tokens(tokens: list[list[int]], backend: Backend, mode: str, sched
     assert found.watch.preempted > 0
 
 
+@pytest.mark.parametrize(
+    "backend",
+    [Backend("FLASHINFER"), pytest.param(Backend("FLASH_ATTN", 3), marks=pytest.mark.long)],
+    ids=str,
+)
 @pytest.mark.usefixtures("tokens")
-def test_flashinfer_is_refused() -> None:
-    """Its buffers have an entry for each seat, and a prompt has more blocks than that."""
+def test_buffers_for_requests_are_refused(backend: Backend) -> None:
+    """Some have an entry for each request only, and a prompt has more blocks than that."""
     with pytest.raises(
-        (ValueError, RuntimeError), match=r"--attention-backend FLASHINFER: .*max_num_seqs"
+        (ValueError, RuntimeError), match=rf"--attention-backend {backend.name}: .*max_num_seqs"
     ):
-        run(LLADA2, Backend("FLASHINFER"), "FULL_AND_PIECEWISE", asynchronous=True)
+        run(LLADA2, backend, "FULL_AND_PIECEWISE", asynchronous=True)
 
 
 @pytest.mark.long
@@ -64,7 +69,7 @@ def test_a_prompt_in_one_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return split(query_lengths, int(query_lengths.max()))
 
     monkeypatch.setattr(attention, "split_into_blocks", whole)
-    found = run(LLADA2, FLASH_3, "PIECEWISE", asynchronous=False)
+    found = run(LLADA2, FLASH_2, "PIECEWISE", asynchronous=False)
     assert any("must see 0 to 31" in problem for problem in found.watch.problems)
 
 

@@ -33,9 +33,9 @@ class Backend:
         return f"{self.name}_{self.flash_version}" if self.flash_version else self.name
 
 
-FLASH_3, FLASH_4 = Backend("FLASH_ATTN", 3), Backend("FLASH_ATTN", 4)
+FLASH_2, FLASH_4 = Backend("FLASH_ATTN", 2), Backend("FLASH_ATTN", 4)
 TRITON, OURS = Backend("TRITON_ATTN"), Backend("CUSTOM")
-BACKENDS = (FLASH_3, FLASH_4, TRITON, OURS)
+BACKENDS = (FLASH_2, FLASH_4, TRITON, OURS)
 # What makes the metadata: vLLM's own classes, and ours.
 BUILDERS = {
     "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
@@ -82,16 +82,11 @@ def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> None:
         flags = causal if dynamic_causal is None else dynamic_causal
         watch.attends(_call(arguments, flag_edges(flags, left, right), left + 1))
 
-    def scheduler_metadata(*, batch_size: int, **_: Any) -> torch.Tensor:
-        # The size that FlashAttention 3 gives it: a counter, and four numbers a sequence.
-        return torch.zeros(1 + -(-batch_size // 4) * 4 * 4, dtype=torch.int32)
-
     patch.setattr(module, "get_flash_attn_version", lambda *_, **__: version)
     patch.setattr(module, "flash_attn_varlen_func", varlen_attention, raising=False)
     patch.setattr(module, "reshape_and_cache_flash", _store(watch), raising=False)
-    patch.setattr(module, "get_scheduler_metadata", scheduler_metadata, raising=False)
     # vLLM settles this when it imports the module, by the version that it finds then.
-    graphs = AttentionCGSupport.ALWAYS if version == 3 else AttentionCGSupport.UNIFORM_BATCH
+    graphs = AttentionCGSupport.UNIFORM_BATCH
     patch.setattr(module.FlashAttentionMetadataBuilder, "_cudagraph_support", graphs)
     _watch_builder(module.FlashAttentionMetadataBuilder, watch, patch)
 
