@@ -38,8 +38,15 @@ def test_each_mask_at_awkward_sizes(mask: Mask, tiles) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tiles", [None, SMALL, SPLIT], ids=["default", "whole", "split"])
-@pytest.mark.parametrize("page", [16, 32, 128])
+@pytest.mark.parametrize(
+    ("page", "tiles"),
+    [
+        pytest.param(16, SPLIT, id="16-split", marks=pytest.mark.long),
+        (32, SMALL),
+        (32, SPLIT),
+        (128, None),
+    ],
+)
 def test_all_rules_in_one_batch(page: int, tiles) -> None:
     """Causal prompts, block-causal ones and canvases of both window rules side by side.
 

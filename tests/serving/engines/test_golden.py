@@ -68,12 +68,24 @@ def load(name: str) -> tuple[Any, list[Any]]:
     return golden, penalised + cases
 
 
-# Chunks of a block of 32 and a half; those of one and a quarter stay.
-LONG = pytest.param("budget-48", marks=pytest.mark.long)
+def each(*others: Any, quick: set[tuple[Any, ...]]) -> list[Any]:
+    """Every checkpoint with each of these; those that are not quick repeat a property."""
+    cases = product(CHECKPOINTS, *others)
+    return [pytest.param(*c, marks=() if c in quick else pytest.mark.long) for c in cases]
 
 
-@pytest.mark.parametrize("schedule", [LONG if s == "budget-48" else s for s in SCHEDULES])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+# Each schedule with one checkpoint; chunks of one and a half blocks are like those of 1.25.
+QUICK_SCHEDULES = {
+    ("ckpt_a_b32", "sync"),
+    ("ckpt_b_b8", "async"),
+    ("ckpt_b_b8", "budget-40"),
+    ("ckpt_a_b32", "budget-64-async"),
+    ("ckpt_b_b8", "budget-2048"),
+    ("ckpt_b_b8", "no-prefix-cache"),
+}
+
+
+@pytest.mark.parametrize(("name", "schedule"), each(SCHEDULES, quick=QUICK_SCHEDULES))
 def test_one_batch(name: str, schedule: str) -> None:
     golden, cases = load(name)
     if schedule not in ("sync", "async"):
@@ -85,7 +97,7 @@ def test_one_batch(name: str, schedule: str) -> None:
         running.assert_idle()
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", each(quick={("ckpt_b_b8",)}))
 def test_alone(name: str) -> None:
     golden, cases = load(name)
     with engine(golden.path, golden.block_size) as running:
@@ -94,8 +106,10 @@ def test_alone(name: str) -> None:
         running.assert_idle()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(
+    ("name", "asynchronous"),
+    each([False, True], quick={("ckpt_a_b32", True), ("ckpt_b_b8", False)}),
+)
 def test_preempted(name: str, asynchronous: bool) -> None:
     """A preempted request comes back with its output as prompt, on a block boundary."""
     golden, cases = load(name)
@@ -116,15 +130,10 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-# The second checkpoint's short blocks take many passes; these two end steps early or wait.
-SLOWEST = {("ckpt_b_b8", "early"), ("ckpt_b_b8", "sync")}
-EVERY = [
-    pytest.param(*pair, marks=pytest.mark.long if pair in SLOWEST else ())
-    for pair in product(CHECKPOINTS, POLICIES)
-]
+QUICK_POLICIES = {("ckpt_a_b32", "plain"), ("ckpt_a_b32", "sync"), ("ckpt_b_b8", "fused")}
 
 
-@pytest.mark.parametrize(("name", "policy"), EVERY)
+@pytest.mark.parametrize(("name", "policy"), each(POLICIES, quick=QUICK_POLICIES))
 def test_every_canvas(name: str, policy: str) -> None:
     """Not only the output: each intermediate canvas, hence also the number of steps."""
     golden, cases = load(name)
@@ -142,8 +151,13 @@ def test_every_canvas(name: str, policy: str) -> None:
                 assert canvases == wanted, case.id
 
 
-@pytest.mark.parametrize("policy", ["plain", "sync", "fused"])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    each(
+        ["plain", "sync", "fused"],
+        quick={("ckpt_b_b8", "plain"), ("ckpt_a_b32", "sync"), ("ckpt_b_b8", "fused")},
+    ),
+)
 def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
     """Sixteen at once, of both algorithms: each goes through the canvases it has alone."""
     golden, cases = load(name)
@@ -170,7 +184,7 @@ def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
     assert sorted(canvases.values()) == sorted(wanted)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", each(quick={("ckpt_a_b32",)}))
 def test_lockstep_batch(name: str) -> None:
     """Execution mode sync: finished canvases wait for the others, and nothing else changes."""
     golden, cases = load(name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.serving.engines.test_golden import CHECKPOINTS, SMALL_POOL, expected, load, submit
+from tests.serving.engines.test_golden import SMALL_POOL, each, expected, load, submit
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.reference_sdar import random_checkpoint
 from vllm_dllm.engine.slots import CanvasKind, SlotState
@@ -66,9 +66,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+QUICK = {
+    ("ckpt_a_b32", "plain"),
+    ("ckpt_b_b8", "budget-64"),
+    ("ckpt_b_b8", "small-pool"),
+    ("ckpt_b_b8", "lockstep"),
+}
+
+
 @pytest.mark.engine
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(("name", "schedule"), each(SCHEDULES, quick=QUICK))
 def test_golden_cases(name: str, schedule: str) -> None:
     golden, cases = load(name)
     cases = cases if schedule in ("plain", "small-pool") else cases[::3]

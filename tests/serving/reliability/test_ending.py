@@ -18,7 +18,7 @@ from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-RUNNING, SEATS, TOKENS = 20, 8, 400
+RUNNING, SEATS, TOKENS = 12, 6, 240
 # Some 40 steps a canvas.
 SLOW = {"diffusion_threshold": 2.0}
 

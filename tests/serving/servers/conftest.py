@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import oracle
+from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
 
 # The golden tokenizers have no chat template: contents are joined as they are.
@@ -32,4 +33,13 @@ def server(golden: oracle.Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
     scratch = tmp_path_factory.mktemp("server")
     flags = flags_of(golden, scratch)
     with Server(golden.path, *flags, log=scratch / "log") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Tiny LLaDA2 with a tool parser."""
+    flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    log = tmp_path_factory.mktemp("tool_server") / "log"
+    with Server(TINY_LLADA2, *flags, log=log) as running:
         yield running

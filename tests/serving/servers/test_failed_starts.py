@@ -70,7 +70,7 @@ STAGES = {
     ),
     "compile": Failure("InvalidCxxCompiler", {"enforce_eager": False}, {"CXX": "/bin/false"}),
 }
-QUICK = [("kv-cache", 1, "served"), ("load", 1, "offline"), ("warm-up", 2, "served")]
+QUICK = [("kv-cache", 1, "served"), ("warm-up", 2, "offline")]
 CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.long)
     for stage in STAGES

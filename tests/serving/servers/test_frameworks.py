@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import openai
@@ -21,7 +19,6 @@ from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-CHECKPOINT = Path(__file__).resolve().parents[3] / "examples" / "tiny" / "checkpoints"
 ASK: list[Any] = [{"role": "user", "content": "Who?"}]
 BUDGET = 250  # tokens; those of the tiny checkpoint are bytes
 
@@ -34,11 +31,8 @@ class Person(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    log = tmp_path_factory.mktemp("server") / "log"
-    with Server(CHECKPOINT / "tiny-llada2", *flags, log=log) as running:
-        yield running
+def server(tool_server: Server) -> Server:
+    return tool_server
 
 
 @pytest.fixture(scope="module")

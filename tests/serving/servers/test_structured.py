@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-CHECKPOINT = Path(__file__).resolve().parents[3] / "examples" / "tiny" / "checkpoints"
 RECORD = {
     "type": "object",
     "properties": {
@@ -42,11 +40,8 @@ ASK = [{"role": "user", "content": "Who?"}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    log = tmp_path_factory.mktemp("server") / "log"
-    with Server(CHECKPOINT / "tiny-llada2", *flags, log=log) as running:
-        yield running
+def server(tool_server: Server) -> Server:
+    return tool_server
 
 
 @pytest.fixture(scope="module")
