@@ -29,8 +29,8 @@ PACKAGE = str(ROOT / "vllm_dllm")
 CHECKPOINTS = ROOT / "examples/tiny/checkpoints"
 # Family -> (checkpoint, most calls, most files, an option that lets no canvas finish early).
 FAMILIES: dict[str, tuple[str, int, int, dict[str, float]]] = {
-    "llada2": ("tiny-llada2", 22, 10, {"diffusion_threshold": 2.0}),
-    "diffusion_gemma": ("tiny-diffusiongemma", 44, 15, {"diffusion_confidence_threshold": 1e-9}),
+    "llada2": ("tiny-llada2", 30, 10, {"diffusion_threshold": 2.0}),
+    "diffusion_gemma": ("tiny-diffusiongemma", 52, 16, {"diffusion_confidence_threshold": 1e-9}),
 }
 REQUESTS = 2
 
