@@ -35,6 +35,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         from vllm.v1.metrics.loggers import StatLoggerManager
 
         from vllm_dllm.frontend.front_end import FrontEnd
+        from vllm_dllm.vllm_seams import detokenizer
 
         # vLLM closes what is registered there when the engine is shut down or deleted.
         at_end = self.renderer._resources.callback
@@ -52,6 +53,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
             from vllm_dllm.vllm_seams import http_endpoints
 
             http_endpoints.apply(front_end)
+        detokenizer.apply()
         wrap(StatLoggerManager, "__init__", _count_by_algorithm)
         shut_executors_down()
 
