@@ -113,6 +113,8 @@ class Endpoints:
         if http is None or not http.path:  # vLLM's handlers are called without its server
             http = HttpRequest()
             current.set(http)
+        if http.path.endswith("/v1/messages"):
+            continue_last_message(request)
         http.traced = asks_for_traces(request, http.path)
         if getattr(request, "tools", None):
             from vllm_dllm.frontend.tool_calls import asks_for_calls
@@ -163,6 +165,29 @@ class Endpoints:
             if not name.startswith("_"):
                 defaults.setdefault(name, []).append(getattr(sampling_params, name))
         return defaults
+
+
+def continue_last_message(request: Any) -> None:
+    """Make an answer at ``/v1/messages`` continue a trailing message of the assistant.
+
+    Anthropic's own API does the same. vLLM would begin a new message after it.
+
+    Args:
+        request: a request of vLLM's HTTP server, which may be changed.
+
+    Raises:
+        VLLMValidationError: the assistant's last message is not text.
+    """
+    last = request.messages[-1]
+    if last["role"] != "assistant":
+        return
+    if last.keys() != {"role", "content"} or not isinstance(last["content"], str):
+        raise VLLMValidationError(
+            "messages: a last message of the assistant is continued if it is a text, and this one "
+            "is not; end with a message of the user.",
+            parameter="messages",
+        )
+    request.continue_final_message, request.add_generation_prompt = True, False
 
 
 def asks_for_traces(request: Any, path: str) -> bool:

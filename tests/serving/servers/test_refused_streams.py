@@ -114,3 +114,19 @@ def test_generate_refuses_what_others_know(server: Server, nested: bool) -> None
     answer = server.post("/inference/v1/generate", **body, **({} if nested else wrong))
     assert answer.status_code == 400, answer.text
     assert "guided_regex is a former name in vLLM" in answer.text
+
+
+def test_a_last_message_of_the_assistant_is_continued(server: Server) -> None:
+    """As /v1/chat/completions does where it is asked to."""
+    begun = [*CHAT, {"role": "assistant", "content": "a"}]
+    body = {"messages": begun, "max_tokens": 8, "temperature": 0}
+    flags = {"continue_final_message": True, "add_generation_prompt": False}
+    chat = server.post("/v1/chat/completions", **body, **flags).json()
+    answer = server.post("/v1/messages", **body).json()
+    assert answer["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    block = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    body["messages"] = [*CHAT, {"role": "assistant", "content": [block]}]
+    refused = server.post("/v1/messages", **body)
+    assert refused.status_code == 400, refused.text
+    assert "a last message of the assistant" in refused.text
