@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.support.commands import command
-from tests.support.plugins import FAILS_ON_IMPORT, OTHER_DLLM, distribution
+from tests.support.plugins import FAILS, FAILS_ON_IMPORT, OTHER_DLLM, distribution
 from vllm_dllm.vllm_seams import versions
 
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
@@ -60,6 +60,17 @@ sys.meta_path.insert(0, Fail())
     done = check(PYTHONPATH=path)
     assert done.returncode == 1
     assert "cannot serve: boom" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_plugin_that_fails(tmp_path: Path) -> None:
+    """vLLM does not start with it, and does not say which plugin it was."""
+    done = check(PYTHONPATH=distribution(tmp_path, "failing-plugin", "failing", FAILS))
+    assert done.returncode == 1
+    named = "the plugin 'failing' of the distribution failing-plugin raises RuntimeError: boom"
+    assert f"cannot serve: {named}" in done.stderr
+    allowed = done.stderr.rpartition("VLLM_PLUGINS=")[2].strip()
+    assert "vllm_dllm" in allowed.split(",") and "failing" not in allowed.split(",")
 
 
 @pytest.mark.slow

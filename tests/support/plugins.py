@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+FAILS = "def register():\n    raise RuntimeError('boom')\n"
 FAILS_ON_IMPORT = "import a_module_that_does_not_exist\n"
 # What vllm-project/dllm-plugin does: it registers a class of its own for LLaDA2, unless there is
 # one, and lets LLaDA2's configurations ask for attention that is not causal.

@@ -83,12 +83,10 @@ def load(log_level: str) -> None:
         import vllm.entrypoints.cli.serve  # noqa: F401
     except Exception as error:
         raise NotUsableError(f"{type(error).__name__}: {error}{_remedy(str(error))}") from error
-    from vllm.plugins import load_general_plugins
-
     from vllm_dllm import plugin
 
     plugin.install()  # Unlike `register`, which vLLM calls, this raises every error.
-    load_general_plugins()
+    _load_plugins()
     # The command imports more than the server needs, and does not start without it.
     with (
         unittest.mock.patch.object(sys, "argv", ["vllm", "--version"]),
@@ -108,3 +106,23 @@ def _remedy(problem: str) -> str:
             f"another build of torch; {CPU_INSTALL}"
         )
     return ""
+
+
+def _load_plugins() -> None:
+    """Do as vLLM's ``load_general_plugins``, and name the plugin that raises."""
+    from vllm import plugins
+
+    plugins.plugins_loaded = True
+    functions = plugins.load_plugins_by_group(GROUP)
+    for name, function in functions.items():
+        try:
+            function()
+        except Exception as error:
+            point = next(iter(metadata.entry_points(group=GROUP, name=name)))
+            distribution = point.dist.name if point.dist is not None else point.value
+            others = ",".join(sorted(functions.keys() - {name}))
+            raise NotUsableError(
+                f"the plugin {name!r} of the distribution {distribution} raises "
+                f"{type(error).__name__}: {error}; with it vLLM does not start. "
+                f"Uninstall it, or set VLLM_PLUGINS={others}"
+            ) from error
