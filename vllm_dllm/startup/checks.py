@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger("vllm.dllm")
+
+# The package that reads the files of a load format, where vLLM's loader does not name it.
+LOADERS = {
+    "fastsafetensors": "fastsafetensors",
+    "runai_streamer": "runai-model-streamer",
+    "runai_streamer_sharded": "runai-model-streamer",
+    "tensorizer": "tensorizer",
+}
 
 
 def check_kernels(served: Served) -> None:
@@ -123,6 +132,13 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         "--enable-expert-parallel: on the CPU vLLM's experts cannot be spread over ranks, because "
         "their kernel takes no map of experts and would crash; remove it (each rank then has a "
         "part of every expert)",
+    )
+    load_format = str(vllm_config.load_config.load_format)
+    package = LOADERS.get(load_format, "")
+    yield (
+        package and importlib.util.find_spec(package.replace("-", "_")) is None,
+        f"--load-format {load_format}: the package {package} is missing; install it with "
+        f"`pip install {package}`",
     )
     yield parallel.enable_eplb, "--enable-eplb: not supported for diffusion models; remove it"
     yield parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"

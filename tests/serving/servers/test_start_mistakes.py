@@ -139,6 +139,14 @@ OPTIONS = [
     ),
     Mistake(EVERY, {"logits_processors": ["a:B"]}, "--logits-processors", "remove it"),
     Mistake(EVERY, {"max_logprobs": -1}, "--max-logprobs -1", "set it to 128 or less"),
+    *(
+        Mistake(EVERY, {"load_format": name}, f"--load-format {name}", f"`pip install {package}`")
+        for name, package in (
+            ("runai_streamer", "runai-model-streamer"),
+            ("fastsafetensors", "fastsafetensors"),
+            ("tensorizer", "tensorizer"),
+        )
+    ),
     Mistake(EVERY, {"enable_prompt_embeds": True}, "--enable-prompt-embeds", "remove it"),
     Mistake(GEMMA, {"enable_mm_embeds": True}, "--enable-mm-embeds", "remove it"),
     Mistake(
