@@ -30,11 +30,12 @@ def geometry(config: Mapping[str, Any]) -> Geometry:
 def _llada2(config: Any) -> Geometry:
     layers, dense = config.num_hidden_layers, config.first_k_dense_replace
     heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    rotary = config.rotary_dim or int(config.head_dim * config.partial_rotary_factor)
     return Geometry(
         config.canvas_length,
         config.hidden_size,
         config.vocab_size,
-        (Attention(layers, *heads, rotary=config.rotary_dim),),
+        (Attention(layers, *heads, rotary=rotary),),
         {config.intermediate_size: dense, config.moe_intermediate_size: layers - dense},
         config.num_experts,
         config.num_experts_per_tok,

@@ -76,12 +76,12 @@ TRAINER = {"worker_extension_cls": "tests.support.trainer_side.Receiver"}
 
 
 def changed(path: Path, folder: Path) -> Path:
-    """Write a copy of a checkpoint whose matrices and vectors have a quarter of noise in them."""
+    """Write a copy of a checkpoint whose matrices and vectors have a half of noise in them."""
     shutil.copytree(path, folder)
     file = folder / "model.safetensors"
     torch.manual_seed(1)
     weights = {
-        name: tensor + (0.25 * tensor.float().std() * torch.randn(tensor.shape)).to(tensor)
+        name: tensor + (0.5 * tensor.float().std() * torch.randn(tensor.shape)).to(tensor)
         if tensor.is_floating_point() and tensor.numel() > 1
         else tensor
         for name, tensor in load_file(file).items()
