@@ -36,15 +36,17 @@ def test_a_field_of_another_type(name: str) -> None:
 
 
 def contradictory(c: dict[str, Any]) -> bool:
-    """Whether no model has such groups of experts, or such a rotary embedding."""
+    """Whether no model has such heads, such groups of experts, or such a rotary embedding."""
     groups, chosen = c["n_group"], c["topk_group"]
     if (groups is None) != (chosen is None):
         return True
     groups, chosen = groups or 1, chosen or 1
     size, odd = divmod(c["num_experts"], groups)
-    rotary = c["rotary_dim"]
+    rotary, product = c["rotary_dim"], c["head_dim"] * c["partial_rotary_factor"]
     return bool(
-        (rotary and abs(rotary - c["head_dim"] * c["partial_rotary_factor"]) >= 1)
+        (rotary and abs(rotary - product) >= 1)
+        or (rotary or int(product)) % 2
+        or c["num_attention_heads"] % c["num_key_value_heads"]
         or odd
         or size < 1 + c["moe_router_enable_expert_bias"]
         or chosen > groups
@@ -55,6 +57,7 @@ def contradictory(c: dict[str, Any]) -> bool:
 SMALL = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64])
 RELATED = st.fixed_dictionaries(
     dict.fromkeys(("num_experts", "num_experts_per_tok", "head_dim"), SMALL)
+    | dict.fromkeys(("num_attention_heads", "num_key_value_heads"), SMALL)
     | {name: SMALL | st.none() for name in ("n_group", "topk_group", "rotary_dim")}
     | {"moe_router_enable_expert_bias": st.booleans()}
     | {"partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0])}
@@ -88,9 +91,13 @@ def test_the_canvas_length_of_diffusion_gemma(
 
 # ---- the same on vLLM's engine: a checkpoint of that shape, whose config.json says more than this
 
-# Without our check: "selected index k out of range", or an engine that starts and chooses experts
-# of groups that it has ruled out.
+# Without our check: an assertion without a word, "selected index k out of range", or an engine that
+# starts and rotates half a pair, or chooses experts of groups that it has ruled out.
 CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"num_key_value_heads": 3}, ("num_attention_heads=4", "num_key_value_heads=3")),
+    ({"num_key_value_heads": 8}, ("num_attention_heads=4", "num_key_value_heads=8")),
+    ({"num_key_value_heads": 0}, ("num_attention_heads=4", "num_key_value_heads=0")),
+    ({"partial_rotary_factor": 0.16}, ("rotary_dim=5", "partial_rotary_factor=0.16")),
     ({"n_group": 3}, ("num_experts=8", "n_group=3")),
     ({"n_group": 16}, ("num_experts=8", "n_group=16")),
     ({"n_group": 8}, ("num_experts=8", "n_group=8")),

@@ -120,11 +120,17 @@ FIELDS = Fields(
 def contradictions(c: Any) -> Iterator[str]:
     """The fields that contradict each other in ways that vLLM would not report, in words."""
     factor, groups, chosen = c.partial_rotary_factor, c.n_group, c.topk_group
-    if c.rotary_dim is not None and abs(c.rotary_dim - c.head_dim * factor) >= 1:
+    if c.num_key_value_heads < 1 or c.num_attention_heads % c.num_key_value_heads:
         yield (
-            f"rotary_dim={c.rotary_dim} contradicts head_dim={c.head_dim} * "
-            f"partial_rotary_factor={factor}; give one, or both alike"
+            f"num_attention_heads={c.num_attention_heads} must be a multiple of "
+            f"num_key_value_heads={c.num_key_value_heads}"
         )
+    rotary = int(c.head_dim * factor) if c.rotary_dim is None else c.rotary_dim
+    product = f"head_dim={c.head_dim} * partial_rotary_factor={factor}"
+    if abs(rotary - c.head_dim * factor) >= 1:
+        yield f"rotary_dim={rotary} contradicts {product}; give one, or both alike"
+    elif rotary % 2:
+        yield f"rotary_dim={rotary} ({product}) must be even"
     ends = getattr(c, "eos_token_id", None)
     each = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(end, int) and 0 <= end < c.vocab_size for end in each):
