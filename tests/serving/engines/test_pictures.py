@@ -56,6 +56,14 @@ def test_unreadable_patches_are_refused(running: Engine, options: dict[str, Any]
     assert ends(running, [asked((96, 64))]) == ["length"]
 
 
+def test_embeddings_are_refused(running: Engine) -> None:
+    import torch
+
+    prompt = {"prompt": QUESTION, "multi_modal_data": {"image": torch.zeros(1, 4, 128)}}
+    with pytest.raises(ValueError, match="image_embeds: not read by DiffusionGemma"):
+        ends(running, [prompt])
+
+
 def test_an_error_of_the_encoder_ends_its_request_alone(
     running: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def beside(**keys: Any) -> dict[str, Any]:
 
 CANVAS = {"diffusion_config": {"canvas_length": -4}}
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+FEW_POSITIONS = {"hf_overrides": {"vision_config": {"position_embedding_size": 500}}}
 # Our settings: their names, places and values.
 SETTINGS = [
     Mistake(MASKED, dllm(treshold=0.5), "'treshold'", "did you mean 'threshold'?"),
@@ -149,6 +150,24 @@ OPTIONS = [
     ),
     Mistake(EVERY, {"enable_prompt_embeds": True}, "--enable-prompt-embeds", "remove it"),
     Mistake(GEMMA, {"enable_mm_embeds": True}, "--enable-mm-embeds", "remove it"),
+    Mistake(
+        GEMMA,
+        FEW_POSITIONS,
+        "max_soft_tokens=280: of such images one may be 840 patches wide",
+        "pass --mm-processor-kwargs '{\"max_soft_tokens\": 140}' or --limit-mm-per-prompt",
+    ),
+    Mistake(
+        GEMMA,
+        FEW_POSITIONS | {"mm_processor_kwargs": {"max_soft_tokens": 1120}},
+        "max_soft_tokens=1120",
+        "'{\"max_soft_tokens\": 140}'",
+    ),
+    Mistake(
+        ("SDAR",),
+        {"hf_overrides": {"use_sliding_window": True, "sliding_window": 16}},
+        "sliding_window=16",
+        "serve contexts that fit into it with --disable-sliding-window",
+    ),
     Mistake(
         EVERY,
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.models.diffusion_gemma import (
-    DiffusionGemmaForConditionalGeneration,
-    DiffusionGemmaProcessingInfo,
-)
+from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 from vllm.model_executor.models.gemma4_mm import Gemma4DummyInputsBuilder
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.platforms import current_platform
@@ -21,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm_dllm.checkpoints.authors_tensors import one_by_one, shapes_of
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.verify import HEAD, VerifiedWeights
-from vllm_dllm.families.diffusion_gemma.pictures import ReadablePictures
+from vllm_dllm.families.diffusion_gemma.pictures import PicturesNotEmbeddings, ReadablePictures
 from vllm_dllm.ops.statistics.head import Head
 
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 
 
 @MULTIMODAL_REGISTRY.register_processor(
-    ReadablePictures, info=DiffusionGemmaProcessingInfo, dummy_inputs=Gemma4DummyInputsBuilder
+    ReadablePictures, info=PicturesNotEmbeddings, dummy_inputs=Gemma4DummyInputsBuilder
 )
 class DiffusionGemmaForBlockDiffusion(VerifiedWeights, DiffusionGemmaForConditionalGeneration):
     """google/diffusiongemma-*: text and images in, text out."""

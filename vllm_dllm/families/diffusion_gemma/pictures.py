@@ -5,10 +5,13 @@ Others are refused before they reach a worker, where one request's error would f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaProcessingInfo
 from vllm.model_executor.models.gemma4_mm import Gemma4MultiModalProcessor
+from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems, MultiModalDataItems
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput
@@ -17,6 +20,28 @@ FIELDS = {
     "image": ("pixel_values", "pixel_position_ids"),
     "video": ("pixel_values_videos", "pixel_position_ids_videos"),
 }
+
+
+class PicturesNotEmbeddings(DiffusionGemmaProcessingInfo):
+    """Refuses embeddings, which vLLM accepts where an engine loads keys and values."""
+
+    def parse_mm_data(
+        self, mm_data: Mapping[str, Any], *, validate: bool = True
+    ) -> MultiModalDataItems:
+        """Parse a request's items as vLLM does.
+
+        Raises:
+            ValueError: the items include embeddings, or there are more than are allowed.
+        """
+        found = super().parse_mm_data(mm_data, validate=False)
+        for modality, items in found.items():
+            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
+                raise ValueError(
+                    f"{modality}_embeds: not read by DiffusionGemma; send the {modality} itself"
+                )
+            if validate:
+                self.validate_num_items(modality, len(items))
+        return found
 
 
 class ReadablePictures(Gemma4MultiModalProcessor):
