@@ -4,12 +4,12 @@
 # where it does not, the tests that it then harms no other model.
 # VERSION:BUILD is for a vLLM that has no CPU build: its Python files over the compiled operators of BUILD.
 # It is taken for supported, and all tests of `make test` run, or what TESTS= says.
-# By default: the two builds before the supported one.
+# By default: the two builds before the supported one, and the version after it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 versions=("$@")
-[ ${#versions[@]} -gt 0 ] || versions=(0.31.0 0.30.0)
+[ ${#versions[@]} -gt 0 ] || versions=(0.31.0 0.30.0 0.33.0:0.32.0)
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 python=$(command -v python3.11 || command -v python3)
 wheels=.cache/versions/wheels

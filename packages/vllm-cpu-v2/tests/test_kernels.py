@@ -90,6 +90,36 @@ def test_commit_past_the_end_spares_the_neighbour() -> None:
     assert (total.tolist(), computed.tolist(), last[0].item()) == ([8, 0], [8, 0], 4)
 
 
+def test_pages_that_no_query_sees_are_the_null_page() -> None:
+    """As vLLM 0.33 asks for it: of a group with a window, and of no other."""
+    source = torch.arange(1, 13, dtype=torch.int32).reshape(2, 6)  # two slots, pages 1 to 12
+    read, out = torch.zeros(3, 6, dtype=torch.int32), torch.full((3, 6), -7, dtype=torch.int32)
+
+    def addresses(*tables: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([table.data_ptr() for table in tables], dtype=torch.uint64)
+
+    kernels.gather_block_tables(
+        (2, 3), torch.tensor([1, 0]), addresses(source, source), addresses(read, out),
+        torch.tensor([6, 6]), torch.full((2, 2), 6), 2, torch.tensor([7, 21]),
+        torch.tensor([0, 8]), torch.tensor([4, 4]), MASK_SLIDING_WINDOW=True,
+    )  # fmt: skip
+    whole = [list(range(7, 13)), list(range(1, 7)), [0] * 6]
+    assert read.tolist() == whole
+    # 21 - 8 tokens are 3 whole pages; 7 tokens are all in reach.
+    assert out.tolist() == [[0, 0, 0, 10, 11, 12], *whole[1:]]
+
+
+def test_drafts_of_a_later_stage_are_kept() -> None:
+    """As vLLM 0.33 passes them: row by row, and none of a skipped row."""
+    zeros, drafts = torch.zeros(2, dtype=torch.int64), torch.tensor([[1, 2], [3, 4]])
+    kept = torch.full((2, 2), -7)
+    kernels.post_update(
+        (2,), torch.tensor([1, -1]), zeros, zeros, None, drafts, zeros, zeros, None,
+        torch.zeros(2, 6, dtype=torch.int32), zeros, drafts, kept,
+    )  # fmt: skip
+    assert kept.tolist() == [[-7, -7], [1, 2]]
+
+
 def test_what_no_diffusion_model_needs_is_not_computed_otherwise() -> None:
     """Context parallelism, bonus tokens and penalties."""
     one, table = torch.tensor([0]), torch.zeros(1, 4, dtype=torch.int32)
@@ -134,6 +164,9 @@ def test_arguments_are_bound_by_name() -> None:
     stand_in[(2,)]("x", 1, b=3, BLOCK_SIZE=4, num_warps=1)
     stand_in[(4,)](a_ptr="y", a_stride=1, b=5, BLOCK_SIZE=4)
     assert seen == [((2,), "x", 3), ((4,), "y", 5)]
+    # Another version of the kernel has one more.
+    KernelStandIn(_kernel, lambda grid, a_ptr, b, later=7: seen.append(later))[(2,)]("x", 1, 3, 4)
+    assert seen[2] == 7
 
 
 def test_changed_signatures_are_refused_by_name() -> None:

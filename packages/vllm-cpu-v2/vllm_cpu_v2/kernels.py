@@ -64,10 +64,16 @@ def gather_block_tables(
     block_table_strides: Tensor,  # [G]
     num_blocks_ptr: Tensor,  # [G, S]
     num_reqs: int,
+    num_computed_tokens_ptr: Tensor | None = None,  # [S]; this and the rest since vLLM 0.33
+    sliding_window_reach_ptr: Tensor | None = None,  # [G], tokens; 0 without a window
+    block_sizes_ptr: Tensor | None = None,  # [G]
+    MASK_SLIDING_WINDOW: bool = False,
 ) -> None:
     """Put the batch's block-table rows in batch order and zero the padding rows.
 
     As in the kernel, a row is written up to its number of blocks; the rest is stale and never read.
+    With `MASK_SLIDING_WINDOW`, pages that end before the first token that the step's first query
+    can see are replaced by the null page, 0.
     """
     slots = batch_idx_to_req_idx.tolist()
     tables = zip(
@@ -83,6 +89,18 @@ def gather_block_tables(
             start = source + slot * row_bytes
             ctypes.memmove(target + row * row_bytes, start, 4 * int(num_blocks[slot]))
         ctypes.memset(target + num_reqs * row_bytes, 0, (grid[1] - num_reqs) * row_bytes)
+    if MASK_SLIDING_WINDOW:
+        assert num_computed_tokens_ptr is not None and block_sizes_ptr is not None
+        assert sliding_window_reach_ptr is not None
+        reach = sliding_window_reach_ptr.numpy()[:, None]
+        before = np.maximum(num_computed_tokens_ptr.numpy()[slots] - reach, 0) * (reach > 0)
+        unseen = before // block_sizes_ptr.numpy()[:, None]  # [G, R]
+        strides = block_table_strides.tolist()
+        for target, stride, counts in zip(
+            dst_block_table_ptrs.tolist(), strides, unseen.tolist(), strict=True
+        ):
+            for row, count in enumerate(counts):
+                ctypes.memset(target + 4 * row * stride, 0, 4 * count)
 
 
 def compute_slot_mappings(
@@ -204,6 +222,8 @@ def post_update(
     query_start_loc_ptr: Tensor | None,  # [R + 1]
     all_token_ids_ptr: Tensor,  # [S, max_model_len]
     total_len_ptr: Tensor,  # [S]
+    draft_tokens_ptr: Tensor | None = None,  # [R, drafts]; this and the next since vLLM 0.33
+    draft_tokens_out_ptr: Tensor | None = None,  # [S, drafts]
 ) -> None:
     """Append the sampled tokens to each request and advance its computed length.
 
@@ -221,6 +241,8 @@ def post_update(
     for i, slot in enumerate(idx_mapping_ptr.tolist()):
         if slot < 0:
             continue
+        if draft_tokens_ptr is not None and draft_tokens_out_ptr is not None:
+            draft_tokens_out_ptr[slot] = draft_tokens_ptr[i]
         if num_sampled[i]:
             run, begin = sampled[i, : num_sampled[i]], int(total[slot])
             last[slot] = run[-1]

@@ -31,7 +31,7 @@ _NOT_NEEDED = {
     *("BLOCK_SIZE", "TRITON_BLOCK_SIZE", "TOPK_BLOCK_SIZE", "LOOKAHEAD_BLOCK", "PADDED_COLS"),
     *("topk", "vocab_size"),
     # for speculators and for context parallelism
-    *("last_sampled_tokens_ptr", "next_prefill_tokens_ptr", "num_lookahead"),
+    *("last_sampled_tokens_ptr", "next_prefill_tokens_ptr", "num_lookahead", "num_draft_tokens"),
     *("dcp_sharded", "cp_rank", "CP_INTERLEAVE"),
 }
 
@@ -57,10 +57,14 @@ class KernelStandIn:
         # A JIT wrapper keeps the Python function in `fn`; without Triton it is the function.
         self.arg_names = tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
         self.function = function
-        self.taken = inspect.signature(function).parameters.keys() - {"grid"}
+        taken = dict(inspect.signature(function).parameters)
+        del taken["grid"]
+        self.taken = taken.keys()
         unknown = {name for name in self.arg_names if not name.endswith("_stride")}
         unknown -= self.taken | _NOT_NEEDED
-        missing = self.taken - {*self.arg_names}
+        # An argument with a default is not in every version of the kernel.
+        needed = {name for name, taker in taken.items() if taker.default is taker.empty}
+        missing = needed - {*self.arg_names}
         if unknown or missing:
             raise KernelMismatchError(
                 f"the CPU stand-in {function.__name__} does not fit the kernel of this vLLM: "
@@ -77,7 +81,7 @@ class KernelStandIn:
         The rest are those of `_NOT_NEEDED`, and Triton's options of a launch, such as `num_warps`.
         """
         bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        self.function(grid, **{name: bound[name] for name in self.taken})
+        self.function(grid, **{name: bound[name] for name in self.taken & bound.keys()})
 
 
 def swap_kernels() -> None:
