@@ -14,6 +14,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 from vllm.triton_utils import HAS_TRITON
+from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class CpuV2Worker(CPUWorker):
         """Register the norms that the platform has chosen, which vLLM's constructor looks up."""
         if "cpu_v2" in vllm_config.kernel_config.ir_op_priority.rms_norm:
             importlib.import_module("vllm_cpu_v2.norms")
+        # vLLM 0.33 asks for Triton here, and no longer where `plugin` replaces the question.
+        gpu_worker.HAS_TRITON = True
         super().__init__(vllm_config, *args, **kwargs)
 
     def init_device(self) -> None:
