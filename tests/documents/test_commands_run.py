@@ -48,6 +48,11 @@ def is_long(block: Block, seen: set[str]) -> bool:
     return not new or not all(rows_for(QUICK, found) for found in plain(block))
 
 
+def is_first(block: Block) -> bool:
+    """Whether a script is the one that every user reads first."""
+    return block.page == "README.md" and "LLM(" in block.text
+
+
 SEEN: set[str] = set()
 BLOCKS = [
     pytest.param(block, id=str(block), marks=[pytest.mark.long] if is_long(block, SEEN) else [])
@@ -56,7 +61,7 @@ BLOCKS = [
 ]
 # A class in a file of its own is described on these pages; the others are scripts.
 SCRIPTS = [
-    pytest.param(block, id=str(block), marks=[] if "LLM(" in block.text else [pytest.mark.long])
+    pytest.param(block, id=str(block), marks=[] if is_first(block) else [pytest.mark.long])
     for block in all_blocks("python")
     if not names_a_server(block.text) and not rows_for((*NOT_RUN, *RUN_BY), block)
 ]

@@ -99,6 +99,7 @@ def test_offline_batch(
     assert sum(right) >= len(right) - 2
 
 
+@pytest.mark.long
 def test_images(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     """A picture is in the prompt, and the reader is told that the tiny model does not see it."""
     llada2.assert_idle()

@@ -117,11 +117,9 @@ def test_llada2_module_is_the_reference(tmp_path: Path) -> None:
     torch.testing.assert_close(got, reference.logits(ids), atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "family", ["llada2", pytest.param("diffusion_gemma", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("family", ["llada2", "diffusion_gemma"])
 def test_twenty_steps_make_a_checkpoint_that_serves(family: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"examples.tiny.train_{family}", str(tmp_path)]
     options = ["--steps", "20", "--held-out", "1", "--threads", "1"]

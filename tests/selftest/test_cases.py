@@ -57,7 +57,7 @@ def test_backends_of_each_device() -> None:
         assert backends(device, "diffusion_gemma") == triton
     assert backends(CPU, "llada2") == {"CPU_ATTN"}
     hopper = Device("cuda", (9, 0), True, frozenset({2, 3}))
-    assert backends(hopper, "llada2") == triton | {"FLASH_ATTN-2", "FLASH_ATTN-3"}
+    assert backends(hopper, "llada2") == triton | {"FLASH_ATTN-2"}
 
 
 @every_device

@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[str, Corruption]] = {
 }
 # On both trained models together; a tenth of them on random ones. The long form:
 # VLLM_DLLM_CASES=5000
-CASES = int(os.environ.get("VLLM_DLLM_CASES", "280"))
+CASES = int(os.environ.get("VLLM_DLLM_CASES", "140"))
 AT_ONCE = 70
 WORDS = ("ab", "copy", "delta", "é", "x y", "Straße", "42", '"q"')
 PIECES = (

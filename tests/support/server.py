@@ -33,8 +33,57 @@ WITHIN_ENGINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 AS_SERVED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
+class Forked:
+    """What tests need of `subprocess.Popen`, for a server that `children.server_parent` forks."""
+
+    parent: subprocess.Popen[str] | None = None
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self.returncode: int | None = None
+        self.pid: int = self._ask(command=command, environment=environment, log=str(log))
+
+    @classmethod
+    def _ask(cls, **request: Any) -> Any:
+        if cls.parent is None:
+            cls.parent = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.children.server_parent"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).resolve().parents[2],
+                env=os.environ | ENVIRONMENT | WITHIN_ENGINE,
+            )
+        assert cls.parent.stdin is not None and cls.parent.stdout is not None
+        print(json.dumps(request), file=cls.parent.stdin, flush=True)
+        for line in cls.parent.stdout:
+            with contextlib.suppress(json.JSONDecodeError):  # what an import prints
+                return json.loads(line)
+        raise RuntimeError("the parent of the servers has ended")
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._ask(poll=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("vllm serve", timeout)
+            time.sleep(0.05)
+        assert self.returncode is not None
+        return self.returncode
+
+
 class Server:
-    """Started on entry, gone on exit."""
+    """Started on entry, gone on exit.
+
+    Attributes:
+        forks: whether a server without environment variables of its own is forked from a process
+            that has imported vLLM. The test suite does so, to save time.
+    """
+
+    forks = False
 
     def __init__(
         self,
@@ -54,6 +103,7 @@ class Server:
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         self.command = [vllm, "serve", str(model), *address, *FLAGS, *flags]
         self.environment = os.environ | ENVIRONMENT | WITHIN_ENGINE | (env or {})
+        self.own_environment = bool(env)
 
     def __enter__(self) -> Server:
         self.launch()
@@ -69,6 +119,10 @@ class Server:
 
     def launch(self) -> None:
         """Start it, and leave to the caller to wait for it and to stop it."""
+        self.process: subprocess.Popen[bytes] | Forked
+        if self.forks and not self.own_environment:
+            self.process = Forked(self.command, self.environment, self.log)
+            return
         with self.log.open("w") as sink:
             self.process = subprocess.Popen(
                 self.command, stdout=sink, stderr=sink, env=self.environment, start_new_session=True

@@ -57,7 +57,7 @@ def steps(running: Engine) -> float:
 
 @pytest.fixture(
     scope="module",
-    params=[("llada2", 4), *(pytest.param((m, 7), marks=pytest.mark.long) for m in MODELS)],
+    params=[("llada2", 2), *(pytest.param((m, 7), marks=pytest.mark.long) for m in MODELS)],
     ids=lambda param: f"{param[0]}, {param[1]} prompts",
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:

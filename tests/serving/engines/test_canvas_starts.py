@@ -47,7 +47,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield found
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.long), True])
 def test_answers_are_those_of_a_host_that_is_never_late(running: Engine, stream: bool) -> None:
     masked = running.slots.kind.mask_token is not None
     extra = {"diffusion_stream_prefix": True} if stream and masked else {}

@@ -79,7 +79,7 @@ QUICK_SCHEDULES = {
     ("ckpt_a_b32", "sync"),
     ("ckpt_b_b8", "async"),
     ("ckpt_b_b8", "budget-40"),
-    ("ckpt_a_b32", "budget-64-async"),
+    ("ckpt_b_b8", "budget-64-async"),
     ("ckpt_b_b8", "budget-2048"),
     ("ckpt_b_b8", "no-prefix-cache"),
 }
@@ -108,7 +108,7 @@ def test_alone(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "asynchronous"),
-    each([False, True], quick={("ckpt_a_b32", True), ("ckpt_b_b8", False)}),
+    each([False, True], quick={("ckpt_b_b8", True), ("ckpt_b_b8", False)}),
 )
 def test_preempted(name: str, asynchronous: bool) -> None:
     """A preempted request comes back with its output as prompt, on a block boundary."""

@@ -51,6 +51,7 @@ def test_equals_the_reference(running: Engine) -> None:
     assert not different, [examples[i].problem for i in different]
 
 
+@pytest.mark.long
 def test_fewer_steps_are_as_accurate(running: Engine) -> None:
     examples = encoded(30)
     right, steps = {}, {}

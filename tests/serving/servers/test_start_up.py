@@ -150,7 +150,7 @@ def test_an_unreadable_generation_config_is_refused(text: str, tmp_path: Path) -
     "variable",
     [
         "VLLM_USE_V2_MODEL_RUNNER=0",
-        "VLLM_RAISE_ON_LOGIT_NANS=1",
+        pytest.param("VLLM_RAISE_ON_LOGIT_NANS=1", marks=pytest.mark.long),
         pytest.param("VLLM_BATCH_INVARIANT=1", marks=pytest.mark.long),
     ],
 )
