@@ -84,6 +84,7 @@ def test_kernels_are_swapped_in_the_worker(tmp_path: Path) -> None:
     assert seen["same"] and seen["runner_imports"]
 
 
+@pytest.mark.long
 def test_the_platform_leaves_ordinary_models_alone(tmp_path: Path) -> None:
     """Scheduling, worker, norms and the start of processes are vLLM's own but for bridged ones."""
     seen = play("choices", tmp_path)

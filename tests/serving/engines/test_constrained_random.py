@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 def test_every_output_is_valid_and_finished(family: str, tmp_path: Path) -> None:
     path = with_random_weights(TINY / MODELS[family][0], tmp_path / family, 3)
     with engine(path, 32, max_num_seqs=32, **TEXT_ONLY_OPTIONS) as started:
-        fuzz(started, family, CASES // 20, 2)
+        fuzz(started, family, CASES // 10, 2)
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def test_preempted_outputs_are_valid_and_finished(family: str, pages: int) -> No
     path = TINY / MODELS[family][0]
     with engine(path, 32, max_num_seqs=32, **few, **TEXT_ONLY_OPTIONS) as started:
         preempted = count_calls(started.scheduler, "_preempt_request")
-        fuzz(started, family, CASES // 20, 3)
+        fuzz(started, family, CASES // 10, 3)
         assert preempted

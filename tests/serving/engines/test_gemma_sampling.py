@@ -221,7 +221,7 @@ def wanted(running: Engine, alone: Answers) -> Answers:
     [
         pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.long),
         pytest.param({"max_num_batched_tokens": 40, "max_num_seqs": 4}, marks=pytest.mark.long),
-        {"async_scheduling": True},
+        pytest.param({"async_scheduling": True}, marks=pytest.mark.long),
         {"num_gpu_blocks_override": 19, "block_size": 32, "max_model_len": 128},
         pytest.param(
             {"additional_config": {"dllm": {"execution": "sync"}}}, marks=pytest.mark.long

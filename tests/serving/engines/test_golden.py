@@ -80,7 +80,6 @@ QUICK_SCHEDULES = {
     ("ckpt_b_b8", "async"),
     ("ckpt_b_b8", "budget-40"),
     ("ckpt_b_b8", "budget-64-async"),
-    ("ckpt_b_b8", "budget-2048"),
     ("ckpt_b_b8", "no-prefix-cache"),
 }
 

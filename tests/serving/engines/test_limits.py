@@ -55,7 +55,9 @@ def test_chat_and_default_parameters() -> None:
         assert running.generate([prompt], [params])[0][0] == list(answer.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("commits", [0, 3], ids=["fused", "commits"])
+@pytest.mark.parametrize(
+    "commits", [0, pytest.param(3, marks=pytest.mark.long)], ids=["fused", "commits"]
+)
 def test_vllms_own_step_limit_is_honoured(commits: int) -> None:
     """``--diffusion-config '{"max_denoising_steps": 1}'``: a block is one step (and a commit)."""
     golden = oracle.checkpoint("ckpt_b_b8")
@@ -89,7 +91,9 @@ def test_max_tokens_is_exact_and_a_prefix() -> None:
             assert long_answer(golden, running, prompt, tokens) == whole[:tokens]
 
 
-@pytest.mark.parametrize("budget", [40, pytest.param(48, marks=pytest.mark.long), 100])
+@pytest.mark.parametrize(
+    "budget", [40, *(pytest.param(n, marks=pytest.mark.long) for n in (48, 100))]
+)
 def test_scheduler_rules(budget: int) -> None:
     """Chunks end on block boundaries or with the prompt; a canvas is whole or absent.
 

@@ -67,7 +67,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 QUICK = {
-    ("ckpt_b_b8", "plain"),
     ("ckpt_b_b8", "budget-64"),
     ("ckpt_b_b8", "small-pool"),
     ("ckpt_b_b8", "lockstep"),

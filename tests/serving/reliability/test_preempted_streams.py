@@ -50,9 +50,7 @@ MODES: dict[str, dict[str, Any]] = {
     "sync-async": {"async_scheduling": True, "additional_config": {"dllm": {"execution": "sync"}}},
 }
 # The others are looked at by `make test-long`.
-USUAL = {
-    *(("two-blocks", name) for name in ("credit", "constrained")),
-}
+USUAL = {("two-blocks", "constrained")}
 CASES = [
     pytest.param(mode, name, FEW)
     if (mode, name) in USUAL

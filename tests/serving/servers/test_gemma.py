@@ -161,7 +161,11 @@ def test_calls_are_marked_by_tokens(gemma_with_marks: Server) -> None:
     jsonschema.validate(streamed_arguments(gemma_with_marks), BOOK)
 
 
-@pytest.mark.parametrize("choice", ["required", NAMED, "auto"], ids=["required", "named", "auto"])
+@pytest.mark.parametrize(
+    "choice",
+    ["required", pytest.param(NAMED, marks=pytest.mark.long), "auto"],
+    ids=["required", "named", "auto"],
+)
 def test_calls_are_valid_and_finished(gemma: Server, choice: Any) -> None:
     """VLLM has no structural tag for Gemma's calls; its parser reads what ours allows."""
     for seed in range(4):

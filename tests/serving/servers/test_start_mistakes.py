@@ -286,6 +286,7 @@ def output(*flags: str) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 def test_a_command() -> None:
     """It ends with the sentence, as the last line of vLLM's traceback."""
     last = output("--additional-config", '{"dllm": {"treshold": 0.9}}').rstrip().splitlines()[-1]

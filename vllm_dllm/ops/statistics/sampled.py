@@ -172,7 +172,7 @@ def with_drawn(
     weight: torch.Tensor,
     sampled: torch.Tensor,
     drawn: torch.Tensor,
-    own_at: torch.Tensor | None = None,
+    own_confidence_temperature: torch.Tensor | None = None,
 ) -> RowStatistics:
     """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
 
@@ -185,14 +185,18 @@ def with_drawn(
         weight: float32 ``[rows]``, see `drawn_weight`.
         sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
         drawn: int64 ``[rows]``.
-        own_at: float32 ``[rows]``, the temperature of rows whose drawn token's confidence is its
-            own probability at temperature 1 (`Algorithm.own_confidence`), and 0 for the others;
-            None if there are none. The probability is
+        own_confidence_temperature: float32 ``[rows]``, the temperature of rows whose drawn token's
+            confidence is its own probability at temperature 1 (`Algorithm.own_confidence`), and 0
+            for the others; None if there are none. The probability is
             ``exp(largest - logsumexp) * weight**temperature``.
     """
     sure = torch.minimum(greedy.probability, weight)
-    if own_at is not None:
-        sure = torch.where(own_at > 0, greedy.probability * weight**own_at, sure)
+    if own_confidence_temperature is not None:
+        sure = torch.where(
+            own_confidence_temperature > 0,
+            greedy.probability * weight**own_confidence_temperature,
+            sure,
+        )
     return replace(
         greedy,
         token=torch.where(sampled, drawn, greedy.token),
