@@ -36,7 +36,10 @@ def children() -> list[str]:
     """The command lines of the processes that this process has started and that still run."""
     found: list[str] = []
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        for child in (task / "children").read_text().split():
+        started: list[str] = []
+        with contextlib.suppress(FileNotFoundError):  # threads end while we look, and processes do
+            started = (task / "children").read_text().split()
+        for child in started:
             with contextlib.suppress(FileNotFoundError):
                 found.append(Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "))
     # Those that have ended and are not waited for yet have none.
