@@ -166,9 +166,8 @@ def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int) ->
     assert forced.token[0, :3].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "wide"), [("(a|b)+", False), pytest.param("[a-c1]+", True, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("pattern", "wide"), [("(a|b)+", False), ("[a-c1]+", True)])
 def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constraint(
     pattern: str, wide: bool
 ) -> None:

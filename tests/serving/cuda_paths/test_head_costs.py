@@ -13,6 +13,8 @@ import pytest
 from tests.support.engine import answers_of_child
 from vllm_dllm.engine.readout_noise import TILE_BYTES_GPU
 
+pytestmark = pytest.mark.long
+
 # Kernels, requests, whether the sampler is compiled (as vLLM compiles models by default), and the
 # most kernels that a step may launch.
 LIMITS = [
@@ -29,10 +31,7 @@ Costs = dict[tuple[str, int, bool, int], dict[str, Any]]
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(16, id="16 requests"),
-        *(pytest.param(n, id=f"{n} requests", marks=pytest.mark.long) for n in (1, 64)),
-    ],
+    params=[pytest.param(n, id=f"{n} requests") for n in (1, 16, 64)],
 )
 def costs(request: pytest.FixtureRequest) -> Costs:
     """The cost of each case with so many requests."""

@@ -57,14 +57,19 @@ def steps(running: Engine) -> float:
 
 @pytest.fixture(
     scope="module",
-    params=[("llada2", 2), *(pytest.param((m, 7), marks=pytest.mark.long) for m in MODELS)],
+    params=[
+        ("llada2", 2, ("plain", "early", "two blocks", "sync")),
+        *(pytest.param((m, 7, tuple(POLICIES)), marks=pytest.mark.long) for m in MODELS),
+    ],
     ids=lambda param: f"{param[0]}, {param[1]} prompts",
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """Under each policy: all algorithms alone and together, and the steps it took."""
     found: dict[str, dict[str, Any]] = {}
-    (path, block), asked = MODELS[request.param[0]], prompts(*request.param)
-    for policy, settings in POLICIES.items():
+    model, count, policies = request.param
+    (path, block), asked = MODELS[model], prompts(model, count)
+    for policy in policies:
+        settings = POLICIES[policy]
         options = {"additional_config": {"dllm": settings}, "disable_log_stats": False}
         options["async_scheduling"] = policy == "two blocks"
         with engine(path, block, max_num_seqs=96, **options) as running:
@@ -127,8 +132,8 @@ def test_less_work(outcomes: dict[str, dict[str, Any]]) -> None:
     """Proves that the short cuts were taken."""
     plain = outcomes["plain"]["steps"]
     assert outcomes["early"]["steps"] < plain
-    assert outcomes["no-last-commit"]["steps"] <= plain
-    assert outcomes["fused"]["steps"] < outcomes["no-last-commit"]["steps"]
+    if "fused" in outcomes:
+        assert outcomes["fused"]["steps"] < outcomes["no-last-commit"]["steps"] <= plain
     assert outcomes["sync"]["steps"] > outcomes["early"]["steps"], "waiting costs passes"
 
 

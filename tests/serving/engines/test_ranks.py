@@ -110,9 +110,8 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[in
         return model, answers(running.llm, STAGED)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("asynchronous", marks=pytest.mark.long), "chunked and preempted"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["asynchronous", "chunked and preempted"])
 def test_pipeline_parallel(name: str, staged: tuple[Path, list[list[int]]]) -> None:
     model, one = staged
     options = {"pipeline_parallel_size": 2} | STAGES[name]

@@ -63,6 +63,7 @@ def with_ours(job: dict[str, Any], kernels: str) -> dict[str, Any]:
     return {**job, "options": {**job["options"], **ours}}
 
 
+@pytest.mark.long
 def test_llada2(tmp_path: Path) -> None:
     """Prefills of several blocks beside canvases, in chunks; float32, so tokens are equal.
 

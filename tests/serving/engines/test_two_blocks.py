@@ -69,7 +69,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 QUICK = {
     ("ckpt_b_b8", "budget-64"),
     ("ckpt_b_b8", "small-pool"),
-    ("ckpt_b_b8", "lockstep"),
 }
 
 

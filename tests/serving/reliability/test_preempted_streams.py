@@ -172,7 +172,7 @@ def test_results_that_are_dropped_come_again(
 
 def test_who_ends_while_waiting_is_forgotten(engines: Callable[[str], Engine]) -> None:
     """Catches interrupted canvases that are kept for requests that never come back."""
-    running = engines("fdfo-async")
+    running = engines("two-blocks")
     driver = Driver(running)
     for n in range(4):
         driver.add(f"{n}", PROMPT, params("fixed-steps", seed=n))

@@ -161,6 +161,7 @@ def test_an_empty_prompt_is_refused(little: tuple[Family, Engine]) -> None:
     assert_nothing_held(running)
 
 
+@pytest.mark.long
 def test_llada2_has_no_window_whatever_its_config_says(
     little: tuple[Family, Engine], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_others_do_not_notice(server: Server, golden: oracle.Checkpoint) -> None
     server.wait_until_idle()
 
 
+@pytest.mark.long
 def test_a_canvas_that_is_only_edited(server: Server, golden: oracle.Checkpoint) -> None:
     """Its client leaves, and it does not use up the steps that it was allowed."""
     steps = "vllm:diffusion_num_denoising_steps_total"
