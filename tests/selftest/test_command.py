@@ -61,6 +61,26 @@ def test_a_machine_on_which_nothing_works(
     assert run("--jobs", "1", "--only", "no such case") == 1
 
 
+def test_a_run_that_is_cut_off_leaves_its_report(
+    hopper: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Catches a lease of a GPU that ended before the report was written."""
+    fail, report = command.run_job, tmp_path / "report.json"
+
+    def end_at_the_second(job: dict[str, Any]) -> Any:
+        if not hopper:
+            return fail(job)
+        limit = time.monotonic() + 10
+        while not report.exists() and time.monotonic() < limit:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_job", end_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        run("--jobs", "1", "--json", report)
+    assert list(cases(report)) == hopper
+
+
 @pytest.mark.parametrize(
     ("platform", "cores", "memory", "number"),
     [

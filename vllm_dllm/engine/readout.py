@@ -116,9 +116,11 @@ class Readout(Protocol):
 
     Attributes:
         canvases: the number of canvases whose whole rows of logits exist at a time.
+        triton: whether Triton kernels compute the row statistics.
     """
 
     canvases: int
+    triton: bool
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """Return the readings of a batch from its hidden states ``[n * L, hidden]``."""

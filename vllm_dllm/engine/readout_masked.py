@@ -48,6 +48,7 @@ class MaskedReadout:
         self.mask_token = slots.kind.mask_token
         self.canvases = max(1, HEAD_BYTES // (4 * slots.kind.vocabulary * slots.length))
         self.kernels = kernels
+        self.triton = kernels is not None
         self.compile = compile
         own = compiled(pure_row_statistics) if compile else row_statistics
         self.statistics = own if kernels is None else kernels.from_logits

@@ -58,6 +58,7 @@ class NoiseReadout:
         self.slots = slots
         self.parts = parts
         self.tile_bytes = TILE_BYTES_CPU if slots.device.type == "cpu" else TILE_BYTES_GPU
+        self.triton = statistics is not tiled_statistics
         self.statistics: Callable[..., Result] = partial(statistics, compile=compile)
         self.noise = compiled(step_noise) if compile else step_noise
 

@@ -125,7 +125,7 @@ def chosen(llm: Any) -> dict[str, Any]:
         "backend": ", ".join(sorted({name_of(layer.get_attn_backend()) for layer in layers})),
         "flash": max(versions, default=None),
         "graphs": "EAGER" if config.model_config.enforce_eager else mode.name,
-        "kernels": "triton" if "triton" in type(state.readout).__module__ else "torch",
+        "kernels": "triton" if state.readout.triton else "torch",
         "scheduling": "async" if config.scheduler_config.async_scheduling else "sync",
         "fused_commit": "on" if fused else "off",
         "dtype": str(config.model_config.dtype).removeprefix("torch."),

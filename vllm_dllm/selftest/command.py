@@ -74,21 +74,22 @@ def run(args: argparse.Namespace) -> int:
             results.append(result)
             seconds, name = f"{result['seconds']:4.0f} s", result["case"]["name"]
             print(f"{result['result']:6} {seconds}  {name}  {result['summary']}", flush=True)
+            if args.json is not None:  # each time: a run that is cut off leaves what it has found
+                record = {
+                    "seconds": round(time.monotonic() - begin, 1),
+                    "machine": asdict(device) | {"flash_versions": sorted(device.flash_versions)},
+                    "device": current_platform.get_device_name(),
+                    "versions": versions(),
+                    "cases": results,
+                    "not_here": lacking,
+                }
+                # Lines of logs may have the user's home directory.
+                text = json.dumps(record, indent=1).replace(str(Path.home()), "~")
+                args.json.write_text(text + "\n", "utf-8")
     failed = sum(result["result"] == "FAILED" for result in results)
     print("\n".join(["not here:", *lacking]))
     print(f"{len(results) - failed} passed, {failed} FAILED")
     if args.json is not None:
-        record = {
-            "seconds": round(time.monotonic() - begin, 1),
-            "machine": asdict(device) | {"flash_versions": sorted(device.flash_versions)},
-            "device": current_platform.get_device_name(),
-            "versions": versions(),
-            "cases": results,
-            "not_here": lacking,
-        }
-        # Lines of logs may have the user's home directory.
-        text = json.dumps(record, indent=1).replace(str(Path.home()), "~")
-        args.json.write_text(text + "\n", "utf-8")
         print(f"written: {args.json}")
     return 1 if failed or not cases else 0
 

@@ -49,6 +49,7 @@ def check(job: dict[str, Any], found: dict[str, Any], rule: str, launched: set[s
     """The same tokens on both ways, and the kernels that were meant to run did."""
     assert found["rule"] == "MaskRules"
     assert set(found["launched"]) == launched
+    assert found["triton"] == bool(launched - {"attention"})
     wanted, other = without_kernels(job)
     assert other == rule
     assert found["tokens"] == wanted

@@ -3,7 +3,8 @@
     python -m tests.support.children.kernel_child '[{"model": ..., "block": ..., "options": {...},
                                            "prompts": [...], "requests": [{...}, ...]}, ...]'
 
-One line for each job: the tokens of each prompt, the attention rule, and each kernel's launches.
+One line for each job: the tokens of each prompt, the attention rule, whether the readout has
+Triton kernels, and each kernel's launches.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     params = [SamplingParams(**request) for request in job["requests"]]
     with engine(Path(job["model"]), job["block"], **job["options"]) as running:
         answers = running.generate(job["prompts"], params)
-        rule = type(running.runner.model_state.attention).__name__
-    return {"tokens": [tokens for tokens, _ in answers], "rule": rule}
+        state = running.runner.model_state
+        rule, triton = type(state.attention).__name__, state.readout.triton
+    return {"tokens": [tokens for tokens, _ in answers], "rule": rule, "triton": triton}
 
 
 if __name__ == "__main__":
