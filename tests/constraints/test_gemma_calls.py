@@ -10,11 +10,11 @@ import pytest
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.grammar.json.gemma import INERT, gemma_arguments, types_of
 from canvas_grammar.grammar.language import Node
-from canvas_grammar.grammar.marks import CALL, CALL_END, DELIMITER, MARKS
+from canvas_grammar.grammar.marks import CALL, CALL_END, DELIMITER, Marks
 from canvas_grammar.grammar.structural_tag import structural_tag
 from canvas_grammar.limits import ConstraintError
-from canvas_grammar_support.derivations import derives
-from canvas_grammar_support.helpers import LIMITS, compiled, first_window, record, token_bytes
+from canvas_grammar_support.derivations import derives, marked
+from canvas_grammar_support.helpers import LIMITS, compiled, first_window, record
 from canvas_grammar_support.json_languages import drawn, validator_of
 from canvas_grammar_support.schemas.corpora import real_cases
 from hypothesis import assume, given, settings
@@ -39,7 +39,7 @@ def tokenizer() -> Any:
 
 def written(schema: Any) -> Node:
     given = json.loads(json.dumps(schema))
-    return gemma_arguments(given, (), tokenizer().all_special_tokens).node
+    return gemma_arguments(given, Marks({}, tokenizer().all_special_tokens)).node
 
 
 def read_back(schema: Any, arguments: str) -> Any:
@@ -166,14 +166,16 @@ def test_what_cannot_be_written(schema: Any) -> None:
         written(schema)
 
 
-def with_marks() -> Vocabulary:
-    """Bytes, and Gemma's special tokens behind them."""
-    added = [*MARKS, "<eos>", "<|turn>"]
-    words = {f"<0x{n:02X}>": n for n in range(256)}
+TOKENS = (CALL, CALL_END, DELIMITER)
+
+
+def with_marks(*named: str) -> Vocabulary:
+    """Bytes, and special tokens behind them."""
+    added = [*named, "<eos>", "<|turn>"]
     return Vocabulary.read(
         {
             "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
-            "model": {"vocab": words},
+            "model": {"vocab": {f"<0x{n:02X}>": n for n in range(256)}},
             "added_tokens": [
                 {"id": 256 + n, "content": text, "special": True} for n, text in enumerate(added)
             ],
@@ -183,43 +185,45 @@ def with_marks() -> Vocabulary:
     )
 
 
-def tag(choice: str, marks: list[str]) -> dict[str, Any]:
-    content = {"type": "gemma_arguments", "json_schema": record(a={"const": "x", "type": "string"})}
+def tag(choice: str) -> dict[str, Any]:
+    schema = record(a={"const": "x", "type": "string"})
+    content = {"type": "json_schema", "style": "gemma", "json_schema": schema}
     call = {"type": "tag", "begin": f"{CALL}call:f", "content": content, "end": CALL_END}
     calls: dict[str, Any] = {"type": "triggered_tags", "triggers": [CALL], "tags": [call]}
     if choice == "required":
         calls = {"type": "tags_with_separator", "tags": [call], "separator": ""}
         calls["at_least_one"] = True
-    return {"format": calls, "gemma_tokens": {"marks": marks, "special": ["<eos>"]}}
+    return {"format": calls}
 
 
-def test_marks_are_tokens_of_their_own() -> None:
-    vocabulary = with_marks()
-    found = first_window(compiled("structural_tag", tag("required", list(MARKS)), vocabulary))
-    text = f"{CALL}call:f{{a:{DELIMITER}x{DELIMITER}}}{CALL_END}"
-    marks = sum(text.count(mark) for mark in MARKS)
-    plain = text
-    for mark in MARKS:
-        plain = plain.replace(mark, "")
-    assert int(found.automaton.distance[0]) == len(plain) + marks + 1
-    assert token_bytes(vocabulary, 0xF7) == b"\xf7"
-    assert not any(token_bytes(vocabulary, byte) for byte in MARKS.values())
-    spelled = first_window(compiled("structural_tag", tag("required", []), vocabulary))
-    assert int(spelled.automaton.distance[0]) == len(text) + 1
+CALLED = f"{CALL}call:f{{a:{DELIMITER}x{DELIMITER}}}{CALL_END}"
+
+
+def test_marks_are_tokens() -> None:
+    found = first_window(compiled("structural_tag", tag("required"), with_marks(*TOKENS)))
+    plain = CALLED
+    for token in TOKENS:
+        plain = plain.replace(token, "")
+    tokens = sum(CALLED.count(token) for token in TOKENS)
+    assert int(found.automaton.distance[0]) == len(plain) + tokens + 1
+    spelled = first_window(compiled("structural_tag", tag("required"), with_marks()))
+    assert int(spelled.automaton.distance[0]) == len(CALLED) + 1
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_calls_in_free_text(choice: str) -> None:
-    node = structural_tag(tag(choice, []), LIMITS)
-    call = f"{CALL}call:f{{a:{DELIMITER}x{DELIMITER}}}{CALL_END}"
+    node = structural_tag(tag(choice), LIMITS)
     optional = choice == "auto"
-    assert derives(node, call) and derives(node, call + call)
-    assert derives(node, f"Hello {call}") is optional and derives(node, "") is optional
-    for text in (CALL, call[:-1], call.replace("call:f", "call:g")):
+    assert derives(node, CALLED) and derives(node, CALLED + CALLED)
+    assert derives(node, f"Hello {CALLED}") is optional and derives(node, "") is optional
+    for text in (CALL, CALLED[:-1], CALLED.replace("call:f", "call:g")):
         assert not derives(node, text), text
-    with_tokens = structural_tag(tag(choice, list(MARKS)), LIMITS)
-    assert not derives(with_tokens, call)
-    for mark, byte in MARKS.items():
-        call = call.replace(mark, chr(byte))
+    vocabulary = with_marks(*TOKENS)
+    marks = Marks(vocabulary.added, vocabulary.special)
+    with_tokens = structural_tag(tag(choice), LIMITS, marks)
+    assert not derives(with_tokens, CALLED)
+    call = CALLED
+    for token in TOKENS:
+        call = call.replace(token, marked(marks.numbers[vocabulary.added[token]]))
     assert derives(with_tokens, call)
     assert derives(with_tokens, f"a < b {call} c") is optional

@@ -46,10 +46,6 @@ def tool(name: str, parameters: Any, strict: bool | None = None) -> ChatCompleti
     return ChatCompletionToolsParam.model_validate({"type": "function", "function": function})
 
 
-def no_tokenizer() -> Any:
-    raise AssertionError("only Gemma's calls need the tokenizer")
-
-
 def asked(tools: list[Any], choice: Any) -> dict[str, Any]:
     """The structural tag that is compiled for a request to a server with the parser of Hermes."""
     tag = get_model_structural_tag(
@@ -58,7 +54,7 @@ def asked(tools: list[Any], choice: Any) -> dict[str, Any]:
     assert tag is not None
     given = StructuredOutputsParams(structural_tag=tag.model_dump_json())
     request = SimpleNamespace(tools=tools, tool_choice=choice)
-    found = constrained_calls(request, given, no_tokenizer)
+    found = constrained_calls(request, given)
     assert found is not None
     return json.loads(found.structural_tag)
 
@@ -116,14 +112,14 @@ def test_requests_without_tools_keep_their_constraint() -> None:
     given = StructuredOutputsParams(regex="a")
     for request in (SimpleNamespace(tools=None), SimpleNamespace()):
         params = SamplingParams(structured_outputs=given)
-        assert HttpRequest(request=request).constraint(params, no_tokenizer) is given
+        assert HttpRequest(request=request).constraint(params) is given
 
 
 def test_allowed_tools_cannot_be_required() -> None:
     choice = ToolChoiceAllowed(type="allowed_tools", mode="required", tools=[])
     request = SimpleNamespace(tools=[tool("a", SEAT)], tool_choice=choice)
     with pytest.raises(VLLMValidationError, match="allowed_tools"):
-        constrained_calls(request, None, no_tokenizer)
+        constrained_calls(request, None)
 
 
 NAMED = ChatCompletionNamedToolChoiceParam.model_validate({"function": {"name": "book"}})
@@ -141,15 +137,15 @@ def test_calls_that_vllm_does_not_constrain_cannot_be_required(choice: Any, give
     tools = [seat] if choice is FUNCTION else [tool("book", SEAT)]
     request = SimpleNamespace(tools=tools, tool_choice=choice, parallel_tool_calls=None)
     with pytest.raises(VLLMValidationError, match="--tool-call-parser"):
-        constrained_calls(request, given, no_tokenizer)
+        constrained_calls(request, given)
     calls = StructuredOutputsParams(json=get_json_schema_from_tools(choice, tools, None))
-    assert constrained_calls(request, calls, no_tokenizer) is calls
+    assert constrained_calls(request, calls) is calls
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", None])
 def test_calls_that_vllm_does_not_constrain_may_be_optional(choice: Any) -> None:
     request = SimpleNamespace(tools=[tool("book", SEAT)], tool_choice=choice)
-    assert constrained_calls(request, None, no_tokenizer) is None
+    assert constrained_calls(request, None) is None
 
 
 FREE = {"name": "book", "parameters": SEAT}

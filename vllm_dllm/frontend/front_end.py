@@ -96,7 +96,7 @@ class FrontEnd:
             return params
         prepared, resolved = self._prepare(params)
         if prepared.structured_outputs is not None:
-            await self.structured.compiled(prepared.structured_outputs, resolved.constraint_depth)
+            await self.structured.compiled(prepared, resolved.constraint_depth)
         return prepared
 
     def process(self, make: Callable[[Any], Any], params: Any) -> Any:
@@ -118,7 +118,7 @@ class FrontEnd:
         prepared, resolved = self._prepare(params)
         unconstrained, constraint = copy.copy(prepared), prepared.structured_outputs
         if constraint is not None:
-            automaton = self.structured.submit(constraint, resolved.constraint_depth)
+            automaton = self.structured.submit(prepared, resolved.constraint_depth)
             unconstrained.structured_outputs = None
         request = make(unconstrained)
         final = request.sampling_params
@@ -148,7 +148,7 @@ class FrontEnd:
         own_maximum, asks_for_calls = params.max_tokens is not None, None
         if http is not None and http.request is not None:
             own_maximum, asks_for_calls = http.sets_its_maximum(), http.asks_for_calls
-            prepared.structured_outputs = http.constraint(params, self.tokenizer)
+            prepared.structured_outputs = http.constraint(params)
         if prepared.structured_outputs is not None:
             self.structured.reconcile(prepared, asks_for_calls)
         details = StepDetails.LIVE if self.traces_all else StepDetails.NOTHING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,15 +71,13 @@ class HttpRequest:
         names = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
         return any(getattr(request, name) is not None for name in names & request.model_fields_set)
 
-    def constraint(
-        self, params: SamplingParams, tokenizer: Callable[[], Any]
-    ) -> StructuredOutputsParams | None:
+    def constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
         """The constraint of the request, for which vLLM has made these parameters."""
         if not getattr(self.request, "tools", None):
             return params.structured_outputs
         from vllm_dllm.frontend.tool_calls import constrained_calls
 
-        return constrained_calls(self.request, params.structured_outputs, tokenizer)
+        return constrained_calls(self.request, params.structured_outputs)
 
 
 @dataclass(frozen=True)

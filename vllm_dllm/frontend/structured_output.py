@@ -39,6 +39,10 @@ KIND_OF_FIELD = {
     "json_object": "json_object",
     "structural_tag": "structural_tag",
 }
+# The fields of a model's config that name tokens which are no part of an output.
+UNWRITTEN = [
+    f"{name}_token_id" for name in ("pad", "image", "boi", "eoi", "video", "audio", "boa", "eoa")
+]
 # The parameter for texts that end an output; vLLM's front end looks for them.
 STOP = "stop"
 
@@ -107,9 +111,13 @@ class StructuredOutput:
         self.end_tokens = {*ends, tokenizer().eos_token_id}
         self.forbids_whitespace = vllm_config.structured_outputs_config.disable_any_whitespace
         self.begins_with_reasoning = begins_with_reasoning
+        config = model.hf_config
+        named = vars(config.get_text_config()) | vars(config)
+        unwritten = {model.dllm.mask_token, *(named.get(name) for name in UNWRITTEN)} - {None}
         # The pool must not refer to the renderer, which calls `close` when it is deleted.
+        size = model.get_vocab_size()
         self._pool = CompilerPool(
-            functools.partial(_vocabulary, tokenizer(), model.get_vocab_size(), self.end_tokens)
+            functools.partial(_vocabulary, tokenizer(), size, self.end_tokens, unwritten)
         )
         at_end(self._pool.close)
 
@@ -147,16 +155,14 @@ class StructuredOutput:
                 parameter="structured_outputs",
             )
 
-    def submit(
-        self, structured: StructuredOutputsParams, depth: int | None
-    ) -> Future[CompiledConstraint]:
+    def submit(self, params: SamplingParams, depth: int | None) -> Future[CompiledConstraint]:
         """Start compiling the constraint of a request.
 
         Equal constraints are compiled once, so this may be called again for the same request. Over
         HTTP a constraint waits only for a while until others are compiled.
 
         Args:
-            structured: the constraint, which has passed `reconcile`.
+            params: the request's parameters, which have passed `reconcile`.
             depth: how deeply calls of the constraint's rules may nest; None for the usual number.
 
         Returns:
@@ -174,15 +180,16 @@ class StructuredOutput:
                     "serve without --reasoning-parser, or with "
                     "--structured-outputs-config.enable_in_reasoning"
                 )
-            constraint = constraint_of(structured, self.forbids_whitespace)
-            patient = http is None or http.request is None
-            return self._pool.submit(replace(constraint, depth=depth), patient)
+            constraint = constraint_of(params.structured_outputs, self.forbids_whitespace)
+            hides = constraint.kind == "structural_tag" and params.skip_special_tokens
+            constraint = replace(constraint, depth=depth, hides_special=hides)
+            return self._pool.submit(constraint, http is None or http.request is None)
         except (ConstraintError, BusyError) as error:
             raise _for_client(error) from error
 
-    async def compiled(self, structured: StructuredOutputsParams, depth: int | None) -> None:
+    async def compiled(self, params: SamplingParams, depth: int | None) -> None:
         """Wait until a request's constraint is compiled; arguments and errors as for `submit`."""
-        automaton = self.submit(structured, depth)
+        automaton = self.submit(params, depth)
         # Other requests may wait for the same automaton, so a request that stops waiting must not
         # cancel it. Retrieving its error here keeps asyncio from logging it as never retrieved.
         waiting = asyncio.shield(asyncio.wrap_future(automaton))
@@ -226,11 +233,13 @@ def _result(future: Future[CompiledConstraint]) -> CompiledConstraint:
     return future.result()
 
 
-def _vocabulary(tokenizer: Any, size: int, ends: Collection[int]) -> Vocabulary:
+def _vocabulary(
+    tokenizer: Any, size: int, ends: Collection[int], unwritten: Collection[int]
+) -> Vocabulary:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConstraintError("they need a tokenizer with a tokenizer.json")
-    return Vocabulary.read(backend.to_str(), size, ends)
+    return Vocabulary.read(backend.to_str(), size, ends, unwritten)
 
 
 def _for_client(error: ConstraintError | BusyError) -> Exception:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT, MARKS
+from canvas_grammar.grammar.marks import GEMMA, LENIENT
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers.utils import get_json_schema_from_tools
@@ -62,16 +62,13 @@ def asks_for_calls(request: Any) -> bool | None:
 
 
 def constrained_calls(
-    request: Any,
-    structured: StructuredOutputsParams | None,
-    tokenizer: Callable[[], Any],
+    request: Any, structured: StructuredOutputsParams | None
 ) -> StructuredOutputsParams | None:
     """The constraint of a request with tools.
 
     Args:
         request: a request of vLLM's HTTP server with tools.
         structured: the constraint that vLLM made from it.
-        tokenizer: returns vLLM's tokenizer.
 
     Raises:
         VLLMValidationError: a call is required in a way for which vLLM makes no constraint, or the
@@ -96,7 +93,6 @@ def constrained_calls(
         return structured
     whole = json.loads(structured.structural_tag)
     strict = [_parameters(tool) for tool in tools if _is_strict(tool)]
-    has_gemma = False
     for tag in _tags(whole):
         content = tag["content"]
         if content["json_schema"] is True:
@@ -107,13 +103,7 @@ def constrained_calls(
             content[LENIENT] = True
         if str(tag.get("begin")).startswith(GEMMA_BEGIN):
             _check_gemma_name(tag["begin"].removeprefix(GEMMA_BEGIN))
-            kept = {key: content[key] for key in ("json_schema", LENIENT) if key in content}
-            tag["content"], has_gemma = {"type": GEMMA_ARGUMENTS, **kept}, True
-    if has_gemma:
-        found = tokenizer()
-        known = found.get_vocab()
-        special = [text for text in found.all_special_tokens if text not in MARKS]
-        whole[GEMMA_TOKENS] = {"marks": [m for m in MARKS if m in known], "special": special}
+            content["style"] = GEMMA
     return replace(structured, structural_tag=json.dumps(whole))
 
 

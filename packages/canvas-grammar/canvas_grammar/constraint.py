@@ -22,12 +22,15 @@ class Constraint:
         whitespace: for schemas, a regular expression of the white space after opening brackets,
             colons and commas and before closing brackets. None stands for one optional space.
         depth: how deeply calls of rules may nest; None for the usual number.
+        hides_special: the client gets the text without special tokens, so the texts of a structural
+            tag are written without them.
     """
 
     kind: str
     text: str
     whitespace: str | None = None
     depth: int | None = None
+    hides_special: bool = False
 
     @classmethod
     def from_value(

@@ -102,7 +102,7 @@ def test_several_ends() -> None:
         ({"type": "token", "token": 3}, "format token is"),
         ({"type": "any_tokens"}, "any_tokens"),
         ({"type": "any_text", "max_tokens": 3}, "max_tokens"),
-        ({"type": "json_schema", "json_schema": ARGUMENTS, "style": "qwen_xml"}, "style"),
+        ({"type": "json_schema", "json_schema": ARGUMENTS, "style": "x"}, "style x is not"),
         ({"type": "json_schema", "json_schema": ARGUMENTS, "excludes": ["a"]}, "excludes"),
         ({"type": "json_schema", "json_schema": {"type": "x"}}, "type"),
         ({"type": "tag", "begin": "a", "content": {"type": "regex", "pattern": "a"}}, "end"),

@@ -15,6 +15,7 @@ from canvas_grammar.grammar.grammars import grammar
 from canvas_grammar.grammar.json.reader import JsonReader, read_schema
 from canvas_grammar.grammar.json.values import JsonLayout
 from canvas_grammar.grammar.language import ANY, Chars, Node, intersection
+from canvas_grammar.grammar.marks import Marks
 from canvas_grammar.grammar.regex import choice, regex
 from canvas_grammar.grammar.structural_tag import read_structural_tag
 from canvas_grammar.limits import CompileLimits, ConstraintError
@@ -30,10 +31,12 @@ def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
     Raises:
         ConstraintError: the constraint cannot be served; the message says why.
     """
-    return read_constraint(constraint, limits)[0]
+    return read_constraint(constraint, limits, Marks())[0]
 
 
-def read_constraint(constraint: Constraint, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
+def read_constraint(
+    constraint: Constraint, limits: CompileLimits, marks: Marks
+) -> tuple[Node, tuple[str, ...]]:
     """Do what `constraint_language` does, and return ignored keywords, each with its first place.
 
     Raises:
@@ -52,7 +55,7 @@ def read_constraint(constraint: Constraint, limits: CompileLimits) -> tuple[Node
             raise ConstraintError("choice is a list of strings")
         return choice(value), ()
     if constraint.kind == "structural_tag":
-        return read_structural_tag(value, limits)
+        return read_structural_tag(value, limits, marks)
     if constraint.kind == "json_object":
         value = {"type": "object"}
     layout = None
@@ -75,7 +78,9 @@ def compile_constraint(
         ConstraintError: it cannot be served; the message says why.
     """
     depth = limits.calls if constraint.depth is None else constraint.depth
-    language, ignored = read_constraint(constraint, limits)
+    marks = Marks(vocabulary.added, vocabulary.special, constraint.hides_special)
+    language, ignored = read_constraint(constraint, limits, marks)
+    vocabulary = vocabulary.with_marks(marks.numbers)
     try:
         automata = rule_automata(language, limits)
     except EmptyLanguageError as error:

@@ -3,7 +3,8 @@
 Every rule becomes one automaton, however often it is called. Calls and ends are written into its
 expression as symbols that begin with a byte 0, which no text contains: ``00 7f`` is the end, and
 two other bytes are the number of what is called. So a rule with calls is still a regular
-expression, and `outlines_core` builds its automaton. Intersections and differences are products of
+expression, and `outlines_core` builds its automaton. A mark is ``00 7e`` and its number there, and
+`MARK_BYTE` and its number in an automaton. Intersections and differences are products of
 two automata, and are called like rules.
 """
 
@@ -24,8 +25,10 @@ from canvas_grammar.automaton.byte_tables import (
     merged_states,
 )
 from canvas_grammar.automaton.graph import DEAD, alive_states, used_states
+from canvas_grammar.automaton.vocabulary import MARK_BYTE
 from canvas_grammar.grammar.json.values import names_a_place
 from canvas_grammar.grammar.language import Node, as_expression, check_size
+from canvas_grammar.grammar.marks import Mark
 from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
@@ -59,8 +62,9 @@ class EmptyLanguageError(ConstraintError):
         return EmptyLanguageError(self.rules, places[-1] if places else "", empty)
 
 
-# Symbols of calls are two bytes below `END`, neither of which is 0.
-BASE = END - 1
+# Symbols of calls are a byte below `MARK` and one below `END`, neither of which is 0.
+MARK = BASE = END - 1
+MOST_RULES = (MARK - 1) * BASE
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class _Builder:
 
     def table(self, language: Node) -> tuple[np.ndarray, np.ndarray]:
         """The tables of all rules, stacked vertically, and where each rule starts."""
-        self._symbol(language)
+        self._numbered(language)
         tables: list[np.ndarray] = []
         starts: list[int] = []
         states = 0
@@ -141,15 +145,21 @@ class _Builder:
         return np.concatenate(tables), np.array(starts)
 
     def _symbol(self, node: Node) -> str:
-        """The expression of a call of a node; rules are known by their identity."""
+        """The expression of a mark, or of a call of a node."""
+        if isinstance(node, Mark):
+            return rf"\x{SYMBOL:02x}\x{MARK:02x}[\x{node.first:02x}-\x{node.last:02x}]"
+        high, low = divmod(self._numbered(node), BASE)
+        return rf"\x{SYMBOL:02x}\x{high + 1:02x}\x{low + 1:02x}"
+
+    def _numbered(self, node: Node) -> int:
+        """The number of a node; rules are known by their identity."""
         key = id(node.rule) if isinstance(node, Call) else id(node)
         if key not in self.number:
-            if len(self.nodes) == BASE * BASE:
-                raise ConstraintError(f"the constraint has more than {BASE * BASE} rules")
+            if len(self.nodes) == MOST_RULES:
+                raise ConstraintError(f"the constraint has more than {MOST_RULES} rules")
             self.number[key] = len(self.nodes)
             self.nodes.append(node)
-        high, low = divmod(self.number[key], BASE)
-        return rf"\x{SYMBOL:02x}\x{high + 1:02x}\x{low + 1:02x}"
+        return self.number[key]
 
     def _table(self, node: Node) -> tuple[np.ndarray, int]:
         """The table of what a symbol stands for, and its start."""
@@ -203,7 +213,8 @@ def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
     symbol = table[:, SYMBOL]
     accepting = table[symbol, END] != DEAD
     high = table[symbol]
-    high[:, END] = DEAD
+    marked = high[:-1, MARK].copy()
+    high[:, [MARK, END]] = DEAD
     caller, first = np.nonzero(high != DEAD)
     low = table[high[caller, first]]
     which, second = np.nonzero(low != DEAD)
@@ -211,6 +222,7 @@ def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
     calls = np.column_stack([caller[which], starts[rule], low[which, second]])
     moves = table[:-1].copy()
     moves[:, SYMBOL] = DEAD
+    moves[:, MARK_BYTE] = np.maximum(moves[:, MARK_BYTE], marked)  # products have read theirs
     accepting = accepting[:-1]
     calls = calls[calls[:, 0] < len(moves)]
     alive = alive_states(moves, accepting, calls)

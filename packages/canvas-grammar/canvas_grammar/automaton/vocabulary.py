@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from canvas_grammar.grammar.marks import MARKS
+from canvas_grammar.grammar.marks import OTHER
 from canvas_grammar.limits import ConstraintError
 
-MARK_BYTES = re.compile(b"[%s]" % bytes(MARKS.values()))
+# Marks (see `grammar.marks`) begin with this byte, which UTF-8 does not use. Their number follows.
+MARK_BYTE = 0xF8
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -31,11 +32,15 @@ class Vocabulary:
         data: uint8 ``[bytes]``, the bytes of all tokens, one after the other.
         offsets: int64 ``[ids + 1]``, where the bytes of each token begin in `data`.
         ends: ids that end a text, ascending. They have no bytes.
+        added: from the texts of special and added tokens that may be written to their ids.
+        special: the texts of special tokens.
     """
 
     data: np.ndarray
     offsets: np.ndarray
     ends: tuple[int, ...]
+    added: Mapping[str, int] = field(default_factory=dict)
+    special: tuple[str, ...] = ()
 
     @classmethod
     def from_tokens(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
@@ -57,7 +62,13 @@ class Vocabulary:
         return cls(np.frombuffer(b"".join(texts), dtype=np.uint8), offsets, end_ids)
 
     @classmethod
-    def read(cls, document: str | Mapping[str, Any], size: int, ends: Iterable[int]) -> Vocabulary:
+    def read(
+        cls,
+        document: str | Mapping[str, Any],
+        size: int,
+        ends: Iterable[int],
+        unwritten: Collection[int] = (),
+    ) -> Vocabulary:
         """Make a vocabulary from a ``tokenizer.json``.
 
         Args:
@@ -65,6 +76,7 @@ class Vocabulary:
             size: number of ids of the model's head. Ids that the tokenizer does not know have no
                 bytes.
             ends: ids that end a text.
+            unwritten: ids of other tokens that no text contains: padding, masks, images.
 
         Raises:
             ConstraintError: an unsupported decoder, or no usable end.
@@ -75,23 +87,42 @@ class Vocabulary:
         for token, number in _entries(content):
             if number < size:
                 tokens[number] = write(token)
-        for added in content.get("added_tokens", ()):
-            if added["id"] < size:
-                tokens[added["id"]] = b"" if added["special"] else write(added["content"])
-        marks = {
-            added["id"]: MARKS[added["content"]]
-            for added in content.get("added_tokens", ())
-            if added["content"] in MARKS and added["id"] < size
-        }
-        if marks:
-            # Only these tokens may stand for their bytes, which no text contains.
-            tokens = [b"" if MARK_BYTES.search(token) else token for token in tokens]
-            for number, byte in marks.items():
-                tokens[number] = bytes([byte])
-        return cls.from_tokens(tokens, ends)
+        # Only marks may stand for their bytes, which no text contains.
+        tokens = [b"" if MARK_BYTE in token else token for token in tokens]
+        found = [added for added in content.get("added_tokens", ()) if added["id"] < size]
+        for added in found:
+            special = added["special"]
+            tokens[added["id"]] = _mark(OTHER) if special else write(added["content"])
+        for number in filter(size.__gt__, unwritten):
+            tokens[number] = b""
+        known = cls.from_tokens(tokens, ends)
+        named = {added["content"]: added["id"] for added in found if known.text(added["id"])}
+        return replace(
+            known,
+            added={text: number for text, number in named.items() if not text.isspace()},
+            special=tuple(added["content"] for added in found if added["special"]),
+        )
+
+    def with_marks(self, numbers: Mapping[int, int]) -> Vocabulary:
+        """The same vocabulary in which tokens, by id, are marks with these numbers."""
+        tokens = np.array(sorted(numbers), dtype=np.int64)
+        begin, end = self.offsets[tokens], self.offsets[tokens + 1]
+        texts = np.split(self.data, np.stack([begin, end], 1).reshape(-1))
+        texts[1::2] = [np.frombuffer(_mark(numbers[token]), np.uint8) for token in tokens.tolist()]
+        longer: np.ndarray = np.zeros(len(self.offsets), dtype=np.int64)
+        longer[tokens + 1] = len(_mark(OTHER)) - (end - begin)
+        return replace(self, data=np.concatenate(texts), offsets=self.offsets + longer.cumsum())
+
+    def text(self, token: int) -> bytes:
+        """The bytes of a token."""
+        return self.data[self.offsets[token] : self.offsets[token + 1]].tobytes()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+
+def _mark(number: int) -> bytes:
+    return bytes([MARK_BYTE, number])
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:

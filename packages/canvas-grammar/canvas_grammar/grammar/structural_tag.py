@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from canvas_grammar.grammar.ebnf import ebnf
-from canvas_grammar.grammar.free_text import dispatched, free_text, marked
+from canvas_grammar.grammar.free_text import dispatched, free_text
 from canvas_grammar.grammar.json.gemma import gemma_arguments
 from canvas_grammar.grammar.json.reader import SchemaLanguage, read_schema
 from canvas_grammar.grammar.json.values import short
-from canvas_grammar.grammar.language import Node, either, literal, optional, repeat, sequence
-from canvas_grammar.grammar.marks import GEMMA_ARGUMENTS, GEMMA_TOKENS, LENIENT, MARKS, mark
+from canvas_grammar.grammar.language import Node, either, optional, repeat, sequence
+from canvas_grammar.grammar.marks import GEMMA, LENIENT, Marks
 from canvas_grammar.grammar.regex import regex
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
@@ -24,7 +24,6 @@ from canvas_grammar.limits import CompileLimits, ConstraintError
 # stand in the order of the schema, with at most one space between tokens of JSON.
 NARROWER: dict[str, tuple[Any, ...]] = {
     "any_order": (False, True),
-    "style": ("json",),
     "excludes": ([],),
 }
 Format = Mapping[str, Any]
@@ -43,57 +42,25 @@ class Place:
     ends: tuple[str, ...] = ()
 
 
-def structural_tag(value: Any, limits: CompileLimits) -> Node:
+def structural_tag(value: Any, limits: CompileLimits, marks: Marks | None = None) -> Node:
     """The language of a structural tag, in its present form or the one with ``structures``.
 
     Raises:
         ConstraintError: a format is not supported; the message names it.
     """
-    return read_structural_tag(value, limits)[0]
+    return read_structural_tag(value, limits, marks or Marks())[0]
 
 
-def read_structural_tag(value: Any, limits: CompileLimits) -> tuple[Node, tuple[str, ...]]:
+def read_structural_tag(
+    value: Any, limits: CompileLimits, marks: Marks
+) -> tuple[Node, tuple[str, ...]]:
     """Do what `structural_tag` does, and also return the ignored keywords of its schemas.
 
     Raises:
         ConstraintError: as for `structural_tag`.
     """
-    reader = _TagReader(limits)
-    if isinstance(value, Mapping) and GEMMA_TOKENS in value:
-        reader.tokens = GemmaTokens.read(value[GEMMA_TOKENS])
-        value = {name: field for name, field in value.items() if name != GEMMA_TOKENS}
+    reader = _TagReader(limits, marks)
     return reader.whole(value), tuple(reader.ignored)
-
-
-@dataclass(frozen=True)
-class GemmaTokens:
-    """What a vocabulary has for Gemma's calls.
-
-    Attributes:
-        marks: the tokens of `grammar.marks` that it has.
-        special: the texts of its special tokens.
-    """
-
-    marks: tuple[str, ...] = ()
-    special: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, value: Any) -> GemmaTokens:
-        """Make one from the field of a structural tag.
-
-        Raises:
-            ConstraintError: it is malformed.
-        """
-        if not isinstance(value, Mapping) or set(value) != {"marks", "special"}:
-            raise ConstraintError(f"structural_tag: {GEMMA_TOKENS} has marks and special")
-        return cls(*(tuple(_texts(value[name])) for name in ("marks", "special")))
-
-    def written(self, text: str) -> Node:
-        """A text that may begin with a mark."""
-        for token in self.marks:
-            if token in MARKS and text.startswith(token):
-                return sequence(mark(token, self.marks), literal(text.removeprefix(token)))
-        return literal(text)
 
 
 def _format_of(value: Any) -> Any:
@@ -115,16 +82,15 @@ def _tag_of_structure(part: Any) -> Format:
 
 
 class _TagReader:
-    def __init__(self, limits: CompileLimits) -> None:
+    def __init__(self, limits: CompileLimits, marks: Marks) -> None:
         self.limits = limits
+        self.marks = marks
         self.ignored: dict[str, None] = {}
-        self.tokens = GemmaTokens()
         self.kinds: dict[str, tuple[set[str], Callable[[Format, Place], Node]]] = {
-            "const_string": ({"value"}, lambda f, _: literal(_text(f["value"]))),
+            "const_string": ({"value"}, lambda f, _: self._written(f["value"])),
             "regex": ({"pattern"}, lambda f, _: regex(_text(f["pattern"]))),
             "grammar": ({"grammar"}, lambda f, _: ebnf(_text(f["grammar"]), limits)),
-            "json_schema": ({"json_schema", "max_whitespace_cnt", LENIENT}, self._schema),
-            GEMMA_ARGUMENTS: ({"json_schema", LENIENT}, self._gemma),
+            "json_schema": ({"json_schema", "max_whitespace_cnt", "style", LENIENT}, self._schema),
             "any_text": ({"excludes", "max_chars", "max_tokens"}, self._any_text),
             "tag": ({"begin", "content", "end"}, self._tag),
             "triggered_tags": (
@@ -177,11 +143,14 @@ class _TagReader:
         blanks = value.get("max_whitespace_cnt")
         if blanks is not None and not (isinstance(blanks, int) and blanks > 0):
             raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
-        return self._read(value, lambda schema: read_schema(schema, self.limits))
-
-    def _gemma(self, value: Format, _: Place) -> Node:
-        marks, special = self.tokens.marks, self.tokens.special
-        return self._read(value, lambda schema: gemma_arguments(schema, marks, special))
+        style = value.get("style", "json")
+        if style == "json":
+            return self._read(value, lambda schema: read_schema(schema, self.limits))
+        if style == GEMMA:
+            return self._read(value, lambda schema: gemma_arguments(schema, self.marks))
+        raise ConstraintError(
+            f"structural_tag: style {short(style)} is not supported with diffusion models"
+        )
 
     def _read(self, value: Format, read: Callable[[Any], SchemaLanguage]) -> Node:
         try:
@@ -199,13 +168,13 @@ class _TagReader:
         most = value.get("max_chars")
         if most is not None and not (isinstance(most, int) and most >= 0):
             raise ConstraintError("structural_tag: max_chars is a number")
-        return free_text([*_texts(value.get("excludes", [])), *place.ends], most)
+        return free_text([*_texts(value.get("excludes", [])), *place.ends], self.marks, most)
 
     def _tag(self, value: Format, place: Place) -> Node:
         return sequence(self._written(value["begin"]), self._behind_begin(value, place))
 
     def _written(self, text: Any) -> Node:
-        return self.tokens.written(_text(text))
+        return self.marks.written(_text(text))
 
     def _behind_begin(self, value: Format, place: Place) -> Node:
         """The content and the end of a tag."""
@@ -229,17 +198,11 @@ class _TagReader:
                 raise ConstraintError(
                     f"structural_tag: {short(begin)} must begin with one of the triggers"
                 )
-            behind[found[0]].append(sequence(literal(begin.removeprefix(found[0])), rest))
+            behind[found[0]].append(sequence(self._written(begin.removeprefix(found[0])), rest))
         without = [*_texts(value.get("excludes", [])), *place.ends]
         loop = not value.get("stop_after_first", False)
         bodies = {trigger: either(options) for trigger, options in behind.items()}
-        if any(trigger in self.tokens.marks for trigger in triggers):
-            if len(triggers) > 1:
-                raise ConstraintError("structural_tag: a mark is the only trigger")
-            (trigger,) = triggers
-            prose = marked(self._written(trigger), trigger, bodies[trigger], without, loop)
-        else:
-            prose = dispatched(bodies, without, loop)
+        prose = dispatched(bodies, without, self.marks, loop)
         if not value.get("at_least_one", False):
             return prose
         first = either(sequence(self._written(begin), rest) for begin, rest in tags)
@@ -252,7 +215,7 @@ class _TagReader:
                 raise ConstraintError("structural_tag: rules are pairs of a pattern and a format")
             bodies[_text(rule[0])] = self.format(rule[1], place)
         without = [*_texts(value.get("excludes", [])), *place.ends]
-        return dispatched(bodies, without, value.get("loop", True))
+        return dispatched(bodies, without, self.marks, value.get("loop", True))
 
     def _repeat(self, value: Format, place: Place) -> Node:
         least, most = value["min"], value["max"]
@@ -265,7 +228,7 @@ class _TagReader:
         tag = either(sequence(self._written(begin), rest) for begin, rest in found)
         tags = tag
         if not value.get("stop_after_first"):
-            further = sequence(literal(_text(value["separator"])), tag)
+            further = sequence(self._written(value["separator"]), tag)
             tags = sequence(tag, repeat(further, 0, None))
         return tags if value.get("at_least_one") else optional(tags)
 

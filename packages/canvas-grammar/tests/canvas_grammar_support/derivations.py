@@ -1,6 +1,7 @@
 """Languages without automata: which texts a tree derives, and random ones that it does.
 
-What is compiled must agree with this. It is slow, and as simple as it can be.
+What is compiled must agree with this. It is slow, and as simple as it can be. A mark is a surrogate
+in the texts here.
 """
 
 from __future__ import annotations
@@ -8,7 +9,15 @@ from __future__ import annotations
 from random import Random
 
 from canvas_grammar.grammar.language import Chain, Chars, Either, Node, Repeat
+from canvas_grammar.grammar.marks import Mark
 from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
+
+FIRST_MARK = 0xD800
+
+
+def marked(number: int) -> str:
+    """The mark of a number."""
+    return chr(FIRST_MARK + number)
 
 
 def derives(node: Node, text: str) -> bool:
@@ -38,6 +47,9 @@ class _Reader:
                 return set()
             code = ord(self.text[begin])
             return {begin + 1} if any(a <= code <= b for a, b in node.ranges) else set()
+        if isinstance(node, Mark):
+            mark = ord(self.text[begin]) - FIRST_MARK if begin < len(self.text) else -1
+            return {begin + 1} if node.first <= mark <= node.last else set()
         if isinstance(node, Chain):
             places = frozenset([begin])
             for part in node.parts:
@@ -86,9 +98,14 @@ class _Reader:
 
 
 def random_text(node: Node, random: Random, depth: int = 6) -> str | None:
-    """A text of a language, or None where none was found; `depth` bounds nested calls."""
+    """A text of a language, or None where none was found; `depth` bounds nested calls.
+
+    Of marks, only those that stand alone are drawn: free text is without any.
+    """
     if node.empty or depth < 0:
         return None
+    if isinstance(node, Mark):
+        return marked(node.first) if node.first == node.last else None
     if isinstance(node, Chars):
         first, last = random.choice(node.ranges[:20])
         return chr(random.randint(first, min(last, first + 90)))

@@ -18,8 +18,8 @@ is what it reads back as a value that satisfies the schema. So the following is 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from canvas_grammar.grammar.free_text import ANYTHING
@@ -48,34 +48,24 @@ from canvas_grammar.grammar.language import (
     sequence,
     union,
 )
-from canvas_grammar.grammar.marks import DELIMITER, mark
+from canvas_grammar.grammar.marks import DELIMITER, Marks
+from canvas_grammar.grammar.regex import regex
 from canvas_grammar.grammar.rules import Both, Without, shared
 from canvas_grammar.limits import ConstraintError
 
 JSON_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 EXACT = 1 << 53  # up to here, every integer is a double
 
-OUTSIDE_NAMES = "".join(map(chr, range(0x21))) + ':,{}[]()<>"|\x7f\x85\xa0'
-NAME = re.compile(f"[^\\s{re.escape(OUTSIDE_NAMES)}]+")
-NAMES = repeat(
-    chars(
-        # Unicode's other white space lies from U+1680 on.
-        [
-            (first, min(last, 0x167F))
-            for first, last in complement(union((ord(c), ord(c)) for c in OUTSIDE_NAMES))
-        ]
-    ),
-    1,
-    None,
-)
-
+CONTROLS = "".join(map(chr, range(0x21))) + "\x7f\x85\xa0"
+OUTSIDE_NAMES = CONTROLS + ':,{}[]()<>"|'
 # Strings that no reader takes for something else.
 FIRST = "A-Za-z_/#@$"
 WORDS = ("null", "true", "false", "nan", "inf")
 INERT = re.compile(f"(?!(?i:{'|'.join(WORDS)}))[{FIRST}].*|", re.DOTALL)
 
 
-def _inert() -> Node:
+def inert() -> Node:
+    """The strings that `INERT` matches."""
     singles = ((ord(c), ord(c)) for c in "_/#@$")
     first = chars([(0x41, 0x5A), (0x61, 0x7A), *singles])
     words = either(
@@ -129,43 +119,84 @@ def types_of(schema: Any) -> frozenset[str]:
 AS_TEXT = Reading(None)
 
 
-def gemma_arguments(
-    schema: Any, marks: Collection[str], special: Collection[str]
-) -> SchemaLanguage:
+def gemma_arguments(schema: Any, marks: Marks) -> SchemaLanguage:
     """The arguments of a call that satisfy a schema, in Gemma's notation.
 
     Args:
         schema: of the arguments.
-        marks: the tokens of `marks.MARKS` that the vocabulary has.
-        special: texts that no string may hold, because they are tokens that vLLM drops.
+        marks: the vocabulary's tokens for parts of texts. No string holds a special one's text.
 
     Raises:
         ConstraintError: as for `json_schema`, or if no value that satisfies the schema would be
             read back.
     """
-    return _GemmaReader(schema, marks, special).read()
+    forbidden = re.compile("|".join((r"<\||\|>", *map(re.escape, marks.special))))
+    layout = CallLayout(forbidden=forbidden)
+    return CallReader(schema, layout, marks.written(DELIMITER)).read()
 
 
 @dataclass(frozen=True)
-class _Layout(JsonLayout):
+class CallLayout(JsonLayout):
+    """How the arguments themselves are written: their names stand bare.
+
+    Attributes:
+        outside: characters that no name holds.
+        forbidden: what no name and no string holds.
+        barred: names that no property has unless the schema names it.
+    """
+
     gap: Node = EMPTY_TEXT
+    outside: str = OUTSIDE_NAMES
+    forbidden: re.Pattern[str] = re.compile(r"<\||\|>")
+    barred: tuple[str, ...] = ()
 
     def name(self, text: str) -> Node:
-        return literal(text) if NAME.fullmatch(text) else NOTHING
+        """A name, if it holds nothing that is forbidden."""
+        held = not text or set(text) & set(self.outside) or re.search(r"\s", text)
+        return NOTHING if held or self.forbidden.search(text) else literal(text)
+
+    @cached_property
+    def names(self) -> Node:
+        """All names."""
+        allowed = complement(union((ord(c), ord(c)) for c in self.outside))
+        # Unicode's other white space lies from U+1680 on.
+        character = chars((first, min(last, 0x167F)) for first, last in allowed)
+        left_out = either([self.held, *map(literal, self.barred)])
+        return Without(repeat(character, 1, None), left_out)
+
+    @cached_property
+    def held(self) -> Node:
+        """The texts that hold what is forbidden."""
+        return sequence(ANYTHING, regex(self.forbidden.pattern), ANYTHING)
 
 
-class _GemmaReader(SchemaReader[Reading]):
+class CallReader(SchemaReader[Reading]):
+    """Values of arguments that vLLM's parser reads as texts."""
+
     no_value = "the schema allows no value that vLLM would read back from Gemma's notation"
 
-    def __init__(self, schema: Any, marks: Collection[str], special: Collection[str]) -> None:
+    def __init__(self, schema: Any, layout: CallLayout, quote: Node) -> None:
         super().__init__(schema, Reading(schema))
-        self.layout = _Layout()
-        self.quote = mark(DELIMITER, marks)
-        self.forbidden = ("<|", "|>", *special)
-        held = sequence(ANYTHING, either(map(literal, self.forbidden)), ANYTHING)
-        text = Without(ANYTHING, held)
-        self.texts = {True: text, False: Both(text, _inert())}
+        self.layout, self.quote = layout, quote
+        text = Without(ANYTHING, layout.held)
+        self.texts = {True: text, False: Both(text, inert())}
         self.strings: dict[tuple[StringFacts, bool], Node] = {}
+
+    def layout_of(self, context: Reading) -> JsonLayout:
+        """How brackets and names are written."""
+        return self.layout
+
+    def part(self, context: Reading, name: str | None) -> Reading:
+        """How the value of a property is read, or (None) the items of an array."""
+        return context.part(name)
+
+    def unnamed(self, context: Reading) -> Reading:
+        """How the values of properties are read that no schema names."""
+        return AS_TEXT
+
+    def clean(self, texts: Node) -> Node:
+        """Those of some texts that hold nothing that is forbidden."""
+        return texts if texts.empty else Without(texts, self.layout.held)
 
     def scalar(self, facts: Facts, context: Reading) -> Node:
         """See the module's docstring; arguments are an object."""
@@ -174,7 +205,7 @@ class _GemmaReader(SchemaReader[Reading]):
         if facts.kind == "string":
             return self._string(facts, context.types <= {"string"})
         if facts.kind == "number":
-            return _number(facts, context.types)
+            return number_of_types(facts, context.types)
         return scalar_language(facts) if facts.kind in context.types else NOTHING
 
     def compound(self, facts: Facts, context: Reading) -> Node:
@@ -189,21 +220,24 @@ class _GemmaReader(SchemaReader[Reading]):
             facts = facts.copy()
             facts.count(most=1)
         items = ArrayWriter(
-            self.expansion, self.layout, lambda literals: self.value(literals, context.part(None))
+            self.expansion,
+            self.layout_of(context),
+            lambda literals: self.value(literals, self.part(context, None)),
         )
         return items.language(facts)
 
     def constant(self, value: Any, context: Reading) -> Node:
         """A single value."""
+        layout = self.layout_of(context)
         if isinstance(value, list):
-            parts = [self.layout.item(self.constant(v, context.part(None))) for v in value]
-            return self.layout.bracketed("[]", sequence(*parts), not value)
+            parts = [layout.item(self.constant(v, self.part(context, None))) for v in value]
+            return layout.bracketed("[]", sequence(*parts), not value)
         if isinstance(value, dict):
             parts = [
-                self.layout.pair(self.layout.name(name), self.constant(v, context.part(name)))
+                layout.pair(layout.name(name), self.constant(v, self.part(context, name)))
                 for name, v in value.items()
             ]
-            return self.layout.bracketed("{}", sequence(*parts), not value)
+            return layout.bracketed("{}", sequence(*parts), not value)
         facts = Facts(kind_of(value))
         facts.only([value])
         return self.scalar(facts, context)
@@ -230,7 +264,7 @@ class _GemmaReader(SchemaReader[Reading]):
         options = []
         for value in facts.values.values():
             verdict = fits_string(facts.string, value)
-            held = any(text in value for text in self.forbidden)
+            held = self.layout.forbidden.search(value)
             if verdict is not False and not held and (alone or INERT.fullmatch(value)):
                 text = literal(value)
                 options.append(text if verdict else Both(text, string_content(facts.string, RAW)))
@@ -240,27 +274,31 @@ class _GemmaReader(SchemaReader[Reading]):
 class _Objects(ObjectWriter):
     """Objects whose values are read as vLLM's parser does at this place."""
 
-    def __init__(self, reader: _GemmaReader, reading: Reading) -> None:
-        super().__init__(
-            reader.expansion, reader.layout, lambda literals: reader.value(literals, AS_TEXT)
-        )
+    def __init__(self, reader: CallReader, reading: Reading) -> None:
+        layout = reader.layout_of(reading)
+        other = reader.unnamed(reading)
+        super().__init__(reader.expansion, layout, lambda literals: reader.value(literals, other))
         self.reader, self.reading = reader, reading
 
     def named_value(self, name: str, literals: tuple[Literal, ...]) -> Node:
-        return self.reader.value(literals, self.reading.part(name))
+        return self.reader.value(literals, self.reader.part(self.reading, name))
 
     def unnamed(self, spelled: StringFacts, naming: Facts, known: list[str]) -> Node:
+        known = [*known, *self.reading.named]
+        if not isinstance(self.layout, CallLayout):
+            return self.reader.clean(super().unnamed(spelled, naming, known))
         if naming.values is not None:
             others = (v for v in naming.values.values() if v not in known)
             return either(map(self.layout.name, others))
         content = string_content(spelled, RAW)
         if content.empty:
             return NOTHING
-        barred = [*known, *self.reading.named, *naming.barred.values()]
-        return Without(Both(content, NAMES), either(map(literal, barred)))
+        barred = either(map(literal, [*known, *naming.barred.values()]))
+        return Without(Both(content, self.layout.names), barred)
 
 
-def _number(facts: Facts, types: frozenset[str]) -> Node:
+def number_of_types(facts: Facts, types: frozenset[str]) -> Node:
+    """The numbers that meet conditions where vLLM's parser finds these types."""
     if not types & {"integer", "number"}:
         return NOTHING
     facts = facts.copy()

@@ -94,7 +94,7 @@ def check(
     report.unable = judge.unable
     _walk(walker, configurations, judge, walks, report)
     letters = byte_tokens(vocabulary)
-    if len(letters) == 256 and not canvases:
+    if len(letters) >= 255 and not canvases:  # marks begin with the other byte
         _read_instances(case, walker, letters, report)
     return report
 

@@ -1,0 +1,134 @@
+"""Special and added tokens under a structural tag, against expressions over tokens."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+from canvas_grammar.automaton.compilation import compile_constraint
+from canvas_grammar.automaton.configurations import END_OF_TEXT, NO_STATE, START
+from canvas_grammar.automaton.rule_automata import rule_automata
+from canvas_grammar.automaton.vocabulary import MARK_BYTE, Vocabulary
+from canvas_grammar.constraint import Constraint
+from canvas_grammar.grammar.language import ANY, chars, literal, optional, repeat, sequence
+from canvas_grammar.grammar.marks import ANY_MARK, MOST, OTHER, Mark, Marks
+from canvas_grammar.grammar.rules import Both, Call, Rule, Without
+from canvas_grammar.limits import ConstraintError
+from canvas_grammar_support.derivations import derives, marked
+from canvas_grammar_support.helpers import LIMITS, token_bytes
+from test_rule_automata import accepts
+
+# How the tokens of `vocabulary` are written in the expressions here.
+PLAIN = "a1<t>/"
+SPECIAL = {"T": "<t>", "X": "<x>", "O": "a<t>a", "P": "<pad>", "I": "<image>"}
+ADDED = {"E": "</t>", "N": "\n\n"}
+TOKENS = [*PLAIN, *SPECIAL, *ADDED]
+END = len(TOKENS)
+
+
+def vocabulary() -> Vocabulary:
+    added = [(text, True) for text in SPECIAL.values()] + [(text, False) for text in ADDED.values()]
+    added.append(("<eos>", True))
+    return Vocabulary.read(
+        {
+            "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]},
+            "model": {"vocab": {char: n for n, char in enumerate(PLAIN)}},
+            "added_tokens": [
+                {"id": len(PLAIN) + n, "content": text, "special": special}
+                for n, (text, special) in enumerate(added)
+            ],
+        },
+        END + 2,
+        [END],
+        [TOKENS.index("P"), TOKENS.index("I"), 1 << 20],
+    )
+
+
+def test_what_tokens_write() -> None:
+    known = vocabulary()
+    texts = [token_bytes(known, n) for n in range(len(known))]
+    assert texts[:6] == [char.encode() for char in PLAIN]
+    special = bytes([MARK_BYTE, OTHER])
+    assert texts[6:] == [special, special, special, b"", b"", b"</t>", b"\n\n", b"", b""]
+    assert list(known.added) == ["<t>", "<x>", "a<t>a", "</t>"], "white space is no marker"
+    with_marks = known.with_marks({TOKENS.index("E"): 3, TOKENS.index("T"): 2})
+    changed = [token_bytes(with_marks, n) for n in range(len(known))]
+    assert (changed[6], changed[11]) == (bytes([MARK_BYTE, 2]), bytes([MARK_BYTE, 3]))
+    assert changed[:6] + changed[7:11] + changed[12:] == texts[:6] + texts[7:11] + texts[12:]
+
+
+NUMBER = {"type": "regex", "pattern": "1"}
+CALL = {"type": "tag", "begin": "<t>", "content": NUMBER, "end": "</t>"}
+NOISE = {**CALL, "content": {"type": "any_text"}}
+CALLS = {"type": "triggered_tags", "triggers": ["<t>"], "tags": [CALL]}
+# Free text in which a trigger is not spelled. Special tokens that hold one would spell it.
+PROSE = "(?:(?!<t>)[a1<t>/XE\n])*"
+HIDDEN = "(?:(?!<[TXO]*t[TXO]*>)[a1<t>/XETO\n])*"
+INSIDE = "(?:(?!</t>)[a1<t>/XTO\n])*"
+CASES: dict[str, tuple[Any, bool, str]] = {
+    "calls": (CALLS, False, f"(?:{PROSE}T1E)*{PROSE}"),
+    "stop": ({**CALLS, "stop_after_first": True}, False, f"{PROSE}(?:T1E)?"),
+    "required": ({**CALLS, "at_least_one": True}, False, f"T1E(?:{PROSE}T1E)*{PROSE}"),
+    "excludes": ({"type": "any_text", "excludes": ["</t>"]}, False, "(?:(?!</t>)[a1<t>/TXO\n])*"),
+    "short": ({"type": "any_text", "max_chars": 2}, False, "[a1<t>/TXO\n]{0,2}"),
+    "text inside": (NOISE, False, f"T{INSIDE}E"),
+    "a constant": ({"type": "const_string", "value": "a<t></t>\n\n"}, False, "aTE\n\n"),
+    "hidden": (CALLS, True, f"(?:{HIDDEN}<t>1E)*{HIDDEN}"),
+    "hidden constant": ({"type": "const_string", "value": "<t></t>"}, True, "<t>E"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_short_sequence_of_tokens(name: str) -> None:
+    given, hides, expression = CASES[name]
+    constraint = Constraint.from_value("structural_tag", {"format": given})
+    constraint = Constraint(constraint.kind, constraint.text, hides_special=hides)
+    known = vocabulary()
+    found = compile_constraint(constraint, known, LIMITS).configurations()
+    expected, random, fit = re.compile(expression), Random(0), 0
+    some = ["".join(random.choices("T1E<t>/aXOP", k=random.randint(5, 9))) for _ in range(4000)]
+    short = map("".join, (s for n in range(5) for s in product(TOKENS, repeat=n)))
+    for text in [*short, *some, "T1E", "aT1E", "<t>1E", "XT1EX", "<Xt>1E", "T1</t>"]:
+        state = START
+        for token in text:
+            state = found.after(state, TOKENS.index(token))
+        ends = state != NO_STATE and found.after(state, END) == END_OF_TEXT
+        assert ends == bool(expected.fullmatch(text.replace("N", ADDED["N"]))), text
+        fit += ends
+    assert fit
+
+
+WORDS = repeat(sequence(literal("a"), optional(Mark(2, 2))), 0, None)
+MARKED = {
+    "plain": sequence(literal("a"), ANY_MARK, literal("b")),
+    "alone": Mark(3, 3),
+    "both": Both(repeat(Mark(1, 3), 0, None), repeat(Mark(2, 5), 0, 2)),
+    "without": Without(WORDS, sequence(WORDS, literal("a"), Mark(2, 2), literal("a"), WORDS)),
+    "in a rule": sequence(Call(Rule("words", WORDS)), Mark(1, 1)),
+    "optional": sequence(*(optional(Mark(n, n)) for n in range(1, 6)), chars(ANY)),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_automata_read_marks(name: str) -> None:
+    automata = rule_automata(MARKED[name], LIMITS)
+    found = 0
+    for length in range(5):
+        for letters in product([*"ab", *range(1, 6)], repeat=length):
+            text = "".join(c if isinstance(c, str) else marked(c) for c in letters)
+            data = b"".join(c.encode() if isinstance(c, str) else bytes([MARK_BYTE, c])
+                            for c in letters)  # fmt: skip
+            assert accepts(automata, data) == derives(MARKED[name], text), letters
+            found += derives(MARKED[name], text)
+    assert found
+
+
+def test_a_constraint_names_a_limited_number_of_tokens() -> None:
+    marks = Marks({f"<{n}>": n for n in range(1000)})
+    for n in range(MOST - OTHER):
+        assert marks.mark(n).first == OTHER + 1 + n == marks.mark(n).last
+    with pytest.raises(ConstraintError, match="more than 124 special tokens"):
+        marks.mark(MOST)
