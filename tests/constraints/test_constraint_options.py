@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
+from vllm_dllm.frontend import current
 from vllm_dllm.frontend.admission import validate_sampling_params
 from vllm_dllm.frontend.front_end import FrontEnd
 from vllm_dllm.frontend.http_request import HttpRequest
@@ -135,3 +137,19 @@ def test_what_may_be_put_out(maximum: Any, options: Any, minimum: int, expected:
 def test_a_request_without_a_constraint_is_not_bounded() -> None:
     final, pool = made(SamplingParams(max_tokens=None), context=5000)
     assert final.max_tokens == 4990 and pool.depths == []
+
+
+@pytest.mark.parametrize("asks", [None, False, True])
+def test_optional_calls_yield_to_a_refusal(asks: bool | None) -> None:
+    """Their requests are then as without a constraint, unless they ask for one."""
+    structured = StructuredOutput.__new__(StructuredOutput)
+    structured.begins_with_reasoning, structured.forbids_whitespace = True, False
+    params = SamplingParams(structured_outputs=A)
+    token = current.set(HttpRequest(asks_for_calls=asks))
+    try:
+        asyncio.run(structured.compiled(params, None))
+        assert asks is False and params.structured_outputs is None
+    except VLLMValidationError:
+        assert asks is not False
+    finally:
+        current.reset(token)

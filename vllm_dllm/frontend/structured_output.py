@@ -22,7 +22,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from vllm_dllm.constraints.pool import BusyError, CompilerPool
 from vllm_dllm.frontend import current
-from vllm_dllm.ranges import shown
+from vllm_dllm.ranges import cut, shown
 from vllm_dllm.settings.resolution import AUTOMATON
 
 if TYPE_CHECKING:
@@ -141,12 +141,7 @@ class StructuredOutput:
         if asks_for_calls is not None:
             names = [name for name in names if name != STOP]
         if names and asks_for_calls is False:
-            params.structured_outputs = None
-            logger.warning_once(
-                "dllm: the calls of tools are not constrained in requests with optional tools and "
-                "%s, so they may be unfinished or invalid.",
-                names[0].partition("=")[0],
-            )
+            _drop(params, names[0].partition("=")[0])
         elif names:
             raise VLLMValidationError(
                 f"structured_outputs: {names[0]} is not supported together with structured outputs "
@@ -188,13 +183,24 @@ class StructuredOutput:
             raise _for_client(error) from error
 
     async def compiled(self, params: SamplingParams, depth: int | None) -> None:
-        """Wait until a request's constraint is compiled; arguments and errors as for `submit`."""
-        automaton = self.submit(params, depth)
-        # Other requests may wait for the same automaton, so a request that stops waiting must not
-        # cancel it. Retrieving its error here keeps asyncio from logging it as never retrieved.
-        waiting = asyncio.shield(asyncio.wrap_future(automaton))
-        await asyncio.gather(waiting, return_exceptions=True)
-        _result(automaton)
+        """Wait until a request's constraint is compiled; arguments and errors as for `submit`.
+
+        If it is refused and consists of optional calls that the request does not ask for, it is
+        dropped: ``structured_outputs`` of the request becomes None.
+        """
+        http = current.get()
+        try:
+            automaton = self.submit(params, depth)
+            # Other requests may wait for the same automaton, so a request that stops waiting must
+            # not cancel it. Retrieving its error here keeps asyncio from logging it as never
+            # retrieved.
+            waiting = asyncio.shield(asyncio.wrap_future(automaton))
+            await asyncio.gather(waiting, return_exceptions=True)
+            _result(automaton)
+        except VLLMValidationError as error:
+            if http is None or http.asks_for_calls is not False:
+                raise
+            _drop(params, f"a refused constraint: {cut(repr(str(error)))}")
 
     @staticmethod
     def attach(
@@ -221,6 +227,16 @@ class StructuredOutput:
         if most is not None:
             params.max_tokens = min(params.max_tokens, max(most, automaton.minimum))
         params.extra_args = {**(params.extra_args or {}), AUTOMATON: automaton.packed}
+
+
+def _drop(params: SamplingParams, reason: str) -> None:
+    """Drop a constraint that only keeps optional calls valid."""
+    params.structured_outputs = None
+    logger.warning_once(
+        "dllm: the calls of tools are not constrained in requests with optional tools and "
+        "%s, so they may be unfinished or invalid.",
+        reason,
+    )
 
 
 def _result(future: Future[CompiledConstraint]) -> CompiledConstraint:

@@ -16,13 +16,16 @@ from typing import Any
 
 from canvas_grammar.grammar.marks import GEMMA, LENIENT
 from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.parsing import CONSTRAINT_OPTIONS
 from vllm_dllm.settings.resolution import REQUEST_PREFIX
 
+logger = init_logger("vllm.dllm")
 ANY_OBJECT = {"type": "object"}
 GEMMA_BEGIN = "<|tool_call>call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -59,6 +62,18 @@ def asks_for_calls(request: Any) -> bool | None:
     options = request.vllm_xargs or {}
     by_option = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
     return by_option or any(_is_strict(tool) for tool in request.tools)
+
+
+def check_parser(name: str) -> None:
+    """Say when a server starts that calls for its ``--tool-call-parser`` cannot be required."""
+    parser = ToolParserManager.get_tool_parser(name)
+    if not parser.supports_required_and_named and parser.structural_tag_model is None:
+        logger.warning(
+            'dllm: --tool-call-parser %s: tool_choice "required" and named tools are refused, '
+            "because vLLM has no structural tag for its calls; calls are optional, and parsed but "
+            "not checked.",
+            name,
+        )
 
 
 def constrained_calls(
@@ -102,7 +117,15 @@ def constrained_calls(
         ):
             content[LENIENT] = True
         if str(tag.get("begin")).startswith(GEMMA_BEGIN):
-            _check_gemma_name(tag["begin"].removeprefix(GEMMA_BEGIN))
+            name = tag["begin"].removeprefix(GEMMA_BEGIN)
+            if not GEMMA_NAME.fullmatch(name):
+                if not strict and not _is_forced(choice):
+                    return None
+                raise VLLMValidationError(
+                    f"the name of a tool, {shown(name)}, is not supported with Gemma's calls: "
+                    "letters, digits, _, - and . are.",
+                    parameter="tools",
+                )
             content["style"] = GEMMA
     return replace(structured, structural_tag=json.dumps(whole))
 
@@ -118,15 +141,6 @@ def _tags(value: Any) -> Iterator[dict[str, Any]]:
             yield value
         else:
             yield from _tags(list(value.values()))
-
-
-def _check_gemma_name(name: str) -> None:
-    if not GEMMA_NAME.fullmatch(name):
-        raise VLLMValidationError(
-            f"the name of a tool, {shown(name)}, is not supported with Gemma's calls: letters, "
-            "digits, _, - and . are.",
-            parameter="tools",
-        )
 
 
 def _is_forced(choice: Any) -> bool:

@@ -43,13 +43,14 @@ def follow_parameters() -> None:
     """Make this process follow the schema of every tool's parameters.
 
     By default vLLM constrains nothing if a call is optional and no tool is strict. The option
-    ``--tool-strict-level`` still overrides this, and so does a tool parser that has its own
-    default.
+    ``--tool-strict-level`` on the command line still overrides this, also with ``auto``, and so
+    does a tool parser that has its own default.
     """
     from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
     from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
-    ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER
+    if not any(word.replace("_", "-").startswith("--tool-strict-level") for word in sys.argv):
+        ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER
     parser = "vllm_dllm.frontend.gemma_tool_parser"
     ToolParserManager.register_lazy_module("gemma4", parser, "GemmaToolParser")
 
@@ -76,6 +77,10 @@ def _install(endpoints: Endpoints) -> Decorator:
         def init_exception_handler(app: Any) -> None:
             from vllm_dllm.frontend.http_server import install
 
+            if app.state.args.tool_call_parser:
+                from vllm_dllm.frontend.tool_calls import check_parser
+
+                check_parser(app.state.args.tool_call_parser)
             original(app)
             install(app, endpoints.refuse_misplaced)
 

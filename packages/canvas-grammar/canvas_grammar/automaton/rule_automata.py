@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from canvas_grammar.automaton.vocabulary import MARK_BYTE
 from canvas_grammar.grammar.json.values import names_a_place
 from canvas_grammar.grammar.language import Node, as_expression, check_size
 from canvas_grammar.grammar.marks import Mark
-from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
+from canvas_grammar.grammar.rules import REMEMBERED, Automaton, Behind, Both, Call, Without
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
 # ---- The refusal of a constraint that allows no text, which names the place if it is known.
@@ -105,6 +106,7 @@ def rule_automata(language: Node, limits: CompileLimits) -> RuleAutomata:
         raise error.named(builder.nodes) from None
 
 
+@lru_cache(REMEMBERED)  # a language may be one side of many products
 def regular_automaton(language: Node, limits: CompileLimits) -> RuleAutomata | None:
     """The automaton of a language without calls of rules, or None if the language is empty.
 

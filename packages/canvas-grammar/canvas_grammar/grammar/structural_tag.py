@@ -15,6 +15,7 @@ from canvas_grammar.grammar.free_text import dispatched, free_text
 from canvas_grammar.grammar.json.gemma import gemma_arguments
 from canvas_grammar.grammar.json.reader import SchemaLanguage, read_schema
 from canvas_grammar.grammar.json.values import short
+from canvas_grammar.grammar.json.xml import STYLES, xml_arguments
 from canvas_grammar.grammar.language import Node, either, optional, repeat, sequence
 from canvas_grammar.grammar.marks import GEMMA, LENIENT, Marks
 from canvas_grammar.grammar.regex import regex
@@ -139,7 +140,7 @@ class _TagReader:
     def _all(self, value: Format, place: Place) -> list[Node]:
         return [self.format(element, place) for element in _list(value["elements"])]
 
-    def _schema(self, value: Format, _: Place) -> Node:
+    def _schema(self, value: Format, place: Place) -> Node:
         blanks = value.get("max_whitespace_cnt")
         if blanks is not None and not (isinstance(blanks, int) and blanks > 0):
             raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
@@ -148,8 +149,15 @@ class _TagReader:
             return self._read(value, lambda schema: read_schema(schema, self.limits))
         if style == GEMMA:
             return self._read(value, lambda schema: gemma_arguments(schema, self.marks))
-        raise ConstraintError(
-            f"structural_tag: style {short(style)} is not supported with diffusion models"
+        if style not in STYLES:
+            raise ConstraintError(
+                f"structural_tag: style {short(style)} is not supported with diffusion models; "
+                f"supported: json, {', '.join(STYLES)}"
+            )
+        # Qwen's calls have line ends around values, and MiMo's, of the same style, have not.
+        wrapped = style == "qwen_xml" and any(end.startswith("\n") for end in place.ends[-1:])
+        return self._read(
+            value, lambda schema: xml_arguments(schema, STYLES[style], self.marks, wrapped)
         )
 
     def _read(self, value: Format, read: Callable[[Any], SchemaLanguage]) -> Node:

@@ -18,8 +18,9 @@ is what it reads back as a value that satisfies the schema. So the following is 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 from canvas_grammar.grammar.free_text import ANYTHING
@@ -50,7 +51,7 @@ from canvas_grammar.grammar.language import (
 )
 from canvas_grammar.grammar.marks import DELIMITER, Marks
 from canvas_grammar.grammar.regex import regex
-from canvas_grammar.grammar.rules import Both, Without, shared
+from canvas_grammar.grammar.rules import REMEMBERED, Both, Without, shared
 from canvas_grammar.limits import ConstraintError
 
 JSON_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -64,8 +65,7 @@ WORDS = ("null", "true", "false", "nan", "inf")
 INERT = re.compile(f"(?!(?i:{'|'.join(WORDS)}))[{FIRST}].*|", re.DOTALL)
 
 
-def inert() -> Node:
-    """The strings that `INERT` matches."""
+def _inert() -> Node:
     singles = ((ord(c), ord(c)) for c in "_/#@$")
     first = chars([(0x41, 0x5A), (0x61, 0x7A), *singles])
     words = either(
@@ -74,6 +74,9 @@ def inert() -> Node:
     )
     begun = Without(sequence(first, ANYTHING), sequence(words, ANYTHING))
     return either([EMPTY_TEXT, begun])
+
+
+INERT_TEXTS = _inert()
 
 
 class Reading:
@@ -130,9 +133,21 @@ def gemma_arguments(schema: Any, marks: Marks) -> SchemaLanguage:
         ConstraintError: as for `json_schema`, or if no value that satisfies the schema would be
             read back.
     """
-    forbidden = re.compile("|".join((r"<\||\|>", *map(re.escape, marks.special))))
-    layout = CallLayout(forbidden=forbidden)
+    layout = CallLayout(forbidden=forbidden_texts((r"<\|", r"\|>"), marks))
     return CallReader(schema, layout, marks.written(DELIMITER)).read()
+
+
+def forbidden_texts(expressions: Iterable[str], marks: Marks) -> re.Pattern[str]:
+    """Expressions and special tokens' texts, of which less counts where there are many alike."""
+    special = (re.sub("[0-9]+", "[0-9]+", re.escape(text)) for text in marks.special)
+    alike = (r"<\|" if text.startswith(r"<\|") else text for text in special)
+    return re.compile("|".join(dict.fromkeys([*expressions, *alike])))
+
+
+@lru_cache(REMEMBERED)
+def texts_with(expression: str) -> Node:
+    """All texts in which an expression finds something; the same node each time."""
+    return sequence(ANYTHING, regex(expression), ANYTHING)
 
 
 @dataclass(frozen=True)
@@ -155,19 +170,41 @@ class CallLayout(JsonLayout):
         held = not text or set(text) & set(self.outside) or re.search(r"\s", text)
         return NOTHING if held or self.forbidden.search(text) else literal(text)
 
-    @cached_property
+    @property
     def names(self) -> Node:
         """All names."""
-        allowed = complement(union((ord(c), ord(c)) for c in self.outside))
-        # Unicode's other white space lies from U+1680 on.
-        character = chars((first, min(last, 0x167F)) for first, last in allowed)
-        left_out = either([self.held, *map(literal, self.barred)])
-        return Without(repeat(character, 1, None), left_out)
+        return bare_names(self.outside, self.forbidden.pattern, self.barred)
 
-    @cached_property
+    @property
     def held(self) -> Node:
         """The texts that hold what is forbidden."""
-        return sequence(ANYTHING, regex(self.forbidden.pattern), ANYTHING)
+        return texts_with(self.forbidden.pattern)
+
+
+@lru_cache(REMEMBERED)
+def bare_names(outside: str, forbidden: str, barred: tuple[str, ...]) -> Node:
+    """The names of a `CallLayout`; the same node each time."""
+    allowed = complement(union((ord(c), ord(c)) for c in outside))
+    # Unicode's other white space lies from U+1680 on.
+    character = chars((first, min(last, 0x167F)) for first, last in allowed)
+    names = Without(repeat(character, 1, None), texts_with(forbidden))
+    return Without(names, either(map(literal, barred))) if barred else names
+
+
+@lru_cache(REMEMBERED)
+def raw_strings(facts: StringFacts, forbidden: str, alone: bool) -> Node:
+    """Strings without quotes; the same node each time.
+
+    Args:
+        facts: conditions that they meet.
+        forbidden: an expression that finds nothing in them.
+        alone: whether nothing but strings is read at their place.
+    """
+    if facts == ANY_STRING:
+        text = Without(ANYTHING, texts_with(forbidden))
+        return text if alone else Both(text, INERT_TEXTS)
+    content = string_content(facts, RAW)
+    return content if content.empty else Both(content, raw_strings(ANY_STRING, forbidden, alone))
 
 
 class CallReader(SchemaReader[Reading]):
@@ -178,9 +215,6 @@ class CallReader(SchemaReader[Reading]):
     def __init__(self, schema: Any, layout: CallLayout, quote: Node) -> None:
         super().__init__(schema, Reading(schema))
         self.layout, self.quote = layout, quote
-        text = Without(ANYTHING, layout.held)
-        self.texts = {True: text, False: Both(text, inert())}
-        self.strings: dict[tuple[StringFacts, bool], Node] = {}
 
     def layout_of(self, context: Reading) -> JsonLayout:
         """How brackets and names are written."""
@@ -249,16 +283,7 @@ class CallReader(SchemaReader[Reading]):
 
     def _content(self, facts: Facts, alone: bool) -> Node:
         if facts.values is None:
-            key = facts.string, alone
-            if key not in self.strings:
-                text = self.texts[alone]
-                found: Node = NOTHING
-                if facts.string == ANY_STRING:
-                    found = text
-                elif not (content := string_content(facts.string, RAW)).empty:
-                    found = Both(content, text)
-                self.strings[key] = found
-            found = self.strings[key]
+            found = raw_strings(facts.string, self.layout.forbidden.pattern, alone)
             barred = either(map(literal, facts.barred.values()))
             return found if barred.empty or found.empty else Without(found, barred)
         options = []
