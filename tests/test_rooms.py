@@ -119,6 +119,7 @@ OPTIONAL = {
     "vllm_dllm.engine.warm_up",
     "vllm_dllm.families.counting",
     "vllm_dllm.frontend.gemma_tool_parser",
+    "vllm_dllm.frontend.reasoning",
     "vllm_dllm.frontend.http_request",
     "vllm_dllm.frontend.http_server",
     "vllm_dllm.frontend.structured_output",

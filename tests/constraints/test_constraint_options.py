@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_dllm.frontend import current
+from vllm_dllm.frontend import Prompt, current
 from vllm_dllm.frontend.admission import validate_sampling_params
 from vllm_dllm.frontend.front_end import FrontEnd
 from vllm_dllm.frontend.http_request import HttpRequest
@@ -105,7 +105,7 @@ def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[
     front_end.served, front_end.max_model_len, front_end.vocabulary_size = served(), context, 50
     structured = StructuredOutput.__new__(StructuredOutput)
     structured.end_tokens = set()
-    structured.forbids_whitespace = structured.begins_with_reasoning = False
+    structured.forbids_whitespace, structured.reasoning_parser = False, ""
     structured._pool = pool  # type: ignore[assignment]
     front_end.structured = structured
 
@@ -143,11 +143,13 @@ def test_a_request_without_a_constraint_is_not_bounded() -> None:
 def test_optional_calls_yield_to_a_refusal(asks: bool | None) -> None:
     """Their requests are then as without a constraint, unless they ask for one."""
     structured = StructuredOutput.__new__(StructuredOutput)
-    structured.begins_with_reasoning, structured.forbids_whitespace = True, False
-    params = SamplingParams(structured_outputs=A)
+    structured.reasoning_parser, structured.forbids_whitespace = "", False
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(json={}, disable_additional_properties=True)
+    )
     token = current.set(HttpRequest(asks_for_calls=asks))
     try:
-        asyncio.run(structured.compiled(params, None))
+        asyncio.run(structured.compiled(params, None, Prompt([])))
         assert asks is False and params.structured_outputs is None
     except VLLMValidationError:
         assert asks is not False

@@ -54,7 +54,7 @@ def _as_served(monkeypatch: pytest.MonkeyPatch) -> None:
 def tokenizer() -> Any:
     """Bytes, and all markers that vLLM's parsers look for as special tokens."""
     marker = re.compile(r"""['"](<[^'"\s<>{}\\]{1,40}>|\[[A-Z_]+\])['"]""")
-    places = (Path(vllm.__file__).parent / room for room in ("parser", "tool_parsers"))
+    places = (Path(vllm.__file__).parent / room for room in ("parser", "reasoning", "tool_parsers"))
     files = (path.read_text() for place in places for path in place.rglob("*.py"))
     found = sorted({text for file in files for text in marker.findall(file)} - {"<eos>"})
     assert len(found) > 60

@@ -28,6 +28,7 @@ from tests.support.engine import Engine
 from vllm_dllm.constraints.pool import BusyError
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.decoding.names import algorithms
+from vllm_dllm.frontend import Prompt
 
 MODELS: dict[str, tuple[str, Corruption]] = {
     "llada2": ("tiny-llada2", "mask"),
@@ -258,7 +259,7 @@ def drawn(running: Engine, family: str, random: Random) -> tuple[Case, SamplingP
         case = random_case(random)
         params = random_params(random, case, MODELS[family][1])
         try:
-            least = structured.submit(params.structured_outputs, None).result().minimum
+            least = structured.submit(params, None, Prompt([])).result().minimum
         except ConstraintError as error:
             # Some are too large for a busy machine; what is refused is refused for that only.
             sized = "too large" in str(error) or "seconds" in str(error)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vllm_dllm.frontend.front_end import FrontEnd
@@ -14,6 +15,20 @@ FRONT_END = "dllm_front_end"
 
 # None outside an HTTP request. All tasks that answer the request share the object.
 current: ContextVar[HttpRequest | None] = ContextVar("http_request", default=None)
+
+
+class Prompt(NamedTuple):
+    """What an output follows.
+
+    Attributes:
+        token_ids: its tokens.
+        reasoning_ended: whether vLLM knows that the output begins without, or with, a thought.
+        parser_options: arguments of the request's reasoning parser.
+    """
+
+    token_ids: Sequence[int]
+    reasoning_ended: bool | None = None
+    parser_options: Mapping[str, Any] | None = None
 
 
 def front_end_of(input_processor: Any) -> FrontEnd | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import current
+from vllm_dllm.frontend import Prompt, current
 from vllm_dllm.frontend.admission import (
     AdmittedParams,
     refuse_contradictions,
@@ -40,7 +40,6 @@ class FrontEnd:
 
     Attributes:
         tokenizer: returns vLLM's tokenizer.
-        begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
         traces_all: whether every request is traced, for the live page.
     """
 
@@ -62,10 +61,6 @@ class FrontEnd:
         self.max_model_len = vllm_config.model_config.max_model_len
         self.vocabulary_size = vllm_config.model_config.get_vocab_size()
         self.served = vllm_config.model_config.dllm
-        outputs = vllm_config.structured_outputs_config
-        self.begins_with_reasoning = bool(
-            outputs.reasoning_parser and not outputs.enable_in_reasoning
-        )
         self.tokenizer = tokenizer
         self._config, self._at_end = vllm_config, at_end
 
@@ -74,16 +69,15 @@ class FrontEnd:
         """What compiles the constraints of structured outputs."""
         from vllm_dllm.frontend.structured_output import StructuredOutput
 
-        return StructuredOutput(
-            self._config, self.tokenizer, self._at_end, self.begins_with_reasoning
-        )
+        return StructuredOutput(self._config, self.tokenizer, self._at_end)
 
-    async def admit(self, params: Any) -> Any:
+    async def admit(self, params: Any, prompt: Prompt) -> Any:
         """Wait for a request's constraint, before anything else is done for the request.
 
         Args:
             params: the request's parameters, which are not changed; anything but sampling
                 parameters has no constraint.
+            prompt: what the request answers.
 
         Returns:
             The parameters to continue with.
@@ -96,7 +90,7 @@ class FrontEnd:
             return params
         prepared, resolved = self._prepare(params)
         if prepared.structured_outputs is not None:
-            await self.structured.compiled(prepared, resolved.constraint_depth)
+            await self.structured.compiled(prepared, resolved.constraint_depth, prompt)
         return prepared
 
     def process(self, make: Callable[[Any], Any], params: Any) -> Any:
@@ -117,9 +111,7 @@ class FrontEnd:
             return make(params)
         prepared, resolved = self._prepare(params)
         unconstrained, constraint = copy.copy(prepared), prepared.structured_outputs
-        if constraint is not None:
-            automaton = self.structured.submit(prepared, resolved.constraint_depth)
-            unconstrained.structured_outputs = None
+        unconstrained.structured_outputs = None
         request = make(unconstrained)
         final = request.sampling_params
         validate_bad_words(final)
@@ -128,6 +120,8 @@ class FrontEnd:
             final, resolved.constrained, self.served.mask_token, self.vocabulary_size
         )
         if constraint is not None:
+            prompt = Prompt(request.prompt_token_ids)
+            automaton = self.structured.submit(prepared, resolved.constraint_depth, prompt)
             self.structured.attach(automaton, final, resolved.constraint_tokens)
         return request
 

@@ -28,6 +28,8 @@ from vllm_dllm.settings.resolution import AUTOMATON
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from vllm_dllm.frontend import Prompt
+
 logger = init_logger("vllm.dllm")
 
 # vLLM's field for each kind of constraint, and our name of the kind.
@@ -43,6 +45,8 @@ KIND_OF_FIELD = {
 UNWRITTEN = [
     f"{name}_token_id" for name in ("pad", "image", "boi", "eoi", "video", "audio", "boa", "eoa")
 ]
+# Where a request's parameters hold the thought that its output begins with.
+THOUGHT = "thought"
 # The parameter for texts that end an output; vLLM's front end looks for them.
 STOP = "stop"
 
@@ -94,7 +98,8 @@ class StructuredOutput:
     Attributes:
         end_tokens: ids that end a text.
         forbids_whitespace: the server wants JSON without white space.
-        begins_with_reasoning: outputs begin with reasoning, which constraints do not cover.
+        tokenizer: returns vLLM's tokenizer.
+        reasoning_parser: the name of the parser of thoughts that constraints do not cover, or "".
     """
 
     def __init__(
@@ -102,15 +107,16 @@ class StructuredOutput:
         vllm_config: VllmConfig,
         tokenizer: Callable[[], Any],
         at_end: Callable[[Callable[[], None]], Any],
-        begins_with_reasoning: bool,
     ) -> None:
         """Prepare to compile; arguments are as for `FrontEnd`."""
         model = vllm_config.model_config
         ends = model.try_get_generation_config().get("eos_token_id") or ()
         ends = {ends} if isinstance(ends, int) else {*ends}
         self.end_tokens = {*ends, tokenizer().eos_token_id}
-        self.forbids_whitespace = vllm_config.structured_outputs_config.disable_any_whitespace
-        self.begins_with_reasoning = begins_with_reasoning
+        outputs = vllm_config.structured_outputs_config
+        self.forbids_whitespace = outputs.disable_any_whitespace
+        self.reasoning_parser = "" if outputs.enable_in_reasoning else outputs.reasoning_parser
+        self.tokenizer = tokenizer
         config = model.hf_config
         named = vars(config.get_text_config()) | vars(config)
         unwritten = {model.dllm.mask_token, *(named.get(name) for name in UNWRITTEN)} - {None}
@@ -150,7 +156,9 @@ class StructuredOutput:
                 parameter="structured_outputs",
             )
 
-    def submit(self, params: SamplingParams, depth: int | None) -> Future[CompiledConstraint]:
+    def submit(
+        self, params: SamplingParams, depth: int | None, prompt: Prompt
+    ) -> Future[CompiledConstraint]:
         """Start compiling the constraint of a request.
 
         Equal constraints are compiled once, so this may be called again for the same request. Over
@@ -159,6 +167,7 @@ class StructuredOutput:
         Args:
             params: the request's parameters, which have passed `reconcile`.
             depth: how deeply calls of the constraint's rules may nest; None for the usual number.
+            prompt: what the request answers; only that of its first call counts.
 
         Returns:
             A future of the automaton that the request's output must follow, for `attach`.
@@ -169,20 +178,22 @@ class StructuredOutput:
         """
         http = current.get()
         try:
-            if self.begins_with_reasoning:
-                raise ConstraintError(
-                    "structured outputs after reasoning are not supported with diffusion models; "
-                    "serve without --reasoning-parser, or with "
-                    "--structured-outputs-config.enable_in_reasoning"
-                )
             constraint = constraint_of(params.structured_outputs, self.forbids_whitespace)
             hides = constraint.kind == "structural_tag" and params.skip_special_tokens
-            constraint = replace(constraint, depth=depth, hides_special=hides)
+            if self.reasoning_parser and THOUGHT not in (known := vars(params)):
+                from vllm_dllm.frontend.reasoning import thought_after
+
+                optional = http is not None and http.asks_for_calls is not None
+                known[THOUGHT] = thought_after(
+                    prompt, self.reasoning_parser, self.tokenizer(), optional
+                )
+            thought = vars(params).get(THOUGHT)
+            constraint = replace(constraint, depth=depth, hides_special=hides, thought=thought)
             return self._pool.submit(constraint, http is None or http.request is None)
         except (ConstraintError, BusyError) as error:
             raise _for_client(error) from error
 
-    async def compiled(self, params: SamplingParams, depth: int | None) -> None:
+    async def compiled(self, params: SamplingParams, depth: int | None, prompt: Prompt) -> None:
         """Wait until a request's constraint is compiled; arguments and errors as for `submit`.
 
         If it is refused and consists of optional calls that the request does not ask for, it is
@@ -190,7 +201,7 @@ class StructuredOutput:
         """
         http = current.get()
         try:
-            automaton = self.submit(params, depth)
+            automaton = self.submit(params, depth, prompt)
             # Other requests may wait for the same automaton, so a request that stops waiting must
             # not cancel it. Retrieving its error here keeps asyncio from logging it as never
             # retrieved.

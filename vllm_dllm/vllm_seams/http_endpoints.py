@@ -10,7 +10,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from vllm_dllm.frontend.front_end import FrontEnd
 from vllm_dllm.frontend.http_request import Endpoints
 from vllm_dllm.settings.unknown_names import option_names
 from vllm_dllm.vllm_seams.wrapping import Decorator, wrap
@@ -25,7 +24,7 @@ REQUESTS = (
 )
 
 
-def apply(front_end: FrontEnd) -> None:
+def apply() -> None:
     """Make the requests of a process that serves HTTP pass through the front end."""
     classes = tuple(getattr(import_module(module), name) for module, name in REQUESTS)
     endpoints = Endpoints(classes, option_names())
@@ -34,9 +33,7 @@ def apply(front_end: FrontEnd) -> None:
     if "vllm.entrypoints.launchers.api_server.entry" in sys.modules:
         application = import_module("vllm.entrypoints.launchers.app")
         wrap(application, "init_exception_handler", _install(endpoints))
-    # A constraint after reasoning is refused, so none must be added to such requests.
-    if not front_end.begins_with_reasoning:
-        follow_parameters()
+    follow_parameters()
 
 
 def follow_parameters() -> None:

@@ -10,12 +10,16 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.frontend import FRONT_END, current, front_end_of
+from vllm_dllm.frontend import FRONT_END, Prompt, current, front_end_of
 from vllm_dllm.vllm_seams.registration import is_ours, shut_executors_down
 from vllm_dllm.vllm_seams.wrapping import wrap
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+# The arguments of vLLM's client that tell about a thought after the prompt.
+REASONING = ("reasoning_ended", "reasoning_parser_kwargs")
 
 
 def apply() -> None:
@@ -52,7 +56,7 @@ def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
         if "vllm.entrypoints.openai.completion.protocol" in sys.modules:
             from vllm_dllm.vllm_seams import http_endpoints
 
-            http_endpoints.apply(front_end)
+            http_endpoints.apply()
         detokenizer.apply()
         wrap(StatLoggerManager, "__init__", _count_by_algorithm)
         shut_executors_down()
@@ -92,13 +96,16 @@ def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
         front_end, http = front_end_of(self.input_processor), current.get()
         if front_end is None:
             return await original(self, request_id, prompt, params, *args, **kwargs)
+        ids = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
+        ended, options = (kwargs.get(name) for name in REASONING)
+        follows = Prompt(ids, ended, options)
         if http is None:
-            params = await front_end.admit(params)
+            params = await front_end.admit(params, follows)
             return await original(self, request_id, prompt, params, *args, **kwargs)
         prompt_index = len(http.queues)
         http.queues.append(None)
         try:
-            params = await front_end.admit(params)
+            params = await front_end.admit(params, follows)
             queue = await original(self, request_id, prompt, params, *args, **kwargs)
         except Exception as error:
             http.fail(error)

@@ -10,8 +10,10 @@ This module imports neither torch nor the readers of constraints, which take hal
 
 from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.vocabulary import Vocabulary
-from canvas_grammar.constraint import Constraint
+from canvas_grammar.constraint import Constraint, Thought
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
 __version__ = "0.1.0"
-__all__ = ["CompileLimits", "CompiledConstraint", "Constraint", "ConstraintError", "Vocabulary"]
+__all__ = [
+    "CompileLimits", "CompiledConstraint", "Constraint", "ConstraintError", "Thought", "Vocabulary",
+]  # fmt: skip

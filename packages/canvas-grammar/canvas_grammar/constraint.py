@@ -12,6 +12,21 @@ KINDS = ("choice", "grammar", "json_object", "json_schema", "regex", "structural
 
 
 @dataclass(frozen=True)
+class Thought:
+    """Free text that an output begins with, and that its constraint does not cover.
+
+    Attributes:
+        end: the text that ends it.
+        without: further texts that it does not contain.
+        may_be_all: whether an output may also be a thought that is not ended.
+    """
+
+    end: str
+    without: tuple[str, ...] = ()
+    may_be_all: bool = False
+
+
+@dataclass(frozen=True)
 class Constraint:
     """What a request asks for. Equal constraints have the same automaton.
 
@@ -24,6 +39,7 @@ class Constraint:
         depth: how deeply calls of rules may nest; None for the usual number.
         hides_special: the client gets the text without special tokens, so the texts of a structural
             tag are written without them.
+        thought: what an output begins with; None if it begins with what the constraint describes.
     """
 
     kind: str
@@ -31,6 +47,7 @@ class Constraint:
     whitespace: str | None = None
     depth: int | None = None
     hides_special: bool = False
+    thought: Thought | None = None
 
     @classmethod
     def from_value(

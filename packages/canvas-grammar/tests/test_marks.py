@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar.automaton.configurations import END_OF_TEXT, NO_STATE, START
 from canvas_grammar.automaton.rule_automata import rule_automata
 from canvas_grammar.automaton.vocabulary import MARK_BYTE, Vocabulary
-from canvas_grammar.constraint import Constraint
+from canvas_grammar.constraint import Constraint, Thought
 from canvas_grammar.grammar.language import ANY, chars, literal, optional, repeat, sequence
 from canvas_grammar.grammar.marks import ANY_MARK, MOST, OTHER, Mark, Marks
 from canvas_grammar.grammar.rules import Both, Call, Rule, Without
@@ -81,11 +82,25 @@ CASES: dict[str, tuple[Any, bool, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Behind a thought; in "hidden thought" a client does not see what ends it.
+OPEN = "(?:(?!</t>|<x>)[a1<t>/TO\n])*"
+THOUGHTS = {
+    "thought": (Thought("</t>", ("</t>", "<x>")), False, f"{OPEN}E1"),
+    "open thought": (Thought("</t>", ("<x>",), may_be_all=True), False, f"{OPEN}(?:E1)?"),
+    "hidden thought": (Thought("<t>"), True, f"{PROSE}T1"),
+    "spelled thought": (Thought("a1"), False, "(?:(?!a1)[a1<t>/TXE\n])*a11"),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *THOUGHTS])
 def test_every_short_sequence_of_tokens(name: str) -> None:
-    given, hides, expression = CASES[name]
-    constraint = Constraint.from_value("structural_tag", {"format": given})
-    constraint = Constraint(constraint.kind, constraint.text, hides_special=hides)
+    if name in CASES:
+        given, hides, expression = CASES[name]
+        constraint = Constraint.from_value("structural_tag", {"format": given})
+        constraint = replace(constraint, hides_special=hides)
+    else:
+        thought, hides, expression = THOUGHTS[name]
+        constraint = Constraint("regex", "1", hides_special=hides, thought=thought)
     known = vocabulary()
     found = compile_constraint(constraint, known, LIMITS).configurations()
     expected, random, fit = re.compile(expression), Random(0), 0

@@ -11,6 +11,7 @@ from canvas_grammar.automaton.rule_automata import EmptyLanguageError, rule_auto
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import window
 from canvas_grammar.constraint import Constraint
+from canvas_grammar.grammar.free_text import after_thought
 from canvas_grammar.grammar.grammars import grammar
 from canvas_grammar.grammar.json.reader import JsonReader, read_schema
 from canvas_grammar.grammar.json.values import JsonLayout
@@ -80,6 +81,8 @@ def compile_constraint(
     depth = limits.calls if constraint.depth is None else constraint.depth
     marks = Marks(vocabulary.added, vocabulary.special, constraint.hides_special)
     language, ignored = read_constraint(constraint, limits, marks)
+    if constraint.thought is not None:
+        language = after_thought(constraint.thought, language, marks)
     vocabulary = vocabulary.with_marks(marks.numbers)
     try:
         automata = rule_automata(language, limits)

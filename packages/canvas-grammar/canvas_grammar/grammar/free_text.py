@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from canvas_grammar.constraint import Thought
 from canvas_grammar.grammar.language import ANY, EMPTY_TEXT, Node, chars, either, repeat, sequence
 from canvas_grammar.grammar.marks import ANY_MARK, Marks
 from canvas_grammar.grammar.rules import Both, Without
@@ -49,14 +50,23 @@ def dispatched(
     """
     avoided = [*bodies, *without]
     begun = either(
-        sequence(up_to(trigger, bodies, without, marks), body) for trigger, body in bodies.items()
+        sequence(_up_to(trigger, bodies, without, marks), body) for trigger, body in bodies.items()
     )
     if loop:
         return sequence(repeat(begun, 0, None), free_text(avoided, marks))
     return either([begun, free_text(avoided, marks)])
 
 
-def up_to(trigger: str, triggers: Collection[str], without: Collection[str], marks: Marks) -> Node:
+def after_thought(thought: Thought, language: Node, marks: Marks) -> Node:
+    """Texts that begin with a thought; its end is a token, also where a client does not see it."""
+    marks = marks.visible()
+    others = [text for text in thought.without if text != thought.end]
+    whole = sequence(_up_to(thought.end, [thought.end], others, marks), language)
+    open_thought = free_text([thought.end, *others], marks)
+    return either([whole, open_thought]) if thought.may_be_all else whole
+
+
+def _up_to(trigger: str, triggers: Collection[str], without: Collection[str], marks: Marks) -> Node:
     """Free text up to the end of a trigger, with no trigger before; longer ones come first."""
     longer = [other for other in triggers if other != trigger and other.endswith(trigger)]
     earlier = sequence(PROSE, _any_of([*triggers, *without], marks), FREE, PROSE)

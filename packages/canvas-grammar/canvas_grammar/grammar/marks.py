@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from canvas_grammar.grammar.language import EMPTY_TEXT, Node, either, literal, repeat, sequence
 from canvas_grammar.limits import ConstraintError
@@ -58,9 +59,18 @@ class Marks:
         """
         self.added, self.special, self.hides_special = added or {}, special, hides_special
         self.numbers: dict[int, int] = {}
-        hidden = special if hides_special else ()
-        self._named = {text: token for text, token in self.added.items() if text not in hidden}
-        self._longest = max(map(len, self._named), default=0)
+        self._longest = max(map(len, self.added), default=0)
+
+    @cached_property
+    def _named(self) -> Mapping[str, int]:
+        hidden = self.special if self.hides_special else ()
+        return {text: token for text, token in self.added.items() if text not in hidden}
+
+    def visible(self) -> Marks:
+        """The same marks for texts that name special tokens, too."""
+        every = Marks(self.added, self.special)
+        every.numbers = self.numbers
+        return every
 
     def mark(self, token: int) -> Mark:
         """The mark of a token.
