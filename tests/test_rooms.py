@@ -122,6 +122,7 @@ OPTIONAL = {
     "vllm_dllm.frontend.reasoning",
     "vllm_dllm.frontend.http_request",
     "vllm_dllm.frontend.http_server",
+    "vllm_dllm.frontend.one_token_deltas",
     "vllm_dllm.frontend.structured_output",
     "vllm_dllm.frontend.tool_calls",
     "vllm_dllm.frontend.traces",

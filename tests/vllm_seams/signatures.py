@@ -17,6 +17,7 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.support.checkpoints import TINY
@@ -62,6 +63,9 @@ def _start_an_engine() -> None:
     import vllm.entrypoints.launchers.api_server.entry
     import vllm.v1.engine.async_llm  # noqa: F401
     from vllm import LLM, SamplingParams
+    from vllm.parser import ParserManager
+
+    from vllm_dllm.vllm_seams import http_endpoints
 
     llm = LLM(
         str(TINY / "tiny-sdar"),
@@ -73,6 +77,8 @@ def _start_an_engine() -> None:
     )
     traced = SamplingParams(extra_args={"diffusion_trace": True})
     llm.generate("1 + 1", traced, use_tqdm=False)
+    parser = ParserManager.get_parser(reasoning_parser_name="qwen3")
+    http_endpoints._feed_single_tokens(SimpleNamespace(parser=parser))
 
 
 def _subclasses() -> Iterator[tuple[type, type]]:

@@ -58,6 +58,7 @@ def _take(endpoints: Endpoints) -> Decorator:
     def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         async def _check_model(self: Any, request: Any) -> Any:
             error = await original(self, request)
+            _feed_single_tokens(self)
             if error is None:
                 endpoints.take(request)
             return error
@@ -65,6 +66,20 @@ def _take(endpoints: Endpoints) -> Decorator:
         return _check_model
 
     return decorator
+
+
+def _feed_single_tokens(handler: Any) -> None:
+    """Let the parser of reasoning and tool calls that a handler has take one token at a time."""
+    derenderer = getattr(handler, "online_derenderer", None)
+    for owner, name in ((handler, "parser_cls"), (handler, "parser"), (derenderer, "parser")):
+        parser = getattr(owner, name, None)
+        if parser is None:
+            continue
+        from vllm_dllm.frontend.one_token_deltas import one_token_at_a_time, split_open_call_first
+
+        responses = import_module("vllm.entrypoints.openai.responses.serving")
+        wrap(responses, "split_delta", split_open_call_first)
+        setattr(owner, name, one_token_at_a_time(parser))
 
 
 def _install(endpoints: Endpoints) -> Decorator:
