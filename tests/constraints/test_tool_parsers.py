@@ -47,6 +47,8 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 def _as_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["vllm"])
     monkeypatch.setattr(ToolParser, "default_tool_strict_level", None)
+    # Other tests of this process may have loaded vLLM's own.
+    monkeypatch.delitem(ToolParserManager.tool_parsers, "gemma4", raising=False)
     follow_parameters()
 
 

@@ -175,6 +175,14 @@ def test_what_is_joined() -> None:
     assert split_open_call_first(split_delta)(DeltaMessage(content="a"))[0].content == "a"
 
 
+def test_a_call_that_begins_in_two_pieces_is_not_open() -> None:
+    """Catches a stream that ended because a call's arguments came before its name."""
+    begin = DeltaToolCall(index=0, id="1", type="function", function=DeltaFunctionCall(name="f"))
+    more = DeltaToolCall(index=0, function=DeltaFunctionCall(arguments="{"))
+    split = split_open_call_first(split_delta)(DeltaMessage(content="a", tool_calls=[begin, more]))
+    assert split == [DeltaMessage(content="a"), DeltaMessage(tool_calls=[begin, more])]
+
+
 def test_the_class_is_still_vllm_s() -> None:
     """Servers ask it for the parsers that it consists of."""
     subject = Subject("qwen3", "hermes")

@@ -77,7 +77,8 @@ def split_open_call_first(
 
     def split_delta(delta: DeltaMessage) -> list[DeltaMessage]:
         calls = delta.tool_calls
-        going_on = [call for call in calls if call.function is None or call.function.name is None]
+        named = {call.index for call in calls if call.function and call.function.name is not None}
+        going_on = [call for call in calls if call.index not in named]
         if not going_on:
             return original(delta)
         rest = delta.model_copy(update={"tool_calls": [c for c in calls if c not in going_on]})
