@@ -25,7 +25,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.settings.server": set(),
     "vllm_dllm.ops": {"torch", "triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
-    "vllm_dllm.constraints": {"canvas_grammar"},
     # What happened in the steps of an answer.
     "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings", "vllm_dllm.vllm_seams.channels"},
     # Counters by decoding algorithm.
@@ -58,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm", "vllm_dllm.families.base", "vllm_dllm.settings.server",
     },
     "vllm_dllm.frontend": {
-        "vllm", "canvas_grammar", "vllm_dllm.constraints", "vllm_dllm.settings",
+        "vllm", "canvas_grammar", "vllm_dllm.settings",
         "vllm_dllm.tracing", "vllm_dllm.vllm_seams.channels",
     },
     "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
@@ -101,8 +100,6 @@ BESIDE: dict[str, set[str]] = {
 }  # fmt: skip
 # Loaded when a request or a setting asks for it, so importing other modules must not import it.
 OPTIONAL = {
-    "vllm_dllm.constraints.compiler",
-    "vllm_dllm.constraints.pool",
     "vllm_dllm.decoding.names",
     "vllm_dllm.engine.constraints",
     "vllm_dllm.engine.interrupted",

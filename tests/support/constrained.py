@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema
 import torch
 from canvas_grammar.limits import ConstraintError
+from canvas_grammar.pool import BusyError
 from canvas_grammar_support.schemas.corpora import real_cases, suite_cases
 from canvas_grammar_support.schemas.validators import Judge
 from safetensors.torch import load_file, save_file
@@ -25,7 +26,6 @@ from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from tests.support.engine import Engine
-from vllm_dllm.constraints.pool import BusyError
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.decoding.names import algorithms
 from vllm_dllm.frontend import Prompt

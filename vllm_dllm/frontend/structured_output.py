@@ -16,11 +16,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from canvas_grammar import CompiledConstraint, Constraint, ConstraintError, Vocabulary
+from canvas_grammar.pool import BusyError, CompilerPool
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from vllm_dllm.constraints.pool import BusyError, CompilerPool
 from vllm_dllm.frontend import current
 from vllm_dllm.ranges import cut, shown
 from vllm_dllm.settings.resolution import AUTOMATON
@@ -123,7 +123,8 @@ class StructuredOutput:
         # The pool must not refer to the renderer, which calls `close` when it is deleted.
         size = model.get_vocab_size()
         self._pool = CompilerPool(
-            functools.partial(_vocabulary, tokenizer(), size, self.end_tokens, unwritten)
+            functools.partial(_vocabulary, tokenizer(), size, self.end_tokens, unwritten),
+            logger=logger,
         )
         at_end(self._pool.close)
 

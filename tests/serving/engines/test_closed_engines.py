@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
-COMPILER = "vllm_dllm.constraints.compiler"
+COMPILER = "canvas_grammar.pool_process"
 
 
 @pytest.fixture(scope="module")

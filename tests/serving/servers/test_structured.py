@@ -233,7 +233,7 @@ def test_a_killed_process_is_not_a_slow_constraint(server: Server) -> None:
 def workers(server: Server) -> set[int]:
     """The processes in which constraints are being compiled."""
     return {worker for child in children(server.process.pid) for worker in children(child)
-            if b"constraints.compiler" in command(child)}  # fmt: skip
+            if b"canvas_grammar.pool_process" in command(child)}  # fmt: skip
 
 
 def children(pid: int) -> list[int]:

@@ -53,7 +53,7 @@ def params(pattern: str) -> SamplingParams:
 
 def let_the_impatient_give_up() -> None:
     """Whoever is not patient hears that the pool is busy before anything is compiled."""
-    from vllm_dllm.constraints import pool
+    from canvas_grammar import pool
 
     *others, _ = pool.PoolLimits.__init__.__defaults__ or ()
     pool.PoolLimits.__init__.__defaults__ = (*others, 0.0)

@@ -1,4 +1,4 @@
-"""The process that compiles constraints: ``python -m vllm_dllm.constraints.compiler DESCRIPTOR``.
+"""The process that compiles constraints: ``python -m canvas_grammar.pool_process DESCRIPTOR``.
 
 It reads the vocabulary and then one constraint at a time from the connection whose file descriptor
 it is given, and answers each (see `pool`). Each constraint is compiled in a fork of this process
@@ -17,15 +17,16 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from canvas_grammar import CompileLimits, Constraint, ConstraintError, Vocabulary
 from canvas_grammar.automaton.compilation import compile_constraint
+from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.constraint import Constraint
+from canvas_grammar.limits import CompileLimits, ConstraintError
+from canvas_grammar.pool import COMPILED, REFUSED, PoolLimits
 from canvas_grammar.preloading import preload
-
-from vllm_dllm.constraints.pool import COMPILED, REFUSED, PoolLimits
 
 # Signals sent to a fork from outside; any other signal is caused by the constraint itself.
 SIGNALS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Compilations yield to the engine when the CPU is busy.
+# Compilations yield to the parent when the CPU is busy.
 NICENESS = 5
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from canvas_grammar.automaton.compilation import Constraint
 from canvas_grammar.automaton.compiled import CompiledConstraint
-from canvas_grammar_support.helpers import record
+from canvas_grammar.pool import CompilerPool
 
-from vllm_dllm.constraints.pool import CompilerPool
+from canvas_grammar_support.helpers import record
 
 NAME = Constraint.from_value("json_schema", record(name={"type": "string"}))
 

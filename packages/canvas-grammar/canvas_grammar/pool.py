@@ -1,9 +1,9 @@
 """A pool of processes that compiles each constraint only once.
 
-Constraints wait in one queue for one of a few processes (`compiler`). The verdict on a constraint
-is an automaton or a refusal. It is cached, and the same constraint gets it immediately when it is
-sent again. A `BusyError` is not a verdict and is not cached: the constraint has waited too long, or
-its process was killed. Nothing here runs on an engine's thread.
+Constraints wait in one queue for one of a few processes (`pool_process`). The verdict on one is an
+automaton or a refusal. It is cached, and the same constraint gets it immediately when it is sent
+again. A `BusyError` is not a verdict and is not cached: the constraint has waited too long, or its
+process was killed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 
-from canvas_grammar import CompiledConstraint, Constraint, ConstraintError, Vocabulary
+from canvas_grammar.automaton.compiled import CompiledConstraint
+from canvas_grammar.automaton.vocabulary import Vocabulary
+from canvas_grammar.constraint import Constraint
+from canvas_grammar.limits import ConstraintError
 
-logger = logging.getLogger("vllm.dllm")
-
-COMPILER = "vllm_dllm.constraints.compiler"
+LOGGER = logging.getLogger("canvas_grammar")
+COMPILER = "canvas_grammar.pool_process"
 # An automaton takes between a hundred kilobytes and several megabytes, a refusal at most a
 # kilobyte.
 CACHE_BYTES, REFUSAL_BYTES = 256 << 20, 1 << 10
@@ -39,7 +41,7 @@ ATTEMPTS = 2
 # The first byte of a process' answer.
 COMPILED = b"+"  # the packed automaton follows
 REFUSED = b"-"  # the reason follows
-CLOSED = "no more constraints are compiled: the engine has shut down"
+CLOSED = "no more constraints are compiled: their pool is closed"
 
 
 class BusyError(RuntimeError):
@@ -94,6 +96,7 @@ class CompilerPool:
         read_vocabulary: Callable[[], Vocabulary],
         limits: PoolLimits | None = None,
         processes: int = 2,
+        logger: logging.Logger = LOGGER,
     ) -> None:
         """Prepare a pool; nothing is started yet.
 
@@ -102,9 +105,10 @@ class CompilerPool:
                 a `ConstraintError`, no constraint is served.
             limits: what a constraint may cost.
             processes: the number of constraints that are compiled at a time.
+            logger: gets what is ignored in a constraint, and that a process has ended.
         """
-        self.limits = limits or PoolLimits()
-        self._processes = [_Process(read_vocabulary, self.limits) for _ in range(processes)]
+        self.limits, self._logger = limits or PoolLimits(), logger
+        self._processes = [_Process(read_vocabulary, self.limits, logger) for _ in range(processes)]
         # Guards everything below. Reentrant, because the garbage collector may call `close`.
         self._lock = threading.RLock()
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
@@ -168,14 +172,14 @@ class CompilerPool:
             except (ConstraintError, BusyError) as error:
                 outcome = error
             except Exception as error:  # whatever the error is, no caller may wait forever
-                logger.exception("A constraint was not compiled.")
+                self._logger.exception("A constraint was not compiled.")
                 outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
             self._settle(job, outcome)
 
     def _settle(self, job: _Job, outcome: Outcome) -> None:
         """Cache a verdict, and resolve the future of every caller that waits for it."""
         if isinstance(outcome, CompiledConstraint) and outcome.facts.ignored:
-            logger.info("%s", outcome.facts.remark())
+            self._logger.info("%s", outcome.facts.remark())
         with self._lock:
             if isinstance(outcome, CompiledConstraint):
                 job.future.set_result(outcome)
@@ -197,11 +201,16 @@ class _Process:
     """A process that compiles one constraint at a time. It is started for the first constraint.
 
     It has a separate session: Linux divides CPU time between sessions first, so it gets its share
-    next to a busy engine, and signals that a terminal sends to the engine do not reach it.
+    next to a busy parent, and signals that a terminal sends to the parent do not reach it.
     """
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: PoolLimits) -> None:
-        self._read_vocabulary, self._limits = read_vocabulary, limits
+    def __init__(
+        self,
+        read_vocabulary: Callable[[], Vocabulary],
+        limits: PoolLimits,
+        logger: logging.Logger,
+    ) -> None:
+        self._read_vocabulary, self._limits, self._logger = read_vocabulary, limits, logger
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -222,7 +231,7 @@ class _Process:
             except (EOFError, OSError) as error:
                 self._kill()
                 if not self._closed:
-                    logger.warning("A process that compiles constraints has ended: %r", error)
+                    self._logger.warning("A process that compiles constraints has ended: %r", error)
                 continue
             if answer[:1] == REFUSED:
                 raise ConstraintError(answer[1:].decode())
