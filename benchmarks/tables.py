@@ -10,7 +10,7 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "constrained_steps", "fidelity", "gemma", "real_size"),
+    *("constrained_steps", "fidelity", "gemma", "real_size"),
     *("sdar", "serve", "start_up", "step_time"),
 )
 # Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
@@ -66,7 +66,7 @@ class Record:
                 f"{path.name}: has no {', '.join(missing)}; older than benchmarks/common.py, or "
                 "not written by it: run its benchmark again"
             )
-        # Beside its name a benchmark may say how it was run: "accuracy, offline, 700 problems".
+        # Beside its name a benchmark may say how it was run.
         kind = str(content["benchmark"]).split(",")[0]
         if kind not in KINDS:
             raise RefusedError(
@@ -207,24 +207,6 @@ def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
             ]
 
 
-def accuracy(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
-    # If all settings are of one option, its name heads the column and its values are the rows.
-    options = {setting.rpartition("=")[0] for setting in results}
-    option = options.pop() if len(options) == 1 else ""
-    title = option.removeprefix("diffusion_") or "setting"
-    yield [title, "exact match", "95 % interval", "steps per block", "seconds"]
-    for setting, result in results.items():
-        match = result["exact_match"]["all"]
-        low, high = (100 * bound for bound in match["interval"])
-        yield [
-            setting.removeprefix(f"{option}="),
-            f"{100 * match['right'] / match['of']:.1f} %",
-            f"{low:.1f} - {high:.1f}",
-            f"{result['steps_per_block']:.2f}",
-            f"{result['seconds']:.1f}",
-        ]
-
-
 def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     """The rows of the documentation's table: the header, then the rows."""
     yield [
@@ -281,8 +263,6 @@ def sdar_wide(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 TABLES: dict[str, Table] = {
     "step_time": Table("step_time", ("step_time",), step_time),
     "serve": Table("serve", ("serve",), serve),
-    "accuracy_llada2": Table("accuracy", ("accuracy_llada2",), accuracy),
-    "accuracy_gemma": Table("accuracy", ("accuracy_gemma",), accuracy),
     "gemma": Table("gemma", ("gemma", "gemma_32k"), gemma),
     "constrained_steps": Table("constrained_steps", ("constrained_steps",), constrained_steps),
     "start_up": Table("start_up", ("start_up",), start_up),

@@ -7,7 +7,7 @@ r"""A model that calls two functions of this file, in a loop, until it answers.
 The tiny model was not trained on tools: `--each-once` demands a call of each function and then an
 answer. The calls are valid, because a constraint makes them so; which city they name, and the
 answer, mean nothing. Without the flag a model that knows tools chooses by itself. Its parser is in
-docs/structured_output.md#tools.
+docs/agents.md#flags.
 """
 
 import argparse
