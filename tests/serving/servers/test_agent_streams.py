@@ -172,7 +172,7 @@ def options(draw: random.Random, endpoint: str, family: Family) -> dict[str, Any
     return found
 
 
-QUICK, ALL = range(8), range(8, 100)
+QUICK, ALL = range(10), range(10, 100)
 
 
 @pytest.mark.parametrize("seeds", [QUICK, pytest.param(ALL, marks=pytest.mark.long)], ids=len)
