@@ -17,7 +17,6 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tests.support.checkpoints import TINY
@@ -31,7 +30,12 @@ def relied_on() -> Names:
     """The signature of each name, in the groups ``wrapped``, ``overridden`` and ``inherited``."""
     wrapped = _record_wraps()
     _start_an_engine()
+    from vllm.v1.engine.input_processor import InputProcessor
+
     found: Names = {"wrapped": {}, "overridden": {}, "inherited": {}}
+    # Of single objects, see `vllm_seams.request_entry`.
+    name = "process_inputs"
+    found["overridden"][_called(InputProcessor, name)] = signature(InputProcessor, name)
     for owner, name in wrapped:
         found["wrapped"][_called(owner, name)] = signature(owner, name)
     for own, base in sorted(set(_subclasses()), key=str):
@@ -65,8 +69,6 @@ def _start_an_engine() -> None:
     from vllm import LLM, SamplingParams
     from vllm.parser import ParserManager
 
-    from vllm_dllm.vllm_seams import http_endpoints
-
     llm = LLM(
         str(TINY / "tiny-sdar"),
         enforce_eager=True,
@@ -77,8 +79,7 @@ def _start_an_engine() -> None:
     )
     traced = SamplingParams(extra_args={"diffusion_trace": True})
     llm.generate("1 + 1", traced, use_tqdm=False)
-    parser = ParserManager.get_parser(reasoning_parser_name="qwen3")
-    http_endpoints._feed_single_tokens(SimpleNamespace(parser=parser))
+    ParserManager.get_parser(reasoning_parser_name="qwen3")
 
 
 def _subclasses() -> Iterator[tuple[type, type]]:

@@ -94,10 +94,7 @@ def test_the_room_wraps_with_one_helper() -> None:
         ],
         "request_entry.py": ["setattr(self, FRONT_END, front_end)"],
         # vLLM's own attribute for this, on its class of tool parsers.
-        "http_endpoints.py": [
-            "ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER",
-            "setattr(owner, name, one_token_at_a_time(parser))",
-        ],
+        "http_endpoints.py": ["ToolParser.default_tool_strict_level = ToolStrictLevel.PARAMETER"],
     }
 
 

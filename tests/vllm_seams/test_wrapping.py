@@ -70,6 +70,15 @@ def test_a_method_stays_a_method(owner: Any) -> None:
     assert inspect.signature(owner.method) == inspect.signature(stock)
 
 
+def test_a_class_method_stays_a_class_method(owner: Any) -> None:
+    calls: list[Any] = []
+    wrap(owner, "of_class", noting(calls))
+    wrap(owner, "of_class", noting(calls))
+    assert owner.of_class(4) == owner().of_class(4) == ("Owner", 4)
+    assert calls == [(owner, 4)] * 2
+    assert owner.of_class.__name__ == "of_class"
+
+
 def test_an_inherited_method_is_wrapped_for_one_class(owner: Any) -> None:
     calls: list[Any] = []
     below, beside = type("Below", (owner,), {}), type("Beside", (owner,), {})
@@ -132,7 +141,7 @@ def test_what_is_not_there_is_an_error(owner: Any) -> None:
         wrap(owner, "missing", noting([]))
 
 
-@pytest.mark.parametrize("name", ["of_class", "static", "size", "constant"])
+@pytest.mark.parametrize("name", ["static", "size", "constant"])
 def test_other_kinds_of_attributes_are_an_error(owner: Any, name: str) -> None:
     with pytest.raises(TypeError, match=name):
         wrap(owner, name, noting([]))

@@ -21,9 +21,7 @@ from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, IncrementalDe
 
 
 def one_token_at_a_time(parser: type[Parser]) -> type[Parser]:
-    """A subclass of vLLM's class that parses like `parser`, one token at a time; or itself."""
-    if issubclass(parser, _OneTokenDeltas):
-        return parser
+    """A subclass of vLLM's class that parses like `parser`, one token at a time."""
     return type(f"OneToken{parser.__name__}", (_OneTokenDeltas, parser), {})
 
 

@@ -30,6 +30,8 @@ def apply() -> None:
     endpoints = Endpoints(classes, option_names())
     handlers = import_module("vllm.entrypoints.serve.engine.serving").BaseServing
     wrap(handlers, "_check_model", _take(endpoints))
+    parsers = import_module("vllm.parser").ParserManager
+    wrap(parsers, "get_parser", _feed_single_tokens)
     if "vllm.entrypoints.launchers.api_server.entry" in sys.modules:
         application = import_module("vllm.entrypoints.launchers.app")
         wrap(application, "init_exception_handler", _install(endpoints))
@@ -58,7 +60,6 @@ def _take(endpoints: Endpoints) -> Decorator:
     def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
         async def _check_model(self: Any, request: Any) -> Any:
             error = await original(self, request)
-            _feed_single_tokens(self)
             if error is None:
                 endpoints.take(request)
             return error
@@ -68,18 +69,20 @@ def _take(endpoints: Endpoints) -> Decorator:
     return decorator
 
 
-def _feed_single_tokens(handler: Any) -> None:
-    """Let the parser of reasoning and tool calls that a handler has take one token at a time."""
-    derenderer = getattr(handler, "online_derenderer", None)
-    for owner, name in ((handler, "parser_cls"), (handler, "parser"), (derenderer, "parser")):
-        parser = getattr(owner, name, None)
+def _feed_single_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what gives vLLM's servers their parser of reasoning and tool calls."""
+
+    def get_parser(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        parser = original(cls, *args, **kwargs)
         if parser is None:
-            continue
+            return None
         from vllm_dllm.frontend.one_token_deltas import one_token_at_a_time, split_open_call_first
 
         responses = import_module("vllm.entrypoints.openai.responses.serving")
         wrap(responses, "split_delta", split_open_call_first)
-        setattr(owner, name, one_token_at_a_time(parser))
+        return one_token_at_a_time(parser)
+
+    return get_parser
 
 
 def _install(endpoints: Endpoints) -> Decorator:

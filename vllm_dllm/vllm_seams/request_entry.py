@@ -27,13 +27,16 @@ def apply() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     wrap(InputProcessor, "__init__", _make_front_end)
-    wrap(InputProcessor, "process_inputs", _pass_front_end)
 
 
 def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        ours = is_ours(vllm_config.model_config)
+        if ours:
+            # Before the constructor runs, which keeps the method for an executor, too.
+            self.process_inputs = _through_front_end(self, self.process_inputs)
         original(self, vllm_config, *args, **kwargs)
-        if not is_ours(vllm_config.model_config):
+        if not ours:
             return
         # Imported only here, because other processes do not need these parts of vLLM.
         from vllm.v1.metrics.loggers import StatLoggerManager
@@ -70,15 +73,14 @@ def _wrap_where_it_is_imported(module: str, owner: str, name: str, decorator: An
         wrap(getattr(sys.modules[module], owner), name, decorator)
 
 
-def _pass_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    def process_inputs(
-        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        front_end = front_end_of(self)
-        if front_end is None:
-            return original(self, request_id, prompt, params, *args, **kwargs)
+def _through_front_end(processor: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method by which an input processor of one of our models makes an engine's request."""
+
+    def process_inputs(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        front_end = front_end_of(processor)
+        assert front_end is not None
         request = front_end.process(
-            lambda params: original(self, request_id, prompt, params, *args, **kwargs), params
+            lambda params: original(request_id, prompt, params, *args, **kwargs), params
         )
         if front_end.is_traced(request):
             from vllm_dllm.vllm_seams import outputs

@@ -25,17 +25,19 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
 
     Args:
         owner: a module or a class; an inherited method is wrapped for this class alone.
-        name: name of a function, or of a method that takes the instance.
-        decorator: called only if the function is not wrapped yet.
+        name: name of a function or of a method that takes the instance or the class.
+        decorator: called only if the function is not wrapped yet. A method gets the instance or
+            the class first.
 
     Raises:
         AttributeError: the owner has no attribute of this name.
-        TypeError: the attribute is not a function, but for example a property or a class method.
+        TypeError: the attribute is not a function, but for example a property or a static method.
     """
-    original = inspect.getattr_static(owner, name)
-    if not inspect.isroutine(original) or isinstance(original, (classmethod, staticmethod)):
+    found = inspect.getattr_static(owner, name)
+    original = found.__func__ if isinstance(found, classmethod) else found
+    if not inspect.isroutine(original) or isinstance(original, staticmethod):
         raise TypeError(f"{name} of {owner!r} is not a function that could be wrapped")
     if not hasattr(original, _WRAPPED):
         wrapper = functools.wraps(original)(decorator(original))
         setattr(wrapper, _WRAPPED, True)
-        setattr(owner, name, wrapper)
+        setattr(owner, name, classmethod(wrapper) if found is not original else wrapper)
