@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import itertools
 import json
 from collections import Counter
@@ -232,7 +233,10 @@ class Subject:
     @functools.cached_property
     def parser(self) -> type[Parser]:
         """VLLM's own class."""
-        found = ParserManager.get_parser(
+        # Another test of this process may have wrapped it.
+        get_parser = inspect.unwrap(ParserManager.get_parser.__func__)
+        found = get_parser(
+            ParserManager,
             tool_parser_name=self.tools,
             reasoning_parser_name=self.reasoning,
             enable_auto_tools=self.tools is not None,
