@@ -10,7 +10,7 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("constrained_steps", "fidelity", "gemma", "real_size"),
+    *("accuracy", "constrained_steps", "fidelity", "gemma", "real_size"),
     *("sdar", "serve", "start_up", "step_time"),
 )
 # Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
@@ -66,7 +66,7 @@ class Record:
                 f"{path.name}: has no {', '.join(missing)}; older than benchmarks/common.py, or "
                 "not written by it: run its benchmark again"
             )
-        # Beside its name a benchmark may say how it was run.
+        # Beside its name a benchmark may say how it was run: "accuracy, offline, 700 problems".
         kind = str(content["benchmark"]).split(",")[0]
         if kind not in KINDS:
             raise RefusedError(

@@ -181,7 +181,7 @@ def test_markers_that_are_refused(
 
 
 def test_every_table_and_plot_is_of_a_known_benchmark() -> None:
-    assert {table.kind for table in TABLES.values()} == set(KINDS)
+    assert {table.kind for table in TABLES.values()} <= set(KINDS)
     assert {plot.kind for plot in PLOTS.values()} <= set(KINDS)
 
 

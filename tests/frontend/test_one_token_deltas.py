@@ -13,9 +13,8 @@ from vllm.parser.abstract_parser import DelegatingParser
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from benchmarks.report import refreshed, stale
 from tests.support.checkpoints import ROOT
-from tests.support.parser_formats import FAULTS, IMPOSSIBLE, REASONING, TOOLS, parser_tables
+from tests.support.parser_formats import FAULTS, IMPOSSIBLE, REASONING, TOOLS, parser_table
 from tests.support.parser_replay import (
     NEVER,
     SIZES,
@@ -86,9 +85,7 @@ def test_deltas_of_every_size(subject: Subject) -> None:
 
 
 def test_the_page_says_what_was_found() -> None:
-    text = PAGE.read_text("utf-8")
-    assert refreshed(text, parser_tables()) == text, "write what `parser_tables` returns"
-    assert stale(text.replace("`step3`", "`step4`"), parser_tables()) == ["parsers"]
+    assert f"\n\n{parser_table()}\n\n" in PAGE.read_text("utf-8")
 
 
 def test_a_slow_tokenizer() -> None:

@@ -682,8 +682,8 @@ TOOLS["qwen3_json"] = TOOLS["hermes"]
 TOOLS["qwen3_xml"] = TOOLS["qwen3_coder"]
 
 
-def parser_tables() -> dict[str, str]:
-    """The table of `docs/agents.md`, as `benchmarks.report.refreshed` takes it."""
+def parser_table() -> str:
+    """The table of `docs/agents.md`."""
 
     def those(which: int, streamed: bool, unstreamed: bool) -> str:
         found = [
@@ -705,4 +705,4 @@ def parser_tables() -> dict[str, str]:
             for other in ("openai", "openai_gptoss")
         )
         lines.append(f"| not tried: {why} | {reasoning} | {tools} |")
-    return {"parsers": "\n".join(["", "| | reasoning | tools |", "|---|---|---|", *lines, ""])}
+    return "\n".join(["| | reasoning | tools |", "|---|---|---|", *lines])

@@ -111,6 +111,7 @@ def two_sample(a: torch.Tensor, b: torch.Tensor) -> tuple[float, int]:
     return float(((bins - expected) ** 2 / expected).sum()), bins.shape[1]
 
 
+@pytest.mark.long
 def test_the_distribution_is_the_references(running: Engine) -> None:
     """First accepted canvas, mean entropy and steps, over 2,000 seeds."""
     prompt = encode("sort 61 35 88 14")

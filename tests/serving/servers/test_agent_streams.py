@@ -102,7 +102,10 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# SDAR has test_agents_constraints.py in the default suite.
+@pytest.fixture(
+    scope="module", params=["llada2", "gemma", pytest.param("sdar", marks=pytest.mark.long)]
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Family, Server]]:
