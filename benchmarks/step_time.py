@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--prompt", type=int, default=100, help="prompt tokens")
     parser.add_argument("--steps", type=int, default=150, help="steady steps to time")
+    parser.add_argument("--compiled", action="store_true", help="compile the model, as by default")
     parser.add_argument("--json", type=Path, help="write the medians here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -163,7 +164,7 @@ def run(model: str, args: argparse.Namespace) -> dict[int, dict[str, float]]:
     llm = LLM(
         model=model,
         dtype="float32",
-        enforce_eager=True,
+        enforce_eager=not args.compiled,
         kv_cache_memory_bytes=1 << 28,
         max_model_len=2048,
         max_num_seqs=max(args.requests),

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from vllm_dllm.engine.slots import MAX_END_TOKENS, AlgorithmBatch, CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import read_batch
 from vllm_dllm.settings.resolution import ResolvedDecoding, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -90,7 +89,9 @@ def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
     assert not torch.equal(slots.tokens[0], slots.tokens[1])
     first = slots.tokens[0].clone()
     some = torch.tensor([0, 1])
-    reads = slots.advance(some, slots.read(some)[1], torch.tensor([True, False]), L)
+    reads = slots.advance(
+        some, (now := slots.read(some)), now.canvas, torch.tensor([True, False]), L
+    )
     assert torch.equal(reads, slots.tokens[:2])
     assert torch.equal(slots.tokens[0], slots.tokens[2])
     assert not torch.equal(slots.tokens[0], first)
@@ -106,7 +107,7 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     (bank,) = slots.algorithms.by_name.values()
     before, masked = slots.tokens.clone(), slots.masked.clone()
     some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
-    slots.advance(some, slots.read(some)[1], leaves, L)
+    slots.advance(some, (now := slots.read(some)), now.canvas, leaves, L)
     bank.keep(some, {n: torch.full_like(t[some], 3) for n, t in bank.state.items()}, leaves)
     assert torch.equal(slots.tokens[:2], before[:2])
     assert torch.equal(slots.masked[:2], masked[:2])
@@ -126,8 +127,7 @@ def test_slots_with_different_algorithms() -> None:
 
     def batches(*slot_ids: int) -> list[AlgorithmBatch]:
         at = torch.tensor(slot_ids)
-        groups = slots.algorithms.groups(at, np.array(slot_ids))
-        return read_batch(slots, groups, at)[2]
+        return slots.algorithms.batches(at, np.array(slot_ids))
 
     (only,) = batches(2, 0)
     assert (only.all_slots.algorithm.name, only.index) == ("LowConfidence", None)
@@ -138,7 +138,7 @@ def test_slots_with_different_algorithms() -> None:
     assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
     assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])
     assert low.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
-    assert low.canvas.tokens[:, 0].tolist() == [2, 0]
+    assert low.canvas(slots.read(torch.tensor([1, 2, 0])).canvas).tokens[:, 0].tolist() == [2, 0]
 
 
 def test_seed_canvas_and_pins() -> None:
@@ -158,10 +158,10 @@ def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
     order = torch.tensor([2, 0])
     slots.enter(0, [1, 2], seed=0)
     slots.enter(2, [3], seed=0)
-    canvas = slots.read(order)[1]
+    before = slots.read(order)
     slots.enter(0, [7], seed=0)
     slots.enter(2, [7], seed=0)
-    slots.advance(order, canvas, torch.zeros(2, dtype=torch.bool), L)
+    slots.advance(order, before, before.canvas, torch.zeros(2, dtype=torch.bool), L)
     assert slots.tokens[0, :2].tolist() == [1, 2]
     assert slots.tokens[2, :1].tolist() == [3]
     assert slots.start.tolist() == [0, 0, 0]

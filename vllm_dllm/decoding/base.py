@@ -51,7 +51,7 @@ class StepContext:
         last: bool ``[slots]``, true where the step cap is reached and everything must be decided.
         parameters: the fields of the algorithm's `config`, as float32 ``[slots]`` tensors.
         state: what the algorithm's last step returned for these slots, or the initial values.
-        step: int32 ``[slots]``, the number of steps the canvas has taken before this one.
+        step: int64 ``[slots]``, the number of steps the canvas has taken before this one.
         noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm of uniform noise.
         present: bool ``[slots, L]``, positions that exist; None when all do. Only canvases
             narrower than L have positions that do not exist, whose statistics are meaningless.
@@ -153,7 +153,7 @@ class Algorithm(ABC):
         Args:
             temperature: the requests' temperatures, float32 ``[slots]``.
             progress: the number of steps taken before this one, and the number of steps of the
-                schedule, int32 ``[slots]`` each.
+                schedule, int64 ``[slots]`` each.
             parameters: as in `StepContext`.
         """
         return temperature

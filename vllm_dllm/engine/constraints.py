@@ -37,10 +37,9 @@ from canvas_grammar.decoding.constrained_step import (
 )
 from canvas_grammar.decoding.token_classes import BatchClasses, TokenClasses
 
-from vllm_dllm.decoding import Canvas
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.step import StepPlan
+from vllm_dllm.engine.step import FollowedPaths, StepPlan
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
@@ -220,18 +219,10 @@ class ConstrainedStep:
                 path = follow_in_noise_rows(chosen, followed, draws)
             self.path.put(index, path)
 
-    def kept_to_paths(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
-        """The canvases after an algorithm's step, with the path's token at decided positions.
-
-        `skips` (bool ``[n]``) are canvases that this pass does not denoise.
-        """
-        fixed = canvas.fixed | skips[:, None]
-        tokens = self.path.keep(canvas.tokens, canvas.masked, fixed)
-        return replace(canvas, tokens=tokens)
-
-    def feasible(self) -> torch.Tensor:
-        """Canvases that have a path, bool ``[n]``; an unconstrained canvas always has one."""
-        return self.path.feasible
+    def followed(self) -> FollowedPaths:
+        """What the chosen paths say of the canvases of the batch."""
+        path = self.path
+        return FollowedPaths(path.token, path.inside, path.feasible, self.waits)
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
         """Advance the constraints by the tokens that were output.

@@ -194,7 +194,7 @@ class DiffusionModelState(ModelState):
         for req_id in preempted:
             slot = self.slot_of.get(req_id)
             # A rank that sees no logits does not know a canvas' progress and does not need to.
-            if slot is not None and self.sees_logits and self.slots.streams[slot]:
+            if slot is not None and self.sees_logits and self.slots.may_stream[slot]:
                 from vllm_dllm.engine.interrupted import InterruptedCanvas
 
                 self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)

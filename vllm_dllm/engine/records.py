@@ -115,13 +115,12 @@ class PassRecorder:
         probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
         if not isinstance(plan.width, int):
             tokens = tokens.masked_fill(state.position >= rows(plan.width)[:, None], ABSENT)
-        start = state.start.index_select(0, plan.slots)
         on_host = plan.on_host[recorded]
         logprobs = self._logprobs(on_host, logprob)
-        headers = (rows(start).int(), rows(plan.status.step), rows(outcome.flags).int())
+        headers = (plan.status.start, plan.status.step, outcome.flags)
         self.pending = StepRecords(
             on_host.tolist(),
-            torch.stack(headers),
+            torch.stack([rows(header) for header in headers]).int(),
             tokens.int(),
             torch.stack((logprobs, probability)),
         )

@@ -17,6 +17,7 @@ and it never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,13 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings, Readout
 from vllm_dllm.engine.slots import Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepOutcome, StepPlan
+from vllm_dllm.engine.step import (
+    CanvasUpdate,
+    CommitPolicy,
+    FollowedPaths,
+    StepOutcome,
+    StepPlan,
+)
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.vllm_seams.channels import Failure, encode_passes
@@ -61,6 +68,9 @@ class DiffusionSampler:
         self.predictions = predictions
         self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
+        none = torch.zeros_like(slots.masked)
+        # The fields of `FollowedPaths` for canvases without constraints, in compiled functions.
+        self.no_paths = torch.zeros_like(slots.tokens), none, ~none[:, 0], none[:, 0]
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
@@ -177,34 +187,51 @@ class DiffusionSampler:
             hidden_states = self._padded(hidden_states, width)
         plan = self.canvas_update.plan(slot, on_host, width)
         readings = self.readout.read(hidden_states, plan)
-        # Constraints and observers loop over requests, so they are not compiled; neither are
-        # batches without a soft embedding, which would need a separate graph.
-        joined = plan.constraint is not None or bool(plan.observers)
-        compile = plan.compile and plan.may_go_on and not joined
+        paths = None if plan.constraint is None else plan.constraint.followed()
+        # A batch without a soft embedding would need a compiled function of its own.
+        compile = plan.compile and (self.predictions is None or plan.may_go_on)
+        if compile:
+            paths = self._paths_of_all(plan, paths)
+            readings = replace(readings, logprob=None)  # which only observers read
         finish = compiled(_finish) if compile else _finish
-        tokens, nans, sampled, rejected = finish(self, plan, readings, hidden_states, present)
+        finished = finish(self, plan, readings, hidden_states, present, paths)
+        if plan.constraint is not None:
+            plan.constraint.advance(finished.out, finished.leaves)
         # One byte per slot is copied asynchronously, and read steps later.
         state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
-        return SamplerOutput(tokens, None, nans, sampled, rejected)
+        return SamplerOutput(
+            finished.tokens, None, finished.num_nans, finished.num_sampled, finished.num_rejected
+        )
+
+    def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:
+        """The paths with tensors for all fields, as a compiled function takes them."""
+        none = FollowedPaths(*(part[: len(plan.slots)] for part in self.no_paths))
+        if paths is None:
+            return none
+        return paths if paths.waits is not None else replace(paths, waits=none.waits)
 
     def _sound(
-        self, plan: StepPlan, outcome: StepOutcome, readings: Readings, hidden: torch.Tensor
+        self,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        readings: Readings,
+        hidden: torch.Tensor,
+        paths: FollowedPaths | None,
     ) -> torch.Tensor:
         """Canvases that were read without NaN or infinities, bool ``[n]``.
 
         Marks the slots of the others as spoiled. Both hidden states and probabilities are checked:
         a greedy choice may hide NaN in the hidden states, and the head may introduce more.
         """
-        slot, constraint = plan.slots, plan.constraint
+        state, slot = self.slots, plan.slots
         probability = readings.statistics.probability
         # A sum in float32 is finite if all its terms are.
         finite = hidden.sum(-1, dtype=torch.float32).view(probability.shape).isfinite().all(-1)
         sound = finite & probability.isfinite().all(-1)
-        if constraint is not None:
+        if paths is not None:
             # Paths are always feasible, because only their tokens are kept. If one ever is not, an
             # error is better than a wrong answer. A canvas that waits or commits needs no path.
-            sound = sound & (constraint.feasible() | outcome.skips_denoise)
-        state = self.slots
+            sound = sound & (paths.feasible | outcome.skips_denoise)
         own = state.failure[slot] != int(Failure.NONE)
         # Excluding every token does not spoil pages, but the next step may have written NaN.
         state.spoiled.index_copy_(0, slot, ~(finite & (sound | own)))
@@ -216,13 +243,8 @@ class DiffusionSampler:
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _output(
-        self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _finished(self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor) -> Finished:
         """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
-
-        These are the fields `sampled_token_ids`, `num_nans`, `num_sampled` and `num_rejected` of
-        ``SamplerOutput``.
 
         To vLLM, streamed tokens look like a longer prompt: its scheduler continues after them,
         while the worker continues at the start of the canvas.
@@ -230,15 +252,38 @@ class DiffusionSampler:
         length, tail, tokens = self.slots.length, plan.status.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.slots].clamp_min(int(Failure.UNSOUND))
-        # The scheduler ends requests that are not sound. If a canvas' keys and values are pending,
-        # it goes back to the start of that canvas.
-        nans = encode_passes(sound, outcome.flags, ends)
-        sampled = ((outcome.out - tail) * sound).int()
         if self.slots.window is None:
             rejected = plan.width * ~(outcome.advances & sound)
         else:
             rejected = self.slots.window.move(plan.slots, outcome.leaves, tokens)
-        return tokens.gather(1, source), nans, sampled, rejected.int()
+        return Finished(
+            tokens=tokens.gather(1, source),
+            # The scheduler ends requests that are not sound. If a canvas' keys and values are
+            # pending, it goes back to the start of that canvas.
+            num_nans=encode_passes(sound, outcome.flags, ends),
+            num_sampled=((outcome.out - tail) * sound).int(),
+            num_rejected=rejected.int(),
+            leaves=outcome.leaves,
+            out=outcome.out,
+        )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a step returns when it has written the slots.
+
+    Attributes:
+        tokens: int64 ``[n, L]``, vLLM's `sampled_token_ids`.
+        num_nans, num_sampled, num_rejected: int32 ``[n]``, vLLM's fields of these names.
+        leaves, out: see `StepOutcome`.
+    """
+
+    tokens: torch.Tensor
+    num_nans: torch.Tensor
+    num_sampled: torch.Tensor
+    num_rejected: torch.Tensor
+    leaves: torch.Tensor
+    out: torch.Tensor
 
 
 def _finish(
@@ -247,13 +292,14 @@ def _finish(
     readings: Readings,
     hidden_states: torch.Tensor,
     present: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Decide, report, and write the slots after the readout; see `_output`.
+    paths: FollowedPaths | None,
+) -> Finished:
+    """Decide, report, and write the slots after the readout.
 
     When this is compiled, a few hundred small operators become a handful of kernels.
     """
     update, slot = sampler.canvas_update, plan.slots
-    outcome = update.decide(plan, readings, present)
+    outcome = update.decide(plan, readings, present, paths)
     if plan.observers:
         decided = update.decided(plan, outcome)
         for observer in plan.observers:
@@ -265,7 +311,7 @@ def _finish(
             sampler.predictions.drop(slot)
         else:
             sampler.predictions.store(slot, soft, outcome.goes_on())
-    sound = sampler._sound(plan, outcome, readings, hidden_states)
-    output = sampler._output(plan, outcome, sound)
+    sound = sampler._sound(plan, outcome, readings, hidden_states, paths)
+    finished = sampler._finished(plan, outcome, sound)
     sampler._read_next(slot, tokens)
-    return output
+    return finished

@@ -4,22 +4,26 @@ Everything that belongs to a request and changes from step to step is stored her
 and updated in place: its canvas, its progress, and the tensors of its decoding algorithm. Phases
 and masks are explicit; they are never derived from token ids.
 
+A slot is one row of integers and one of flags. A request enters with one copy into each, and a step
+reads and writes the rows of its batch with one operator each, because every operator costs a GPU a
+kernel. `SlotState` names their columns.
+
 State that only some requests need (constraints, biases, logprobs, records) is kept in
 `engine.optional_parts`. A few flags here, on the host, say which of those parts a batch needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas
-from vllm_dllm.engine.to_device import can_pin, to_device
+from vllm_dllm.engine.to_device import can_pin, copy_into, to_device
 from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
 from vllm_dllm.vllm_seams.channels import Failure
@@ -62,27 +66,86 @@ class CanvasKind:
     aligned: bool
 
 
-@dataclass(frozen=True)
-class SlotStatus:
-    """The progress of a batch's requests before a step, in batch order.
+# The columns of a slot's integers and flags, see `SlotState`: None for one column, else how many.
+# What `configure` writes is adjacent, so that it is one copy.
+INTEGERS: Mapping[str, int | None] = {
+    **dict.fromkeys(("seed", "after_prefill", "max_steps", "schedule_steps")),
+    "end_tokens": MAX_END_TOKENS,
+    **dict.fromkeys(("remaining", "start", "tail", "ready", "step", "phase")),
+}
+FLAGS: Mapping[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
 
-    The fields are copies of the rows of `SlotState`'s tensors of the same names: ``[n]`` for
-    ``[slots]``.
+
+class Columns:
+    """The names of a matrix' columns, in order.
+
+    Attributes:
+        count: number of columns.
     """
 
-    phase: torch.Tensor
-    tail: torch.Tensor
-    ready: torch.Tensor
-    remaining: torch.Tensor
-    step: torch.Tensor
-    max_steps: torch.Tensor
-    schedule_steps: torch.Tensor
+    def __init__(self, widths: Mapping[str, int | None]) -> None:
+        """Name the columns; a name has this number of them, or one if that is None."""
+        self._at: dict[str, int | slice] = {}
+        self.count = 0
+        for name, width in widths.items():
+            first, self.count = self.count, self.count + (1 if width is None else width)
+            self._at[name] = first if width is None else slice(first, self.count)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._at
+
+    def at(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        """A view of the columns of a name, ``[rows]`` or ``[rows, width]``."""
+        return rows[:, self._at[name]]
+
+    def on_host(self, dtype: type, **values: Any) -> np.ndarray:
+        """One row on the host, ``[count]``, with 0 for names that are not given."""
+        row: np.ndarray = np.zeros(self.count, dtype=dtype)
+        for name, value in values.items():
+            row[self._at[name]] = value
+        return row
+
+    def changed(self, rows: torch.Tensor, **columns: torch.Tensor) -> torch.Tensor:
+        """A copy of a matrix ``[rows, count]`` with other values for some names, as in `at`."""
+        parts = [columns[name] if name in columns else self.at(rows, name) for name in self]
+        return torch.cat([part[:, None] if part.ndim == 1 else part for part in parts], 1)
+
+    def between(self, first: str, last: str) -> slice:
+        """The columns from one name to another, of one column each; both included."""
+        begin, end = self._at[first], self._at[last]
+        assert isinstance(begin, int) and isinstance(end, int)
+        return slice(begin, end + 1)
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """The rows of a batch's slots before a step, in batch order.
+
+    Its attributes are `SlotState`'s names, with ``[n]`` for ``[slots]``. A name is a view of one of
+    the matrices, made when it is read: compiled functions get few tensors.
+
+    Attributes:
+        integers, flags: copies of the rows of `SlotState`'s matrices.
+        columns: the names of their columns.
+        temperature: float32 ``[n]``.
+    """
+
+    integers: torch.Tensor
+    flags: torch.Tensor
+    columns: tuple[Columns, Columns]
     temperature: torch.Tensor
-    read_only: torch.Tensor
-    end_tokens: torch.Tensor
 
+    def __getattr__(self, name: str) -> torch.Tensor:
+        integers, flags = self.columns
+        return integers.at(self.integers, name) if name in integers else flags.at(self.flags, name)
 
-STATUS = tuple(f.name for f in fields(SlotStatus))
+    @property
+    def canvas(self) -> Canvas:
+        """The canvases, ``[n, L]``."""
+        return Canvas(self.tokens, self.masked, self.fixed)
 
 
 class AlgorithmSlots:
@@ -90,16 +153,16 @@ class AlgorithmSlots:
 
     Attributes:
         algorithm: the decoding rule.
-        parameters: the algorithm's settings by name, float32 ``[slots]`` each.
+        names: the names of the algorithm's settings.
+        parameters: their values, float32 ``[slots, settings]``.
         state: the algorithm's tensors between steps by name, see `StateTensor`.
     """
 
     def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
         """Allocate the tensors for this number of slots, filled with their initial values."""
         self.algorithm = algorithm
-        self.parameters = {
-            name: torch.zeros(slots, device=device) for name in algorithm.config.ranges()
-        }
+        self.names = tuple(algorithm.config.ranges())
+        self.parameters = torch.zeros((slots, len(self.names)), device=device)
         self.state = {}
         for name, spec in algorithm.state.items():
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
@@ -107,8 +170,9 @@ class AlgorithmSlots:
 
     def enter(self, slot: int, settings: AlgorithmConfig) -> None:
         """Set the parameters and the initial state of the request that enters ``slot``."""
-        for name, value in settings.values().items():
-            self.parameters[name][slot].fill_(float(value))
+        values = settings.values()
+        row: np.ndarray = np.array([values[name] for name in self.names], dtype=np.float32)
+        copy_into(self.parameters[slot], row)
         for name, spec in self.algorithm.state.items():
             self.state[name][slot].fill_(spec.initial)
 
@@ -126,21 +190,10 @@ class AlgorithmSlots:
             reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
             self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
 
-    def batch(
-        self, index: torch.Tensor | None, slots: torch.Tensor, canvas: Canvas
-    ) -> AlgorithmBatch:
-        """Read the rows of some canvases.
-
-        Args:
-            index: see `AlgorithmBatch`.
-            slots: see `AlgorithmBatch`.
-            canvas: the canvases of the whole batch, ``[n, L]``.
-        """
-        if index is not None:
-            canvas = canvas.take(index)
-        parameters = {name: t.index_select(0, slots) for name, t in self.parameters.items()}
+    def batch(self, index: torch.Tensor | None, slots: torch.Tensor) -> AlgorithmBatch:
+        """Read the rows of some canvases; `index` and `slots` are those of `AlgorithmBatch`."""
         state = {name: t.index_select(0, slots) for name, t in self.state.items()}
-        return AlgorithmBatch(self.algorithm, self, index, slots, canvas, parameters, state)
+        return AlgorithmBatch(self, index, slots, self.parameters.index_select(0, slots), state)
 
 
 @dataclass(frozen=True)
@@ -148,26 +201,32 @@ class AlgorithmBatch:
     """The canvases of a batch that share an algorithm, with their rows of the algorithm's tensors.
 
     Attributes:
-        algorithm: the decoding rule.
         all_slots: the algorithm's tensors for all slots.
         index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
         slots: int64 ``[m]``, the slots of these canvases.
-        canvas: the canvases, ``[m, L]``.
-        parameters: the algorithm's settings by name, float32 ``[m]`` each.
+        settings: float32 ``[m, settings]``, the algorithm's settings.
         state: the algorithm's tensors by name, ``[m, ...]`` each.
     """
 
-    algorithm: Algorithm
     all_slots: AlgorithmSlots
     index: torch.Tensor | None
     slots: torch.Tensor
-    canvas: Canvas
-    parameters: Mapping[str, torch.Tensor]
+    settings: torch.Tensor
     state: Mapping[str, torch.Tensor]
 
+    @property
+    def algorithm(self) -> Algorithm:
+        """The decoding rule."""
+        return self.all_slots.algorithm
 
-# An algorithm, and the `index` and `slots` of its canvases, see `AlgorithmBatch`.
-AlgorithmGroup = tuple[AlgorithmSlots, torch.Tensor | None, torch.Tensor]
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """The algorithm's settings by name, float32 ``[m]`` each."""
+        return dict(zip(self.all_slots.names, self.settings.unbind(1), strict=True))
+
+    def canvas(self, every: Canvas) -> Canvas:
+        """These canvases, of those of the whole batch."""
+        return every if self.index is None else every.take(self.index)
 
 
 class AlgorithmStates:
@@ -196,39 +255,48 @@ class AlgorithmStates:
         """Return the tensors of the algorithm that decodes the request in ``slot``."""
         return list(self.by_name.values())[self._which[slot]]
 
-    def groups(self, slots: torch.Tensor, on_host: np.ndarray) -> list[AlgorithmGroup]:
-        """Group the slots of a batch (int64 ``[n]``, and the same on the host) by algorithm."""
+    def batches(self, slots: torch.Tensor, on_host: np.ndarray) -> list[AlgorithmBatch]:
+        """Group the slots of a batch by algorithm.
+
+        `slots` is int64 ``[n]``, and `on_host` the same on the host.
+        """
         which = self._which[on_host]
         algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
-            return [(algorithms[which[0]], None, slots)]
-        groups: list[AlgorithmGroup] = []
+            return [algorithms[which[0]].batch(None, slots)]
+        batches = []
         for number in np.unique(which):
             index = to_device(np.flatnonzero(which == number), self._device)
-            groups.append((algorithms[number], index, slots.index_select(0, index)))
-        return groups
+            batches.append(algorithms[number].batch(index, slots.index_select(0, index)))
+        return batches
 
 
 class SlotState:
     """The slots' tensors, indexed by vLLM's request index.
 
     Attributes:
+        integers: int64 ``[slots, columns]``; `INTEGERS` and `tokens` name its columns.
+        flags: bool ``[slots, columns]``; `FLAGS`, `masked` and `fixed` name its columns.
         tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
-        phase: int8 ``[slots]``, a `Phase`.
-        after_prefill: int8 ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
+        phase: ``[slots]``, a `Phase`.
+        after_prefill: ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
             phase that an interrupted canvas had reached.
-        start: int64 ``[slots]``, absolute position of the canvas' first position.
-        tail: int64 ``[slots]``, how many positions at the start of the canvas vLLM already counts
-            as tokens: those of the prompt and, with `streams`, those that have been output.
-        ready: int64 ``[slots]``, length of the canvas prefix that leaves at the commit.
-        remaining: int64 ``[slots]``, tokens that the request may still output.
-        step: int32 ``[slots]``, denoise steps that the canvas has taken.
-        max_steps: int32 ``[slots]``, the cap on `step`.
-        schedule_steps: int32 ``[slots]``, steps that a temperature schedule is spread over.
+        start: ``[slots]``, absolute position of the canvas' first position.
+        tail: ``[slots]``, how many positions at the start of the canvas vLLM already counts as
+            tokens: those of the prompt and, with `streams`, those that have been output.
+        ready: ``[slots]``, length of the canvas prefix that leaves at the commit.
+        remaining: ``[slots]``, tokens that the request may still output.
+        step: ``[slots]``, denoise steps that the canvas has taken.
+        max_steps: ``[slots]``, the cap on `step`.
+        schedule_steps: ``[slots]``, steps that a temperature schedule is spread over.
         temperature: float32 ``[slots]``, the request's temperature.
-        seed: int64 ``[slots]``, the seed of all random numbers of the request.
+        seed: ``[slots]``, the seed of all random numbers of the request.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
-        end_tokens: int64 ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
+        streams: bool ``[slots]``, the decided beginning of a canvas leaves before the canvas is
+            finished.
+        whole: bool ``[slots]``, a canvas leaves when all its positions are decided, not when its
+            answer is.
+        end_tokens: ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
         spoiled: bool ``[slots]``, the last pass over the canvas met NaN or infinities.
         failure: int32 ``[slots]``, a `Failure` if the request fails because of its own parameters,
             else 0.
@@ -236,11 +304,8 @@ class SlotState:
         position: int64 ``[L]``, 0 to L - 1.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
-        streams: on the host, bool ``[slots]``, the decided beginning of a canvas leaves before the
-            canvas is finished.
+        may_stream: on the host, bool ``[slots]``, `streams`.
         records: on the host, bool ``[slots]``, every pass over the request's canvases is recorded.
-        whole: on the host, bool ``[slots]``, a canvas leaves when all its positions are decided,
-            not when its answer is.
         constrained: on the host, bool ``[slots]``, whether the request follows a constraint.
         needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
             read whole rows of logits.
@@ -251,63 +316,79 @@ class SlotState:
         spoiled_on_host: bool ``[slots]``, `spoiled` as of the last finished step.
     """
 
+    seed: torch.Tensor
+    after_prefill: torch.Tensor
+    max_steps: torch.Tensor
+    schedule_steps: torch.Tensor
+    end_tokens: torch.Tensor
+    remaining: torch.Tensor
+    start: torch.Tensor
+    tail: torch.Tensor
+    ready: torch.Tensor
+    step: torch.Tensor
+    phase: torch.Tensor
+    tokens: torch.Tensor
+    read_only: torch.Tensor
+    streams: torch.Tensor
+    whole: torch.Tensor
+    masked: torch.Tensor
+    fixed: torch.Tensor
+
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.kind = kind
         self.length = length = kind.length
         self.device = device
-
-        def full(value: float, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-            return torch.full((slots, *shape), value, dtype=dtype, device=device)
-
-        self.tokens = full(kind.mask_token or 0, torch.int64, length)
-        self.masked = full(kind.mask_token is not None, torch.bool, length)
-        self.fixed = full(False, torch.bool, length)
-        self.phase = full(Phase.PREFILL, torch.int8)
-        self.after_prefill = full(Phase.DENOISE, torch.int8)
-        self.start = full(0, torch.int64)
-        self.tail = full(0, torch.int64)
-        self.ready = full(0, torch.int64)
-        self.remaining = full(0, torch.int64)
-        self.step = full(0, torch.int32)
-        self.max_steps = full(1, torch.int32)
-        self.schedule_steps = full(1, torch.int32)
-        self.temperature = full(0, torch.float32)
-        self.seed = full(0, torch.int64)
-        self.read_only = full(False, torch.bool)
-        self.end_tokens = full(NO_TOKEN, torch.int64, MAX_END_TOKENS)
+        self._integers = Columns(INTEGERS | {"tokens": length})
+        self._flags = Columns(FLAGS | {"masked": length, "fixed": length})
+        self.integers = torch.zeros((slots, self._integers.count), dtype=torch.int64, device=device)
+        self.flags = torch.zeros((slots, self._flags.count), dtype=torch.bool, device=device)
+        for columns, matrix in ((self._integers, self.integers), (self._flags, self.flags)):
+            for name in columns:
+                setattr(self, name, columns.at(matrix, name))
+        self.tokens.fill_(kind.mask_token or 0)
+        self.masked.fill_(kind.mask_token is not None)
+        self.end_tokens.fill_(NO_TOKEN)
+        for name in ("after_prefill", "max_steps", "schedule_steps"):
+            getattr(self, name).fill_(1)
+        self.temperature = torch.zeros(slots, device=device)
         self.position = torch.arange(length, device=device)
         self.algorithms = AlgorithmStates(slots, length, device)
         self.samples: np.ndarray = np.zeros(slots, dtype=bool)
         self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
-        self.streams: np.ndarray = np.zeros(slots, dtype=bool)
+        self.may_stream: np.ndarray = np.zeros(slots, dtype=bool)
         self.records: np.ndarray = np.zeros(slots, dtype=bool)
-        self.whole: np.ndarray = np.zeros(slots, dtype=bool)
         self.constrained: np.ndarray = np.zeros(slots, dtype=bool)
         self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
         self.reports: np.ndarray = np.zeros(slots, dtype=bool)
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
-        self.spoiled = full(False, torch.bool)
-        self.failure = full(Failure.NONE, torch.int32)
+        self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
-        """Set up ``slot`` for a new request: lay out its first canvas after the prompt."""
+        """Set up ``slot`` for a new request: lay out its first canvas after the prompt.
+
+        `configure` follows, and sets what this leaves at 0.
+        """
         tail = len(prompt) % self.length if self.kind.aligned else 0
-        self.seed[slot].fill_(seed)
-        self.start[slot].fill_(len(prompt) - tail)
-        self.tokens[slot].copy_(self.fresh_tokens(torch.full((1,), slot, device=self.device))[0])
-        if tail:
-            self._hold(slot, prompt[len(prompt) - tail :])
-        self.masked[slot].fill_(self.kind.mask_token is not None)
-        self.masked[slot, :tail].fill_(False)
-        self.fixed[slot].fill_(False)
-        self.fixed[slot, :tail].fill_(True)
-        self.phase[slot].fill_(Phase.PREFILL)
-        self.after_prefill[slot].fill_(Phase.DENOISE)
-        self.tail[slot].fill_(tail)
-        self.ready[slot].fill_(0)
-        self.step[slot].fill_(0)
+        start = len(prompt) - tail
+        # On the host, where its random numbers are the same and cost no kernels.
+        canvas = self._fresh(torch.tensor([seed]), torch.tensor([start]))[0].numpy()
+        canvas[:tail] = prompt[start:]
+        integers = self._integers.on_host(
+            np.int64,
+            seed=seed,
+            after_prefill=int(Phase.DENOISE),
+            start=start,
+            tail=tail,
+            phase=int(Phase.PREFILL),
+            tokens=canvas,
+        )
+        is_tail = np.arange(self.length) < tail
+        masked = ~is_tail & (self.kind.mask_token is not None)
+        copy_into(self.integers[slot], integers)
+        copy_into(self.flags[slot], self._flags.on_host(np.bool_, masked=masked, fixed=is_tail))
         self.spoiled[slot].fill_(False)
         self.failure[slot].fill_(int(Failure.NONE))
 
@@ -329,77 +410,84 @@ class SlotState:
         It may output `tokens` more tokens, and the ids in `ends` end it. The other arguments are
         the attributes of the same names.
         """
-        self.max_steps[slot].fill_(choice.max_steps)
-        self.schedule_steps[slot].fill_(choice.schedule_steps)
-        self.temperature[slot].fill_(temperature)
-        self.remaining[slot].fill_(tokens)
-        self.read_only[slot].fill_(read_only)
-        row: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN, dtype=np.int64)
+        end_tokens: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN)
         ids = sorted(set(ends))[:MAX_END_TOKENS]
-        row[: len(ids)] = ids
-        self.end_tokens[slot].copy_(to_device(row, self.device))
+        end_tokens[: len(ids)] = ids
+        integers = self._integers.on_host(
+            np.int64,
+            max_steps=choice.max_steps,
+            schedule_steps=choice.schedule_steps,
+            end_tokens=end_tokens,
+            remaining=tokens,
+        )
+        own = self._integers.between("max_steps", "remaining")
+        copy_into(self.integers[slot, own], integers[own])
+        flags = np.array([read_only, streams, whole])
+        copy_into(self.flags[slot, self._flags.between("read_only", "whole")], flags)
+        self.temperature[slot].fill_(temperature)
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
         self.one_step[slot] = choice.max_steps == 1
-        self.streams[slot] = streams
+        self.may_stream[slot] = streams
         self.records[slot] = records
-        self.whole[slot] = whole
 
-    def read(self, slots: torch.Tensor) -> tuple[SlotStatus, Canvas]:
-        """Copy the state and the canvases of the requests in ``slots`` (int64 ``[n]``)."""
-        status = [getattr(self, name).index_select(0, slots) for name in STATUS]
-        canvas = (t.index_select(0, slots) for t in (self.tokens, self.masked, self.fixed))
-        return SlotStatus(*status), Canvas(*canvas)
+    def read(self, slots: torch.Tensor) -> SlotRows:
+        """Copy the rows of the requests in ``slots`` (int64 ``[n]``)."""
+        integers, flags = (of.index_select(0, slots) for of in (self.integers, self.flags))
+        temperature = self.temperature.index_select(0, slots)
+        return SlotRows(integers, flags, (self._integers, self._flags), temperature)
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""
-        self._hold(slot, tokens)
+        copy_into(self.tokens[slot, : len(tokens)], np.array(tokens, dtype=np.int64))
         if pinned:
             is_pinned: np.ndarray = np.zeros(self.length, dtype=bool)
             is_pinned[list(pinned)] = True
             self.fixed[slot].logical_or_(to_device(is_pinned, self.device))
 
-    def _hold(self, slot: int, tokens: Sequence[int]) -> None:
-        row: np.ndarray = np.array(tokens, dtype=np.int64)
-        self.tokens[slot, : len(row)].copy_(to_device(row, self.device))
-
-    def fresh_tokens(self, slots: torch.Tensor) -> torch.Tensor:
-        """Initial tokens, int64 ``[n, L]``, for the canvases of ``slots`` (int64 ``[n]``)."""
+    def _fresh(self, seed: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        """The tokens of fresh canvases, int64 ``[n, L]``, for seeds and starts int64 ``[n]``."""
         if self.kind.mask_token is not None:
-            return torch.full((len(slots), self.length), self.kind.mask_token, device=self.device)
+            return torch.full((len(seed), self.length), self.kind.mask_token, device=seed.device)
         from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 
-        keys = row_keys(self.seed[slots], self.start[slots], Stream.CANVAS)
+        keys = row_keys(seed, start, Stream.CANVAS)
         return uniform_tokens(keys, self.length, self.kind.vocabulary)
 
     def advance(
         self,
         slots: torch.Tensor,
+        before: SlotRows,
         after: Canvas,
         leaves: torch.Tensor,
         width: torch.Tensor | int,
         fresh: torch.Tensor | None = None,
+        **progress: torch.Tensor,
     ) -> torch.Tensor:
-        """Store the canvases that a step has updated, and start a new canvas where one leaves.
+        """Store what a step has updated, and start a new canvas where one leaves.
 
         Args:
             slots: int64 ``[n]``.
+            before: the slots' rows before the step.
             after: the updated canvases, ``[n, L]``.
             leaves: bool ``[n]``. Where it is true, a fresh canvas replaces the old one.
             width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
                 canvas begins that many positions after the one that leaves.
-            fresh: int64 ``[n, L]``, `fresh_tokens` of the next canvases, if already known.
+            fresh: int64 ``[n, L]``, the tokens of the next canvases, if already known.
+            progress: int64 ``[n]``, new values of other tensors by name.
 
         Returns:
             The tokens that the model reads next, int64 ``[n, L]``.
         """
-        replaced = leaves[:, None]
-        self.start.index_copy_(0, slots, self.start.index_select(0, slots) + leaves * width)
+        replaced, start = leaves[:, None], before.start + leaves * width
         if fresh is None:
-            fresh = self.fresh_tokens(slots)
+            fresh = self._fresh(before.seed, start)
         tokens = torch.where(replaced, fresh, after.tokens)
-        self.tokens.index_copy_(0, slots, tokens)
+        masked = after.masked
         if self.kind.mask_token is not None:
-            self.masked.index_copy_(0, slots, after.masked | replaced)
-        self.fixed.index_copy_(0, slots, after.fixed & ~replaced)
+            masked = masked | replaced
+        rows = self._integers.changed(before.integers, start=start, tokens=tokens, **progress)
+        self.integers.index_copy_(0, slots, rows)
+        flags = self._flags.changed(before.flags, masked=masked, fixed=after.fixed & ~replaced)
+        self.flags.index_copy_(0, slots, flags)
         return tokens

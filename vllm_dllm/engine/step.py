@@ -15,7 +15,7 @@ decided.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -24,9 +24,7 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import Readings, ReadRequest
-from vllm_dllm.engine.slots import AlgorithmBatch, AlgorithmGroup, Phase, SlotState, SlotStatus
-from vllm_dllm.engine.to_device import to_device
-from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState
 from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
@@ -59,23 +57,57 @@ class CommitPolicy:
     granted: bool = False
 
 
+@dataclass(frozen=True)
+class FollowedPaths:
+    """What the constraints of a batch say of its canvases.
+
+    Attributes:
+        tokens: int64 ``[n, L]``, the tokens of their paths.
+        inside: bool ``[n, L]``, positions that hold the path's token once they are decided.
+        feasible: bool ``[n]``, canvases that have a path; one without a constraint always does.
+        waits: bool ``[n]``, canvases whose constraint has not been looked up yet, which stay as
+            they are; None if there can be none.
+    """
+
+    tokens: torch.Tensor
+    inside: torch.Tensor
+    feasible: torch.Tensor
+    waits: torch.Tensor | None
+
+    def kept(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
+        """The canvases after an algorithm's step, with the path's token at decided positions.
+
+        An algorithm may decide a position for another token than the path's, or keep an earlier
+        token that is not on this step's path. The canvas would then hold tokens of two paths, and
+        there might be no way to complete it. `skips` (bool ``[n]``) are canvases that this pass
+        does not denoise.
+        """
+        follows = self.inside & ~canvas.masked & ~canvas.fixed & (self.feasible & ~skips)[:, None]
+        return replace(canvas, tokens=torch.where(follows, self.tokens, canvas.tokens))
+
+
 @dataclass(kw_only=True)
 class StepPlan(ReadRequest):
     """The batch before the update, and what must be read from the model's output for it.
 
     Attributes:
-        before: the canvases, ``[n, L]``.
-        status: the progress of their requests.
+        status: the rows of the batch's slots.
         batches: the canvases, grouped by algorithm.
         observers: the observers that see what this step decides.
-        compile: whether compiled functions read and write the slots in this step.
+        streams: whether the decided beginning of a canvas may leave in this step.
+        compile: whether a compiled function updates the canvases.
     """
 
-    before: Canvas
-    status: SlotStatus
+    status: SlotRows
     batches: Sequence[AlgorithmBatch]
     observers: Sequence[StepObserver]
+    streams: bool
     compile: bool
+
+    @property
+    def before(self) -> Canvas:
+        """The canvases, ``[n, L]``."""
+        return self.status.canvas
 
 
 @dataclass(frozen=True)
@@ -139,13 +171,12 @@ class CanvasUpdate:
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
         state = self.slots
-        groups = state.algorithms.groups(slots, on_host)
-        compile = isinstance(width, int) and all(
-            group.algorithm.name == self.compiled_algorithm for group, *_ in groups
-        )
-        read = compiled(read_batch) if compile else read_batch
-        now, before, batches, temperature = read(state, groups, slots)
+        now = state.read(slots)
+        batches = state.algorithms.batches(slots, on_host)
+        temperature = _temperatures(batches, now)
         draws = bool(state.samples[on_host].any())
+        observers = self.parts.observers(on_host)
+        compile = self.compiled_algorithm is not None and not observers and isinstance(width, int)
         plan = StepPlan(
             slots,
             on_host,
@@ -153,46 +184,50 @@ class CanvasUpdate:
             temperature,
             draws=draws,
             needs_rows=bool(state.needs_rows[on_host].any()),
-            adjust=_adjustments(batches),
+            adjust=_adjustments(batches, now.canvas),
             ask=_in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches),
             entropy=any(batch.algorithm.reads_entropy for batch in batches),
             may_go_on=not state.one_step[on_host].all(),
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
-            before=before,
             status=now,
             batches=batches,
-            observers=self.parts.observers(on_host),
-            compile=compile,
+            observers=observers,
+            streams=bool(state.may_stream[on_host].any()),
+            compile=compile and [b.algorithm.name for b in batches] == [self.compiled_algorithm],
         )
         if state.constrained[on_host].any():
             may_revise = _having(batches, "edits") & ~self._finished(now)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def _finished(self, now: SlotStatus) -> torch.Tensor:
+    def _finished(self, now: SlotRows) -> torch.Tensor:
         """Canvases that were finished before this pass and commit or wait, bool ``[n]``."""
         return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
     def decide(
-        self, plan: StepPlan, readings: Readings, present: torch.Tensor | None
+        self,
+        plan: StepPlan,
+        readings: Readings,
+        present: torch.Tensor | None,
+        paths: FollowedPaths | None = None,
     ) -> StepOutcome:
         """Run the algorithms, and decide for each canvas whether it goes on, commits or leaves.
 
-        `present` is as in `StepContext`.
+        `present` is as in `StepContext`; `paths` is None if no canvas has a constraint.
         """
-        now, policy, constraint = plan.status, self.policy, plan.constraint
+        now, policy = plan.status, self.policy
         commits = now.phase == int(Phase.COMMIT)
         # Without lockstep a finished canvas commits at once, and one comparison is enough.
         skips = self._finished(now) if policy.sync else commits
-        waits = None if constraint is None else constraint.waits
+        waits = None if paths is None else paths.waits
         if waits is not None:
             skips = skips | waits
         stays = skips if policy.sync else waits
 
         canvas, done, state = _denoised(plan, readings, present)
-        if constraint is not None and self.slots.kind.mask_token is not None:
-            canvas = constraint.kept_to_paths(canvas, skips)
+        if paths is not None and self.slots.kind.mask_token is not None:
+            canvas = paths.kept(canvas, skips)
         if stays is not None:
             canvas = _kept_where(stays, plan.before, canvas)
 
@@ -258,21 +293,24 @@ class CanvasUpdate:
         Returns:
             The tokens to read next, int64 ``[n, L]``.
         """
-        state, now, leaves, begins = self.slots, plan.status, outcome.leaves, outcome.begins
-        slots, width = plan.slots, plan.width
+        now, leaves, begins = plan.status, outcome.leaves, outcome.begins
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.algorithm.state:
                 batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
         commits_next = outcome.ready_to_leave & ~leaves
-        phase = torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE))
-        state.phase.index_copy_(0, slots, phase.to(torch.int8))
-        state.remaining.index_copy_(0, slots, now.remaining + now.tail - outcome.out)
-        state.tail.index_copy_(0, slots, outcome.out.masked_fill(leaves, 0))
-        state.ready.index_copy_(0, slots, outcome.ready.masked_fill(leaves, 0))
-        state.step.index_copy_(0, slots, (now.step + 1).masked_fill(begins, 0))
-        if plan.constraint is not None:
-            plan.constraint.advance(outcome.out, leaves)
-        return state.advance(slots, outcome.canvas, leaves, width, fresh)
+        return self.slots.advance(
+            plan.slots,
+            now,
+            outcome.canvas,
+            leaves,
+            plan.width,
+            fresh,
+            phase=torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE)),
+            remaining=now.remaining + now.tail - outcome.out,
+            tail=outcome.out.masked_fill(leaves, 0),
+            ready=outcome.ready.masked_fill(leaves, 0),
+            step=(now.step + 1).masked_fill(begins, 0),
+        )
 
     def _ready(
         self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
@@ -282,11 +320,9 @@ class CanvasUpdate:
         edits = [batch.algorithm.edits for batch in plan.batches]
         if all(edits):
             return torch.where(done, width, 0)
+        if self.policy.early:
+            reach = torch.where(plan.status.whole, self.slots.length, reach)
         ready = emitted_length(canvas, reach, self.policy.early)
-        whole = self.slots.whole[plan.on_host]
-        if self.policy.early and whole.any():
-            is_whole = to_device(whole, canvas.tokens.device)
-            ready = torch.where(is_whole, emitted_length(canvas, reach, early=False), ready)
         if any(edits):
             ready = torch.where(_having(plan.batches, "edits"), torch.where(done, width, 0), ready)
         return ready
@@ -314,28 +350,14 @@ class CanvasUpdate:
         It is unchanged unless `streams` lets the prefix decided so far leave.
         """
         state, tail = self.slots, plan.status.tail
-        streams = state.streams[plan.on_host]
-        if state.kind.mask_token is None or not streams.any():
+        # A compiled function is the same whether a request streams or not.
+        if state.kind.mask_token is None or not (plan.streams or plan.compile):
             return tail
-        sends = to_device(streams, tail.device) & ~ready_to_leave
+        sends = plan.status.streams & ~ready_to_leave
         # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
         # share a page that has been output in full before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)
         return torch.where(sends, torch.minimum(decided, limit), tail)
-
-
-def read_batch(
-    state: SlotState, groups: Sequence[AlgorithmGroup], slots: torch.Tensor
-) -> tuple[SlotStatus, Canvas, list[AlgorithmBatch], torch.Tensor]:
-    """Read the slots of a batch, ready to be compiled.
-
-    Returns:
-        Status, canvases, the canvases by algorithm, and the temperatures of this step, float32
-        ``[n]``.
-    """
-    now, before = state.read(slots)
-    batches = [all_slots.batch(index, own, before) for all_slots, index, own in groups]
-    return now, before, batches, _temperatures(batches, now)
 
 
 def _denoised(
@@ -360,7 +382,7 @@ def _denoised(
             present=_rows(batch, present),
             asked=_rows(batch, readings.log_probabilities),
         )
-        updates.append(batch.algorithm.step(batch.canvas, context))
+        updates.append(batch.algorithm.step(batch.canvas(plan.before), context))
     state = [update.state for update in updates]
     if len(updates) == 1:
         return updates[0].canvas, updates[0].done, state
@@ -409,7 +431,7 @@ def _having(batches: Sequence[AlgorithmBatch], flag: str) -> torch.Tensor:
     return _in_batch_order(parts, batches)
 
 
-def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.Tensor:
+def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotRows) -> torch.Tensor:
     """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
     if all(type(batch.algorithm).temperature is Algorithm.temperature for batch in batches):
         return now.temperature
@@ -421,9 +443,11 @@ def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotStatus) -> torch.T
     return _in_batch_order(parts, batches)
 
 
-def _adjustments(batches: Sequence[AlgorithmBatch]) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _adjustments(
+    batches: Sequence[AlgorithmBatch], before: Canvas
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `ReadRequest.adjust`."""
-    parts = [batch.algorithm.adjust(batch.canvas, batch.parameters) for batch in batches]
+    parts = [batch.algorithm.adjust(batch.canvas(before), batch.parameters) for batch in batches]
     ids = _in_batch_order([part and part[0] for part in parts], batches)
     amounts = _in_batch_order([part and part[1] for part in parts], batches)
     return None if ids is None or amounts is None else (ids, amounts)

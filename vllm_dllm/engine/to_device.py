@@ -25,3 +25,14 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
     if can_pin(device):
         host = host.pin_memory()
     return host.to(device, non_blocking=True)
+
+
+def copy_into(target: torch.Tensor, values: np.ndarray) -> None:
+    """Copy an array from the host into a contiguous tensor, without waiting for the device.
+
+    This is one copy and no kernel: the tensor's dtype must be that of the array.
+    """
+    host = torch.from_numpy(values)
+    if can_pin(target.device):
+        host = host.pin_memory()
+    target.copy_(host, non_blocking=True)

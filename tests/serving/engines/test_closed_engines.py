@@ -13,6 +13,8 @@ import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 COMPILER = "canvas_grammar.pool_process"
 

@@ -70,7 +70,7 @@ STAGES = {
     ),
     "compile": Failure("InvalidCxxCompiler", {"enforce_eager": False}, {"CXX": "/bin/false"}),
 }
-QUICK = [("kv-cache", 1, "served"), ("warm-up", 2, "offline")]
+QUICK = [("kv-cache", 1, "served")]
 CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.long)
     for stage in STAGES
