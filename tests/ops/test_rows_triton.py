@@ -71,7 +71,7 @@ def test_a_forbidden_id_counts_but_is_not_chosen(dtype: torch.dtype) -> None:
 
 def check_rows(logits: torch.Tensor, forbidden: int | None) -> None:
     """Statistics of logits in memory against the reference."""
-    found = rows_triton.logits_statistics(logits, forbidden, ROW_TILE)
+    found = rows_triton.logits_statistics(logits, forbidden, tile=ROW_TILE)
     got = found.greedy_statistics(entropy=True)
     # A column that is never chosen and weighs nothing stands in for no forbidden id.
     nothing = torch.full_like(logits[:, :1], -torch.inf)
@@ -102,6 +102,23 @@ def test_a_draw_is_from_the_allowed_ids() -> None:
     assert (got.sample != forbidden).all()
     exact, eager = (t.gather(1, got.sample[:, None])[:, 0] for t in (p, rough))
     check("sample", got.sample_probability[sure], exact[sure], eager[sure])
+
+
+def test_a_draw_from_logits_in_memory() -> None:
+    """The ids of the plain reference, from rows in which some ids are excluded."""
+    rows, vocabulary, forbidden = 65, 700, 300
+    logits = random(rows, vocabulary) * 3
+    logits[:9, 64:128] = -torch.inf
+    logits[9, 1:] = -torch.inf
+    temperature, keys = draws(rows)
+    found = rows_triton.logits_statistics(logits, forbidden, temperature, keys, tile=ROW_TILE)
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    scaled[:, forbidden] = -torch.inf
+    sure = decided(scaled, keys)
+    assert sure.float().mean() > 0.9
+    assert torch.equal(found.sample[sure], draw(scaled, keys)[sure])
+    weight = (scaled.gather(1, found.sample[:, None])[:, 0] - scaled.amax(-1)).double().exp()
+    check("weight", (found.scaled - found.best).exp(), weight, weight.float())
 
 
 def test_ties_go_to_the_lowest_id() -> None:

@@ -89,7 +89,7 @@ def test_forbidden_ids_and_rows_of_logits() -> None:
     found = rows_triton.head_statistics(hidden, head, forbidden=FORBIDDEN, tile=TILE)
     assert torch.equal(found.token, want.token)
     tile = rows_triton.IN_MEMORY if NATIVE else TILE
-    got = rows_triton.logits_statistics(logits, FORBIDDEN, tile)
+    got = rows_triton.logits_statistics(logits, FORBIDDEN, tile=tile)
     assert torch.equal(got.token, want.token)
 
 

@@ -116,7 +116,7 @@ def our_graphs() -> int:
     """
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
 
-    from vllm_dllm.engine import sampler, step
+    from vllm_dllm.engine.sampler import finish
     from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
     from vllm_dllm.ops.statistics import tiled as tiled_stats
     from vllm_dllm.ops.statistics.rows import pure_row_statistics
@@ -124,8 +124,7 @@ def our_graphs() -> int:
 
     rows = (candidate_keys, draw, pure_row_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
-    updates = (step.read_batch, sampler._finish)
-    return sum(len(entries(function.__code__)) for function in (*rows, *tiles, *updates))
+    return sum(len(entries(function.__code__)) for function in (*rows, *tiles, finish))
 
 
 def answers_of_child(

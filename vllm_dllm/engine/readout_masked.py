@@ -58,7 +58,9 @@ class MaskedReadout:
         """The pipeline that chooses tokens from whole rows of logits."""
         from vllm_dllm.engine.token_choice import MaskedPipeline
 
-        return MaskedPipeline(self.parts, self.mask_token, self.statistics, self.compile)
+        return MaskedPipeline(
+            self.parts, self.mask_token, self.statistics, self.kernels, self.compile
+        )
 
     def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
         """See `Readout`."""

@@ -24,3 +24,21 @@ class MaskedKernels:
     def from_logits(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """The statistics of `row_statistics` from logits ``[rows, vocabulary]``."""
         return logits_statistics(logits, forbidden).greedy_statistics(entropy)
+
+    @staticmethod
+    def drawn(
+        logits: torch.Tensor, temperature: torch.Tensor | None, keys: torch.Tensor, forbidden: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token drawn from each row, and its weight relative to the likeliest token.
+
+        Args:
+            logits: ``[rows, vocabulary]``; -inf excludes a token, but never the likeliest.
+            temperature: float32 ``[rows]``, by which logits are divided, unless it is 0; None for 1.
+            keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
+            forbidden: id that is never drawn.
+
+        Returns:
+            Ids, int64 ``[rows]``, and weights, float32 ``[rows]``, see `sampled.drawn_weight`.
+        """
+        found = logits_statistics(logits, forbidden, temperature, keys)
+        return found.sample, (found.scaled - found.best).exp()

@@ -36,7 +36,7 @@ from vllm_dllm.engine.step import (
     StepPlan,
 )
 from vllm_dllm.engine.to_device import to_device
-from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.vllm_seams.channels import Failure, encode_passes
 
 
@@ -45,10 +45,12 @@ class DiffusionSampler:
 
     Attributes:
         predictions: stores a self-conditioned model's last prediction of each canvas, or None.
+        compiles_ahead: true while functions are compiled for batches of any size.
         prepare: called with the dummy batch with which vLLM measures memory.
     """
 
     compute_nans = False
+    compiles_ahead = False
 
     def __init__(
         self,
@@ -187,14 +189,7 @@ class DiffusionSampler:
             hidden_states = self._padded(hidden_states, width)
         plan = self.canvas_update.plan(slot, on_host, width)
         readings = self.readout.read(hidden_states, plan)
-        paths = None if plan.constraint is None else plan.constraint.followed()
-        # A batch without a soft embedding would need a compiled function of its own.
-        compile = plan.compile and (self.predictions is None or plan.may_go_on)
-        if compile:
-            paths = self._paths_of_all(plan, paths)
-            readings = replace(readings, logprob=None)  # which only observers read
-        finish = compiled(_finish) if compile else _finish
-        finished = finish(self, plan, readings, hidden_states, present, paths)
+        finished = self._finish(plan, readings, hidden_states, present)
         if plan.constraint is not None:
             plan.constraint.advance(finished.out, finished.leaves)
         # One byte per slot is copied asynchronously, and read steps later.
@@ -202,6 +197,25 @@ class DiffusionSampler:
         return SamplerOutput(
             finished.tokens, None, finished.num_nans, finished.num_sampled, finished.num_rejected
         )
+
+    def _finish(
+        self,
+        plan: StepPlan,
+        readings: Readings,
+        hidden_states: torch.Tensor,
+        present: torch.Tensor | None,
+    ) -> Finished:
+        """Call `finish`, compiled if the plan and the readings allow it."""
+        hidden = hidden_states.view(len(plan.slots), self.slots.length, -1)
+        paths = None if plan.constraint is None else plan.constraint.followed()
+        # A batch without a soft embedding would need a compiled function of its own.
+        if not plan.compile or (self.predictions is not None and not plan.may_go_on):
+            return finish(self, plan, readings, hidden, present, paths)
+        readings = replace(readings, logprob=None)  # which only observers read
+        paths = self._paths_of_all(plan, paths)
+        if self.compiles_ahead:
+            any_batch(plan, readings, hidden, paths)
+        return compiled_for_batches(finish)(self, plan, readings, hidden, None, paths)
 
     def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:
         """The paths with tensors for all fields, as a compiled function takes them."""
@@ -226,7 +240,7 @@ class DiffusionSampler:
         state, slot = self.slots, plan.slots
         probability = readings.statistics.probability
         # A sum in float32 is finite if all its terms are.
-        finite = hidden.sum(-1, dtype=torch.float32).view(probability.shape).isfinite().all(-1)
+        finite = hidden.sum(-1, dtype=torch.float32).isfinite().all(-1)
         sound = finite & probability.isfinite().all(-1)
         if paths is not None:
             # Paths are always feasible, because only their tokens are kept. If one ever is not, an
@@ -286,15 +300,15 @@ class Finished:
     out: torch.Tensor
 
 
-def _finish(
+def finish(
     sampler: DiffusionSampler,
     plan: StepPlan,
     readings: Readings,
-    hidden_states: torch.Tensor,
+    hidden: torch.Tensor,
     present: torch.Tensor | None,
     paths: FollowedPaths | None,
 ) -> Finished:
-    """Decide, report, and write the slots after the readout.
+    """Decide, report, and write the slots after the readout; `hidden` is ``[n, L, hidden]``.
 
     When this is compiled, a few hundred small operators become a handful of kernels.
     """
@@ -311,7 +325,7 @@ def _finish(
             sampler.predictions.drop(slot)
         else:
             sampler.predictions.store(slot, soft, outcome.goes_on())
-    sound = sampler._sound(plan, outcome, readings, hidden_states, paths)
+    sound = sampler._sound(plan, outcome, readings, hidden, paths)
     finished = sampler._finished(plan, outcome, sound)
     sampler._read_next(slot, tokens)
     return finished

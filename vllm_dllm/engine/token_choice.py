@@ -29,6 +29,7 @@ from vllm_dllm.ops.statistics.sampled import (
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
+    from vllm_dllm.engine.readout_triton import MaskedKernels
 
 # Maps (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
@@ -198,12 +199,21 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
     reports_raw = True
 
     def __init__(
-        self, parts: OptionalParts, mask_token: int, statistics: StatisticsOfRows, compile: bool
+        self,
+        parts: OptionalParts,
+        mask_token: int,
+        statistics: StatisticsOfRows,
+        kernels: MaskedKernels | None,
+        compile: bool,
     ) -> None:
-        """Choose with `statistics`, a function like `row_statistics`; `compile` what draws."""
+        """Choose with `statistics`, a function like `row_statistics`.
+
+        What draws is `kernels`, or torch's operators, compiled if `compile` is true.
+        """
         super().__init__(parts)
         self.mask_token = mask_token
         self.statistics = statistics
+        self.kernels = kernels
         self.draw = compiled(draw) if compile else draw
         self.keys = compiled(candidate_keys) if compile else candidate_keys
 
@@ -242,7 +252,10 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
 
     def warm_up(self, logits: torch.Tensor) -> None:
         """Call the functions that draw, see `Readout.warm_up`."""
-        self._keys_of(torch.tensor([0], device=logits.device))
+        keys = self._keys_of(torch.tensor([0], device=logits.device)).flatten()
+        if self.kernels is not None:
+            self.kernels.drawn(logits[: len(keys)], None, keys, self.mask_token)
+            return
         # Make it contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         self.draw(scaled, torch.arange(len(logits), device=logits.device))
@@ -256,23 +269,42 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         logprob = greedy.probability.log() if request.logprob else None
         if keys is None or not samples.any():
             return MaskedRows(greedy, greedy, logits, samples, logprob)
-        temperature = request.temperature.repeat_interleave(length)
+        temperature, flat = request.temperature.repeat_interleave(length), keys.flatten()
+        needs_rows = self.slots.needs_rows[request.on_host].any()
+        constrained = self.slots.constrained[request.on_host]
+        if self.kernels is not None and not needs_rows and not constrained.any():
+            drawn, weight = self.kernels.drawn(logits, temperature, flat, self.mask_token)
+            chosen, logprob = self._drawn(greedy, request, temperature, drawn, weight)
+            return MaskedRows(chosen, greedy, logits, samples, logprob)
         tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
-        tempered[:, self.mask_token] = -torch.inf
-        kept = tempered
-        if self.slots.needs_rows[request.on_host].any():
-            kept = self.parts.rows.filtered(tempered, request)
+        tempered[:, self.mask_token].fill_(-torch.inf)
+        kept = self.parts.rows.filtered(tempered, request) if needs_rows else tempered
         chosen = greedy
         # Constrained canvases draw later, when they follow their paths.
-        if (samples & ~self.slots.constrained[request.on_host]).any():
-            drawn = self.draw(kept, keys.flatten())
-            weight, own = drawn_weight(greedy, tempered, drawn), request.own_confidence_temperature
-            if own is not None:
-                own = own.repeat_interleave(length)
-            chosen = with_drawn(greedy, weight, temperature > 0, drawn, own)
-            if request.logprob:
-                logprob = drawn_logprob(greedy, weight, temperature)
+        if (samples & ~constrained).any():
+            if self.kernels is not None:  # a filter never excludes the likeliest token
+                drawn, weight = self.kernels.drawn(kept, None, flat, self.mask_token)
+            else:
+                drawn = self.draw(kept, flat)
+                weight = drawn_weight(greedy, tempered, drawn)
+            chosen, logprob = self._drawn(greedy, request, temperature, drawn, weight)
         return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
+
+    @staticmethod
+    def _drawn(
+        greedy: RowStatistics,
+        request: ReadRequest,
+        temperature: torch.Tensor,
+        drawn: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> tuple[RowStatistics, torch.Tensor | None]:
+        """The statistics with drawn tokens, and `Readings.logprob`; tensors are ``[rows]``."""
+        own = request.own_confidence_temperature
+        if own is not None:
+            own = own.repeat_interleave(len(drawn) // len(own))
+        chosen = with_drawn(greedy, weight, temperature > 0, drawn, own)
+        logprob = drawn_logprob(greedy, weight, temperature) if request.logprob else None
+        return chosen, logprob
 
 
 class NoisePipeline(LogitsPipeline[NoiseRows]):

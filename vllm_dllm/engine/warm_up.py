@@ -23,37 +23,40 @@ from vllm_dllm.ops.compiled import compiling_ahead
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
 
+# The number of canvases in the example for which updates are compiled.
+EXAMPLE_CANVASES = 4
+
 logger = init_logger("vllm.dllm")
 
 
 def compile_sampler(state: DiffusionModelState) -> None:
     """Compile what runs after the model.
 
-    Canvases that start as random tokens are updated by compiled functions on a GPU, where every
-    operator would otherwise launch a kernel. Only the server's own algorithm is compiled, and only
-    if this package provides it: other algorithms need not be compilable.
+    Only the server's own algorithm is compiled, and only if this package provides it: other
+    algorithms need not be compilable.
     """
     begin = time.perf_counter()
     logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
     with compiling_ahead():
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
-    logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
-    on_gpu = state.slots.device.type != "cpu"
-    if state.slots.kind.mask_token is None and state.served.choose().is_ours and on_gpu:
+    if state.served.choose().is_ours:
         compile_updates(state)
+    logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
 
 def compile_updates(state: DiffusionModelState) -> None:
-    """Compile the update of canvases without request options, for one canvas and for several."""
+    """Compile the update of canvases, for batches of any size."""
     slots, sampler, choice = state.slots, state.sampler, state.served.choose()
     assert sampler is not None
     sampler.canvas_update.compiled_algorithm = choice.algorithm.name
-    with compiling_ahead():
-        for count in range(1, min(2, len(slots.tokens)) + 1):
-            slots.algorithms.enter(count - 1, choice.algorithm, choice.settings)
-            slot = torch.arange(count, device=slots.device)
-            hidden = _hidden(state, count * slots.length)
-            sampler.update(hidden, slot, np.arange(count), slots.length)
+    slots.algorithms.enter(0, choice.algorithm, choice.settings)
+    count = min(EXAMPLE_CANVASES, len(slots.tokens))
+    slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
+    sampler.compiles_ahead = True
+    with torch.inference_mode():
+        hidden = _hidden(state, count * slots.length)
+        sampler.update(hidden, slot, slot.cpu().numpy(), slots.length)
+    sampler.compiles_ahead = False
 
 
 def read_largest_batch(state: DiffusionModelState) -> None:

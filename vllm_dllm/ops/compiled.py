@@ -1,4 +1,4 @@
-"""Functions compiled by PyTorch's compiler, with one graph for any number of rows.
+"""Functions compiled by PyTorch's compiler, with one graph for any number of rows or canvases.
 
 A step of a small batch consists of a few hundred operators of a few microseconds each; compiled, it
 becomes a few loops. Compiled functions may round floating-point numbers differently from the
@@ -8,11 +8,13 @@ operators.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch._dynamo.decorators import mark_unbacked
 from torch.fx.experimental import _config as symbolic_shapes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,6 +42,33 @@ def compiled(function: Function) -> Function:
     return torch.compile(
         function, dynamic=True, fullgraph=True, options=_OPTIONS, recompile_limit=_KINDS
     )
+
+
+@functools.cache
+def compiled_for_batches(function: Function) -> Function:
+    """Return `function`, compiled at its first call for each kind of arguments.
+
+    Sizes of tensors are constants, so that a reduction over the positions of a canvas shares a
+    kernel with what surrounds it; but see `any_batch`. Otherwise this is as `compiled`.
+    """
+    return torch.compile(function, fullgraph=True, options=_OPTIONS, recompile_limit=_KINDS)
+
+
+def any_batch(*arguments: Any) -> None:
+    """Let the first dimension of all tensors in these arguments be of any size, even 1.
+
+    The next call of a function from `compiled_for_batches` with these arguments compiles one graph
+    for all sizes. Tensors are found in dataclasses, sequences and mappings.
+    """
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            mark_unbacked(argument, 0, hint_override=len(argument))
+        elif is_dataclass(argument):
+            any_batch(*(getattr(argument, field.name) for field in fields(argument)))
+        elif isinstance(argument, Mapping):
+            any_batch(*argument.values())
+        elif isinstance(argument, Sequence) and not isinstance(argument, str):
+            any_batch(*argument)
 
 
 @contextmanager

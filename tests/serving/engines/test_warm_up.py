@@ -101,6 +101,6 @@ def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
         want = [running.generate(prompts[: len(some)], some) for some in batches]
         compile_updates(running.runner.model_state)
         made = our_graphs()
-        assert made >= 4, "one canvas, and several, before and behind the readout"
+        assert made >= 1, "one graph for any number of canvases"
         assert [running.generate(prompts[: len(some)], some) for some in batches] == want
         assert our_graphs() == made, "compiled while serving"

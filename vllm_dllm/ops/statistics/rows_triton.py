@@ -86,18 +86,23 @@ def tile_for(rows: int, dtype: torch.dtype) -> Tile:
 
 
 def logits_statistics(
-    logits: torch.Tensor, forbidden: int | None = None, tile: Tile = IN_MEMORY
+    logits: torch.Tensor,
+    forbidden: int | None = None,
+    temperature: torch.Tensor | None = None,
+    keys: torch.Tensor | None = None,
+    tile: Tile = IN_MEMORY,
 ) -> SoftmaxPartials:
-    """The results of one pass over logits. Nothing is drawn: the sample is the argmax.
+    """The results of one pass over logits.
 
-    `SoftmaxPartials.greedy_statistics` makes of them what `rows.row_statistics` computes, up to
-    float32 rounding, because sums run in another order.
+    Without keys, `SoftmaxPartials.greedy_statistics` makes of them what `rows.row_statistics`
+    computes, up to float32 rounding, because sums run in another order.
 
     Args:
         logits: ``[rows, vocabulary]``, at least one row, float32, bfloat16 or float16; ids are
             contiguous, rows may have any stride. -inf excludes a token; at least one token of a row
             must be left. Not written to.
-        forbidden: id that is never chosen but takes part in the normalisation, or None.
+        forbidden: id that is never chosen or drawn but takes part in the normalisation, or None.
+        temperature, keys: as for `head_statistics`.
         tile: how to divide the work.
 
     Raises:
@@ -106,7 +111,7 @@ def logits_statistics(
     if logits.stride(1) != 1 and logits.shape[1] > 1:
         raise ValueError("logits must be contiguous along the vocabulary")
     source = logits, logits.stride(0), None, 0, 0, None
-    return _statistics(source, range(logits.shape[1]), None, None, forbidden, tile)
+    return _statistics(source, range(logits.shape[1]), temperature, keys, forbidden, tile)
 
 
 def head_statistics(
@@ -366,10 +371,14 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     if keys is not None:
         low, high = split_keys(tl.load(keys + near))
         local = group[:, None] - first_id + tl.arange(0, _GROUP)[None, :]
-        logits = group_product(
-            source, source_stride, weight, weight_stride, width, cap,
-            near, tl.minimum(local, count - 1), DEPTH,
-        )  # fmt: skip
+        if weight is None:
+            at = source + near.to(tl.int64)[:, None] * source_stride + local
+            logits = tl.load(at, mask=local < count, other=float("-inf")).to(tl.float32)
+        else:
+            logits = group_product(
+                source, source_stride, weight, weight_stride, width, cap,
+                near, tl.minimum(local, count - 1), DEPTH,
+            )  # fmt: skip
         allowed = (local < count) & (local != forbidden)
         logits = tl.where(allowed, logits, float("-inf"))
         sample, scaled = draw_in_group(logits, group, inverse, low, high)
