@@ -10,8 +10,8 @@ this module runs in a process of its own, see `answers_of_child`.
 
 What is not as on a GPU: an operator is one kernel here, although some of CUDA's (sorts, top-k,
 cumulative sums) launch several, and an operator of CUDA's may wait without being known for it;
-vLLM's Triton filter is replaced by its plain form. Compiled functions, Triton kernels, other ranks,
-the backbone and vLLM's own preparation of a batch do not run at all.
+vLLM's Triton filter is replaced by as many kernels as it launches. Compiled functions, Triton
+kernels, other ranks, the backbone and vLLM's own preparation of a batch do not run at all.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from canvas_grammar.decoding.token_classes import TokenClasses
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch as filters
+from vllm.v1.sample.ops.topk_topp_triton import _SPLIT_MAX_BATCH, _SPLIT_ROUNDS
 
 import vllm_dllm
 from vllm_dllm.engine import row_options
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
 
 PACKAGE = str(Path(vllm_dllm.__file__).parent) + "/"
@@ -234,6 +235,15 @@ def _with_values(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def filters(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+    """As many kernels as vLLM's `apply_top_k_top_p_triton` launches."""
+    split = p is not None and len(logits) <= _SPLIT_MAX_BATCH
+    whole = k is not None or (p is not None and not split)
+    for _ in range(whole + split * (_SPLIT_ROUNDS + 2)):
+        logits.neg_()
+    return logits
+
+
 @contextlib.contextmanager
 def fake_accelerator() -> Iterator[torch.device]:
     """Run with a fake device, where every tensor is fake and pinned memory exists."""
@@ -256,14 +266,11 @@ def fake_accelerator() -> Iterator[torch.device]:
         stack.enter_context(mock.patch.object(torch, "tensor", tensor))
         # Without it, a tensor of one element would keep its value.
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
-        # The plain form that runs on a GPU without Triton; the CPU's would wait.
         stack.enter_context(mock.patch.object(row_options, "apply_top_k_top_p", filters))
-        stack.enter_context(
-            mock.patch.object(
-                TokenClasses,
-                "from_class_of_token",
-                _with_values(TokenClasses.from_class_of_token),
-            )
-        )
+        for owner, name in (
+            (TokenClasses, "from_class_of_token"),
+            (SlotState, "_fresh_on_host"),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, _with_values(getattr(owner, name))))
         stack.enter_context(FakeDevice())
         yield torch.device(NAME)

@@ -7,7 +7,7 @@ counted and not run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -24,10 +24,12 @@ class _WrittenError(Exception):
     """The code is written."""
 
 
-def generated_kernels(function: Callable[..., Any], *args: Any) -> list[str]:
+def generated_kernels(
+    function: Callable[..., Any], *args: Any, dynamic: bool | None, options: Mapping[str, Any]
+) -> list[str]:
     """The lines with which the compiled function would launch kernels for these arguments.
 
-    The function is not run.
+    The function is not run. `dynamic` and `options` are those of ``torch.compile``.
     """
     codes: list[str] = []
 
@@ -42,7 +44,7 @@ def generated_kernels(function: Callable[..., Any], *args: Any) -> list[str]:
         mock.patch.object(GraphLowering, "compile_to_module", write),
     ):
         try:
-            torch.compile(function, dynamic=True, fullgraph=True)(*args)
+            torch.compile(function, dynamic=dynamic, fullgraph=True, options=options)(*args)
         except Exception:
             if len(codes) != 1:
                 raise

@@ -189,6 +189,22 @@ def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:
     return torch.where(canvas.masked, probability, -1.0)
 
 
+def precedes(sureness: torch.Tensor) -> torch.Tensor:
+    """Whether one position comes before another when they are sorted, the surest first.
+
+    Ties go to the lowest position. Comparing all pairs costs a GPU one kernel, and sorting several.
+
+    Args:
+        sureness: float32 ``[slots, L]``.
+
+    Returns:
+        Bool ``[slots, L, L]``; true at ``[_, i, j]`` where j comes before i.
+    """
+    one, other = sureness[:, :, None], sureness[:, None, :]
+    place = torch.arange(sureness.shape[1], device=sureness.device)
+    return (other > one) | ((other == one) & (place < place[:, None]))
+
+
 def reveal(
     canvas: Canvas,
     context: StepContext,

@@ -12,6 +12,7 @@ from vllm_dllm.decoding.base import (
     StepContext,
     Update,
     confidence,
+    precedes,
     reveal,
 )
 from vllm_dllm.ranges import AlgorithmConfig, setting
@@ -55,15 +56,8 @@ class Hierarchical(Algorithm):
 
 def best_of_runs(masked: torch.Tensor, sureness: torch.Tensor) -> torch.Tensor:
     """The first position of the largest value in each run of ``masked``; bool ``[slots, L]``."""
-    length = masked.shape[1]
     starts = masked.clone()
     starts[:, 1:] &= ~masked[:, :-1]
-    run = starts.cumsum(1) * masked  # [slots, L], 0 outside
-    top = torch.full_like(sureness, -2.0)[:, :1].expand(-1, length + 1)
-    top = top.scatter_reduce(1, run, sureness, "amax")
-    largest = masked & (sureness == top.gather(1, run))
-    position = torch.arange(length, device=masked.device).expand_as(run)
-    first = torch.full_like(position[:, :1], length).expand(-1, length + 1)
-    where = torch.where(largest, position, length)
-    first = first.scatter_reduce(1, run, where, "amin")
-    return largest & (position == first.gather(1, run))
+    run = starts.cumsum(1)  # [slots, L], of masked positions the number of their run
+    same = masked[:, None, :] & (run[:, :, None] == run[:, None, :])
+    return masked & ~(same & precedes(sureness)).any(2)

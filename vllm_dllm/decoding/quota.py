@@ -15,6 +15,7 @@ from vllm_dllm.decoding.base import (
     StepContext,
     Update,
     confidence,
+    precedes,
     reveal,
 )
 from vllm_dllm.ranges import MAX_STEPS, AlgorithmConfig, setting
@@ -174,7 +175,4 @@ def most_confident(canvas: Canvas, context: StepContext, count: torch.Tensor) ->
         Bool ``[slots, L]``.
     """
     sureness = confidence(canvas, context.statistics.probability)
-    order = sureness.argsort(dim=1, descending=True, stable=True)
-    place = torch.arange(order.shape[1], device=order.device)
-    rank = torch.empty_like(order).scatter_(1, order, place.expand_as(order))
-    return rank < count[:, None]
+    return precedes(sureness).sum(2) < count[:, None]

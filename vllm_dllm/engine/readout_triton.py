@@ -33,7 +33,8 @@ class MaskedKernels:
 
         Args:
             logits: ``[rows, vocabulary]``; -inf excludes a token, but never the likeliest.
-            temperature: float32 ``[rows]``, by which logits are divided, unless it is 0; None for 1.
+            temperature: float32 ``[rows]``, by which logits are divided where it is not 0; None for
+                1 in all rows.
             keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
             forbidden: id that is never drawn.
 

@@ -7,7 +7,7 @@ canvas, so that the tokens of a canvas do not depend on the order in which they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from functools import cached_property
@@ -19,7 +19,7 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.engine.to_device import copy_into, to_device
 from vllm_dllm.vllm_seams.channels import Failure
 
 # The largest score, by the dtype of logits. It stays finite when divided by any temperature (at
@@ -134,21 +134,16 @@ class RowOptions:
         """Whether logits change before tokens are chosen or drawn, at any temperature."""
         return bool(self.work & RowWork.BIASES)
 
-    def shift(self, vocabulary: int, device: torch.device) -> torch.Tensor:
+    def shift(self, vocabulary: int) -> np.ndarray:
         """The values that biases add to logits: float32 ``[vocabulary]``, -inf for excluded ids."""
-        shift = torch.zeros(vocabulary, device=device)
+        shift: np.ndarray = np.zeros(vocabulary, dtype=np.float32)
         if self.allowed:
-            shift.fill_(-torch.inf).index_fill_(0, _ids(self.allowed, device), 0.0)
-        if self.logit_bias:
-            amount: np.ndarray = np.fromiter(self.logit_bias.values(), dtype=np.float32)
-            shift.index_add_(0, _ids(list(self.logit_bias), device), to_device(amount, device))
-        if self.banned:
-            shift.index_fill_(0, _ids(self.banned, device), -torch.inf)
+            shift[:] = -np.inf
+            shift[list(self.allowed)] = 0.0
+        for token, bias in self.logit_bias.items():
+            shift[token] += bias
+        shift[list(self.banned)] = -np.inf
         return shift
-
-
-def _ids(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return to_device(np.array(values, dtype=np.int64), device)
 
 
 # Options that change and read whole rows of logits in every way that takes memory.
@@ -175,16 +170,13 @@ class RowOptionState:
         by_slot: the options of the requests that have any.
         work: on the host, int ``[slots]``, the `RowWork` of each slot.
         records: on the host, bool ``[slots]``, `RowOptions.records` of each slot.
-        numbers: parameters on the device by their name in `RowOptions`, ``[slots]`` each. The
-            values of slots that have no options are meaningless.
+        counts: int64 ``[slots, len(COUNTS)]``, on the device, parameters by their name in
+            `RowOptions`. Those of slots that have no options are meaningless.
+        shares: float32 ``[slots, len(SHARES)]``, in the same way.
     """
 
-    # Dtypes of the numbers. vLLM's filters expect int32.
-    DTYPES: Mapping[str, torch.dtype] = {
-        **dict.fromkeys(("prompt_length", "min_tokens"), torch.int64),
-        "top_k": torch.int32,
-        **dict.fromkeys(("top_p", "min_p", "presence", "frequency", "repetition"), torch.float32),
-    }
+    COUNTS = ("prompt_length", "min_tokens", "top_k")
+    SHARES = ("top_p", "min_p", "presence", "frequency", "repetition")
 
     def __init__(self, slots: SlotState) -> None:
         self.slots = slots
@@ -193,10 +185,9 @@ class RowOptionState:
         self.by_slot: dict[int, RowOptions] = {}
         self.work: np.ndarray = np.zeros(count, dtype=np.int64)
         self.records: np.ndarray = np.zeros(count, dtype=bool)
-        self.numbers = {
-            name: torch.zeros(count, dtype=dtype, device=self._device)
-            for name, dtype in self.DTYPES.items()
-        }
+        counts, shares = (count, len(self.COUNTS)), (count, len(self.SHARES))
+        self.counts = torch.zeros(counts, dtype=torch.int64, device=self._device)
+        self.shares = torch.zeros(shares, device=self._device)
         # By slot, only for requests that have them: float32 and bool, ``[vocabulary]`` each.
         self._shift: dict[int, torch.Tensor] = {}
         self._ends: dict[int, torch.Tensor] = {}
@@ -222,15 +213,16 @@ class RowOptionState:
         # finite.
         top_k = min(options.top_k or self._vocabulary, self._vocabulary)
         neutral = replace(options, top_k=top_k, min_p=max(options.min_p, 1e-30))
-        for name, numbers in self.numbers.items():
-            numbers[slot].fill_(getattr(neutral, name))
+        for numbers, names in ((self.counts, self.COUNTS), (self.shares, self.SHARES)):
+            values = torch.tensor([getattr(neutral, name) for name in names], dtype=numbers.dtype)
+            copy_into(numbers[slot], values)
         if work & RowWork.SHIFT:
-            self._shift[slot] = options.shift(self._vocabulary, self._device)
+            self._shift[slot] = to_device(options.shift(self._vocabulary), self._device)
         if work & RowWork.MIN_TOKENS:
+            is_end: np.ndarray = np.zeros(self._vocabulary, dtype=bool)
             # A tokenizer's end token may have an id outside the head.
-            ends = _ids([end for end in options.ends if end < self._vocabulary], self._device)
-            no_id = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-            self._ends[slot] = no_id.index_fill_(0, ends, True)
+            is_end[[end for end in options.ends if end < self._vocabulary]] = True
+            self._ends[slot] = to_device(is_end, self._device)
 
     def in_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that have options."""
@@ -322,9 +314,11 @@ class RowOptionState:
         if work & RowWork.MIN_P:
             floor = own.amax(-1) + per_row("min_p").log()
             own = own.masked_fill(own < floor[:, None], -torch.inf)
-        k = per_row("top_k") if work & RowWork.TOP_K else None
+        k = per_row("top_k").int() if work & RowWork.TOP_K else None  # as vLLM's filter expects
         p = per_row("top_p") if work & RowWork.TOP_P else None
-        own = apply_top_k_top_p(own.clone(), k, p)
+        if own is logits and (k is not None or p is not None):
+            own = own.clone()  # vLLM's filters write
+        own = apply_top_k_top_p(own, k, p)
         if index is None:
             return own
         own = own.view(-1, self.slots.length, own.shape[1])
@@ -353,4 +347,6 @@ class RowOptionState:
 
     def _number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""
-        return self.numbers[name].index_select(0, slots)
+        if name in self.COUNTS:
+            return self.counts[:, self.COUNTS.index(name)].index_select(0, slots)
+        return self.shares[:, self.SHARES.index(name)].index_select(0, slots)

@@ -36,7 +36,6 @@ from vllm_dllm.engine.step import (
     StepPlan,
 )
 from vllm_dllm.engine.to_device import to_device
-from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.vllm_seams.channels import Failure, encode_passes
 
 
@@ -45,12 +44,10 @@ class DiffusionSampler:
 
     Attributes:
         predictions: stores a self-conditioned model's last prediction of each canvas, or None.
-        compiles_ahead: true while functions are compiled for batches of any size.
         prepare: called with the dummy batch with which vLLM measures memory.
     """
 
     compute_nans = False
-    compiles_ahead = False
 
     def __init__(
         self,
@@ -213,9 +210,8 @@ class DiffusionSampler:
             return finish(self, plan, readings, hidden, present, paths)
         readings = replace(readings, logprob=None)  # which only observers read
         paths = self._paths_of_all(plan, paths)
-        if self.compiles_ahead:
-            any_batch(plan, readings, hidden, paths)
-        return compiled_for_batches(finish)(self, plan, readings, hidden, None, paths)
+        own = self.canvas_update.function(finish, compile=True)
+        return own(self, plan, readings, hidden, None, paths)
 
     def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:
         """The paths with tensors for all fields, as a compiled function takes them."""

@@ -373,8 +373,7 @@ class SlotState:
         """
         tail = len(prompt) % self.length if self.kind.aligned else 0
         start = len(prompt) - tail
-        # On the host, where its random numbers are the same and cost no kernels.
-        canvas = self._fresh(torch.tensor([seed]), torch.tensor([start]))[0].numpy()
+        canvas = self._fresh_on_host(seed, start)
         canvas[:tail] = prompt[start:]
         integers = self._integers.on_host(
             np.int64,
@@ -444,6 +443,12 @@ class SlotState:
             is_pinned: np.ndarray = np.zeros(self.length, dtype=bool)
             is_pinned[list(pinned)] = True
             self.fixed[slot].logical_or_(to_device(is_pinned, self.device))
+
+    def _fresh_on_host(self, seed: int, start: int) -> np.ndarray:
+        """`_fresh` of one canvas, int64 ``[L]``: the same numbers, which cost a GPU no kernels."""
+        if self.kind.mask_token is not None:
+            return np.full(self.length, self.kind.mask_token)
+        return self._fresh(torch.tensor([seed]), torch.tensor([start]))[0].numpy()
 
     def _fresh(self, seed: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
         """The tokens of fresh canvases, int64 ``[n, L]``, for seeds and starts int64 ``[n]``."""

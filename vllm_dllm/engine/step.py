@@ -14,9 +14,9 @@ decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState
+from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class CanvasUpdate:
     Attributes:
         compiled_algorithm: the algorithm whose canvases are updated by compiled functions, or None;
             see `warm_up.compile_updates`.
+        compiles_ahead: true while these functions are compiled, for batches of any size.
     """
 
     def __init__(self, slots: SlotState, policy: CommitPolicy, parts: OptionalParts) -> None:
@@ -161,6 +163,7 @@ class CanvasUpdate:
         self.policy = policy
         self.parts = parts
         self.compiled_algorithm: str | None = None
+        self.compiles_ahead = False
 
     def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
         """Group the canvases by algorithm, and determine what must be read from the model's output.
@@ -173,10 +176,16 @@ class CanvasUpdate:
         state = self.slots
         now = state.read(slots)
         batches = state.algorithms.batches(slots, on_host)
-        temperature = _temperatures(batches, now)
         draws = bool(state.samples[on_host].any())
         observers = self.parts.observers(on_host)
-        compile = self.compiled_algorithm is not None and not observers and isinstance(width, int)
+        compile = (
+            [batch.algorithm.name for batch in batches] == [self.compiled_algorithm]
+            and not observers
+            and isinstance(width, int)
+        )
+        temperature = now.temperature
+        if any(type(b.algorithm).temperature is not Algorithm.temperature for b in batches):
+            temperature = self.function(_temperatures, compile)(batches, now)
         plan = StepPlan(
             slots,
             on_host,
@@ -194,12 +203,23 @@ class CanvasUpdate:
             batches=batches,
             observers=observers,
             streams=bool(state.may_stream[on_host].any()),
-            compile=compile and [b.algorithm.name for b in batches] == [self.compiled_algorithm],
+            compile=compile,
         )
         if state.constrained[on_host].any():
             may_revise = _having(batches, "edits") & ~self._finished(now)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
+
+    def function(self, function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
+        """A function of a batch, or its compiled form."""
+        if not compile:
+            return function
+
+        def ahead(*arguments: Any) -> Any:
+            any_batch(*arguments)
+            return compiled_for_batches(function)(*arguments)
+
+        return ahead if self.compiles_ahead else compiled_for_batches(function)
 
     def _finished(self, now: SlotRows) -> torch.Tensor:
         """Canvases that were finished before this pass and commit or wait, bool ``[n]``."""
@@ -433,8 +453,6 @@ def _having(batches: Sequence[AlgorithmBatch], flag: str) -> torch.Tensor:
 
 def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotRows) -> torch.Tensor:
     """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
-    if all(type(batch.algorithm).temperature is Algorithm.temperature for batch in batches):
-        return now.temperature
     parts = []
     for batch in batches:
         of_all = now.temperature, now.step, now.schedule_steps

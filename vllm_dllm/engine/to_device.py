@@ -27,12 +27,12 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
     return host.to(device, non_blocking=True)
 
 
-def copy_into(target: torch.Tensor, values: np.ndarray) -> None:
-    """Copy an array from the host into a contiguous tensor, without waiting for the device.
+def copy_into(target: torch.Tensor, values: np.ndarray | torch.Tensor) -> None:
+    """Copy from the host into a contiguous tensor of that dtype, without waiting for the device.
 
-    This is one copy and no kernel: the tensor's dtype must be that of the array.
+    This is one copy and no kernel.
     """
-    host = torch.from_numpy(values)
+    host = torch.as_tensor(values)
     if can_pin(target.device):
         host = host.pin_memory()
     target.copy_(host, non_blocking=True)

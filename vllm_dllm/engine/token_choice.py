@@ -270,13 +270,14 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         if keys is None or not samples.any():
             return MaskedRows(greedy, greedy, logits, samples, logprob)
         temperature, flat = request.temperature.repeat_interleave(length), keys.flatten()
+        draws = temperature > 0
         needs_rows = self.slots.needs_rows[request.on_host].any()
         constrained = self.slots.constrained[request.on_host]
         if self.kernels is not None and not needs_rows and not constrained.any():
             drawn, weight = self.kernels.drawn(logits, temperature, flat, self.mask_token)
-            chosen, logprob = self._drawn(greedy, request, temperature, drawn, weight)
+            chosen, logprob = self._drawn(greedy, request, temperature, draws, drawn, weight)
             return MaskedRows(chosen, greedy, logits, samples, logprob)
-        tempered = logits.float() / torch.where(temperature > 0, temperature, 1.0)[:, None]
+        tempered = logits.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, self.mask_token].fill_(-torch.inf)
         kept = self.parts.rows.filtered(tempered, request) if needs_rows else tempered
         chosen = greedy
@@ -287,7 +288,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             else:
                 drawn = self.draw(kept, flat)
                 weight = drawn_weight(greedy, tempered, drawn)
-            chosen, logprob = self._drawn(greedy, request, temperature, drawn, weight)
+            chosen, logprob = self._drawn(greedy, request, temperature, draws, drawn, weight)
         return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
 
     @staticmethod
@@ -295,6 +296,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         greedy: RowStatistics,
         request: ReadRequest,
         temperature: torch.Tensor,
+        draws: torch.Tensor,
         drawn: torch.Tensor,
         weight: torch.Tensor,
     ) -> tuple[RowStatistics, torch.Tensor | None]:
@@ -302,7 +304,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         own = request.own_confidence_temperature
         if own is not None:
             own = own.repeat_interleave(len(drawn) // len(own))
-        chosen = with_drawn(greedy, weight, temperature > 0, drawn, own)
+        chosen = with_drawn(greedy, weight, draws, drawn, own)
         logprob = drawn_logprob(greedy, weight, temperature) if request.logprob else None
         return chosen, logprob
 

@@ -48,15 +48,15 @@ def compile_updates(state: DiffusionModelState) -> None:
     """Compile the update of canvases, for batches of any size."""
     slots, sampler, choice = state.slots, state.sampler, state.served.choose()
     assert sampler is not None
-    sampler.canvas_update.compiled_algorithm = choice.algorithm.name
+    update = sampler.canvas_update
+    update.compiled_algorithm, update.compiles_ahead = choice.algorithm.name, True
     slots.algorithms.enter(0, choice.algorithm, choice.settings)
     count = min(EXAMPLE_CANVASES, len(slots.tokens))
     slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
-    sampler.compiles_ahead = True
     with torch.inference_mode():
         hidden = _hidden(state, count * slots.length)
         sampler.update(hidden, slot, slot.cpu().numpy(), slots.length)
-    sampler.compiles_ahead = False
+    update.compiles_ahead = False
 
 
 def read_largest_batch(state: DiffusionModelState) -> None:

@@ -19,13 +19,20 @@ from torch.fx.experimental import _config as symbolic_shapes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_OPTIONS = {
+_OPTIONS: dict[str, int | bool] = {
     # The compiler repeats an expression of up to this many operators wherever its result is used;
     # it stores the result of a larger one. An integer hash uses every number twice, so its code
     # doubles with each round: with the default of 30, a few dozen lines take minutes to compile.
     "realize_opcount_threshold": 12,
     # As on vLLM's CPU platform, the number of threads is looked up when a loop runs.
     "cpp.dynamic_threads": True,
+}
+# How functions of rows are compiled, and functions of whole batches. The cost of the latter is the
+# number of their kernels: a reduction over few positions shares a kernel with what surrounds it.
+OF_ROWS: Mapping[str, Any] = {"dynamic": True, "options": _OPTIONS}
+OF_BATCHES: Mapping[str, Any] = {
+    "dynamic": None,
+    "options": _OPTIONS | {"unroll_reductions_threshold": 1},
 }
 # How many kinds of arguments one function may be compiled for. All engines of a process share the
 # compiled functions, and exceeding this limit would be an error in the middle of a step.
@@ -39,9 +46,7 @@ def compiled(function: Function) -> Function:
     Tensors may have any sizes, but sizes 0 and 1 are compiled separately. A function that cannot be
     compiled as a whole raises an error rather than run without compilation.
     """
-    return torch.compile(
-        function, dynamic=True, fullgraph=True, options=_OPTIONS, recompile_limit=_KINDS
-    )
+    return _compile(function, OF_ROWS)
 
 
 @functools.cache
@@ -51,7 +56,11 @@ def compiled_for_batches(function: Function) -> Function:
     Sizes of tensors are constants, so that a reduction over the positions of a canvas shares a
     kernel with what surrounds it; but see `any_batch`. Otherwise this is as `compiled`.
     """
-    return torch.compile(function, fullgraph=True, options=_OPTIONS, recompile_limit=_KINDS)
+    return _compile(function, OF_BATCHES)
+
+
+def _compile(function: Function, how: Mapping[str, Any]) -> Function:
+    return torch.compile(function, fullgraph=True, recompile_limit=_KINDS, **how)
 
 
 def any_batch(*arguments: Any) -> None:

@@ -1,6 +1,7 @@
 """What admissions and steps cost at the published sizes: kernels, copies, and waits.
 
-Counted on a fake accelerator, see `tests.support.fake_accelerator`. No step waits, whatever its
+Counted on a fake accelerator, as on a GPU by default: with Triton kernels and compiled functions,
+see `tests.support.children.fake_steps`. No step waits, whatever its
 requests ask for. The numbers of kernels and copies are pinned in ``step_costs.json``, so that a
 change of either is seen; after an intended change, write the file anew and look at the difference:
 
@@ -21,8 +22,6 @@ import pytest
 from tests.support.engine import answers_of_child
 
 PINNED = Path(__file__).with_name("step_costs.json")
-# Operators of DiffusionGemma's head are another test's subject.
-HEAD = ("ops/",)
 WARM = {"temperature": 0.7}
 BIASES: dict[str, dict[str, Any]] = {
     "logit_bias": {"logit_bias": {5: 1.0, 6: -1.0}},
@@ -41,6 +40,13 @@ EVERYTHING: dict[str, Any] = {
     **FILTERS["min_p"],
 }
 CONSTRAINED = {"constrained": True}
+# The most kernels of a step beside the model, whatever the number of requests.
+LIMITS = {
+    **{"greedy": 30, "drawn": 60, "top_k and top_p": 80, "min_p": 80},
+    **{"constrained": 80, "constrained, drawn": 120},
+}
+GEMMA_LIMITS = {"drawn": 60, "constrained": 150}
+MOST_OF_AN_ADMISSION = 12
 # What shares a batch with the canvases, or their shapes.
 BESIDE: dict[str, dict[str, int]] = {
     "beside 3 prefills": {"prefills": 3},
@@ -49,7 +55,7 @@ BESIDE: dict[str, dict[str, int]] = {
 
 
 def masked_cases() -> dict[str, dict[str, Any]]:
-    """Cases of LLaDA2.0-mini by name, without a number of canvases."""
+    """Cases of masked models by name, without a number of canvases."""
     both = [{"options": {"algorithm": name}} for name in ("FixedSteps", "JointThreshold")]
     cases: dict[str, dict[str, Any]] = {
         "greedy": {},
@@ -65,7 +71,12 @@ def masked_cases() -> dict[str, dict[str, Any]]:
         "two algorithms": {"requests": both},
         "two algorithms, constrained": {"requests": [CONSTRAINED | one for one in both]},
     }
-    return {f"LLaDA2.0-mini: {name}": {"model": "llada2"} | case for name, case in cases.items()}
+    return {
+        f"{model}: {name}": {"model": model} | case
+        for model, names in {"LLaDA2.0-mini": cases, "SDAR-1.7B": LIMITS}.items()
+        for name, case in cases.items()
+        if name in names
+    }
 
 
 def noise_cases() -> dict[str, dict[str, Any]]:
@@ -78,13 +89,15 @@ def noise_cases() -> dict[str, dict[str, Any]]:
         "everything, every other request": {"requests": [EVERYTHING, {}]},
         "constrained": {"requests": [CONSTRAINED]},
     }
-    common = {"model": "gemma", "head": False}
-    return {f"DiffusionGemma: {name}": common | case for name, case in cases.items()}
+    return {
+        f"DiffusionGemma: {name}": {"model": "DiffusionGemma"} | case
+        for name, case in cases.items()
+    }
 
 
 ADMISSIONS: dict[str, dict[str, Any]] = {
     "LLaDA2.0-mini: a seed canvas": {
-        "model": "llada2",
+        "model": "LLaDA2.0-mini",
         "requests": [{"options": {"seed_canvas": [1, 2, 3], "pinned": [1]}}],
     },
 }
@@ -92,10 +105,8 @@ CASES = masked_cases() | noise_cases() | ADMISSIONS
 
 
 def sizes(name: str) -> tuple[int, ...]:
-    """Numbers of requests; one where each costs the same kernels again, thousands of them."""
-    if name in ADMISSIONS or name == "DiffusionGemma: constrained":
-        return (1,)
-    return (1, 8, 16) if name.endswith((": greedy", ": drawn")) else (1, 16)
+    """Numbers of requests."""
+    return (1,) if name in ADMISSIONS else (1, 4, 16)
 
 
 def measured(names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
@@ -108,17 +119,16 @@ def measured(names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     return costs
 
 
-def kernels(name: str, cost: dict[str, Any]) -> int:
-    left_out = HEAD if name.startswith("DiffusionGemma") else ()
-    return sum(n for file, n in cost["kernels"].items() if not file.startswith(left_out))
+def kernels(cost: dict[str, Any]) -> int:
+    return sum(cost["kernels"].values())
 
 
 def table(costs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """What ``step_costs.json`` pins: kernels and copies, one number for each of `sizes`."""
     return {
         name: {
-            "admission": [kernels(name, of[0]["admission"]), of[0]["admission"]["copies"]],
-            "kernels": [kernels(name, cost["step"]) for cost in of],
+            "admission": [kernels(of[0]["admission"]), of[0]["admission"]["copies"]],
+            "kernels": [kernels(cost["step"]) for cost in of],
             "copies": [cost["step"]["copies"] for cost in of],
         }
         for name, of in costs.items()
@@ -172,6 +182,14 @@ def test_nothing_waits(costs: dict[str, list[dict[str, Any]]]) -> None:
 def test_costs_are_pinned(costs: dict[str, list[dict[str, Any]]]) -> None:
     pinned = json.loads(PINNED.read_text())
     assert table(costs) == {name: pinned[name] for name in costs}
+
+
+def test_limits() -> None:
+    pinned = json.loads(PINNED.read_text())
+    for model in ("LLaDA2.0-mini", "SDAR-1.7B", "DiffusionGemma"):
+        for case, most in (GEMMA_LIMITS if model == "DiffusionGemma" else LIMITS).items():
+            assert max(pinned[f"{model}: {case}"]["kernels"]) <= most, (model, case)
+    assert max(row["admission"][0] for row in pinned.values()) <= MOST_OF_AN_ADMISSION
 
 
 def test_the_table_has_no_other_rows() -> None:

@@ -102,7 +102,8 @@ def logits_statistics(
             contiguous, rows may have any stride. -inf excludes a token; at least one token of a row
             must be left. Not written to.
         forbidden: id that is never chosen or drawn but takes part in the normalisation, or None.
-        temperature, keys: as for `head_statistics`.
+        temperature: as for `head_statistics`.
+        keys: as for `head_statistics`.
         tile: how to divide the work.
 
     Raises:
