@@ -116,6 +116,8 @@ class Algorithm(ABC):
         state: per-slot tensors between the steps of a canvas; the engine stores them.
         edits: whether it may change decided positions, so no part of a canvas is final before
             `done`.
+        reads_decided: whether it reads statistics of decided positions. If not, those are
+            meaningless, and a CPU does not compute them.
         reads_entropy: whether it needs the entropies of the rows.
         samples: whether it also works with drawn tokens in place of the most likely ones.
         own_confidence: whether a drawn token's confidence is its own probability at temperature 1
@@ -128,6 +130,7 @@ class Algorithm(ABC):
     presets: Mapping[str, Mapping[str, float]] = MappingProxyType({})
     state: Mapping[str, StateTensor] = MappingProxyType({})
     edits: bool = False
+    reads_decided: bool = True
     reads_entropy: bool = False
     samples: bool = True
     own_confidence: bool = False

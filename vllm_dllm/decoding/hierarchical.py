@@ -43,6 +43,7 @@ class Hierarchical(Algorithm):
 
     name: str = "Hierarchical"
     config: type[AlgorithmConfig] = HierarchicalConfig
+    reads_decided: bool = False
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -33,6 +33,7 @@ class LowConfidence(Algorithm):
 
     name: str = "LowConfidence"
     config: type[AlgorithmConfig] = LowConfidenceConfig
+    reads_decided: bool = False
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -35,6 +35,7 @@ class MaskedEntropyBound(Algorithm):
 
     name: str = "EntropyBound"
     config: type[AlgorithmConfig] = MaskedEntropyBoundConfig
+    reads_decided: bool = False
     reads_entropy: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
@@ -70,6 +71,7 @@ class EntropyBounded(Algorithm):
 
     name: str = "EntropyBounded"
     config: type[AlgorithmConfig] = EntropyBoundedConfig
+    reads_decided: bool = False
     reads_entropy: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:

@@ -44,6 +44,7 @@ class FixedSteps(Algorithm):
 
     name: str = "FixedSteps"
     config: type[AlgorithmConfig] = FixedStepsConfig
+    reads_decided: bool = False
     state: Mapping[str, StateTensor] = MappingProxyType(
         {"at_first": StateTensor(torch.int64, initial=-1, per_position=False)}
     )
@@ -81,6 +82,7 @@ class LowConfidenceStatic(Algorithm):
 
     name: str = "LowConfidenceStatic"
     config: type[AlgorithmConfig] = StepsConfig
+    reads_decided: bool = False
     own_confidence: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
@@ -116,6 +118,7 @@ class LowConfidenceDynamic(Algorithm):
 
     name: str = "LowConfidenceDynamic"
     config: type[AlgorithmConfig] = LowConfidenceDynamicConfig
+    reads_decided: bool = False
     own_confidence: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
@@ -139,6 +142,7 @@ class Sequential(Algorithm):
 
     name: str = "Sequential"
     config: type[AlgorithmConfig] = StepsConfig
+    reads_decided: bool = False
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

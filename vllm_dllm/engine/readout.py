@@ -49,6 +49,7 @@ class ReadRequest:
         own_confidence_temperature: float32 ``[n]``, see `with_drawn`; None if no algorithm of the
             batch asks for it.
         logprob: whether `Readings.logprob` is needed.
+        masked: bool ``[n, L]``, the only positions whose statistics are read; None for all.
     """
 
     slots: torch.Tensor
@@ -64,6 +65,7 @@ class ReadRequest:
     may_go_on: bool = True
     own_confidence_temperature: torch.Tensor | None = None
     logprob: bool = False
+    masked: torch.Tensor | None = None
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""
@@ -83,6 +85,7 @@ class ReadRequest:
             may_go_on=self.may_go_on,
             own_confidence_temperature=None if own is None else own[rows],
             logprob=self.logprob,
+            masked=None if self.masked is None else self.masked[rows],
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 
 from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class MaskedReadout:
         self.kernels = kernels
         self.triton = kernels is not None
         self.compile = compile
-        own = compiled(pure_row_statistics) if compile else row_statistics
+        own = compiled_for_batches(pure_row_statistics) if compile else row_statistics
         self.statistics = own if kernels is None else kernels.from_logits
 
     @cached_property
@@ -72,15 +73,28 @@ class MaskedReadout:
             or request.ask is not None
         ):
             return self.pipeline.readings(self.head, hidden, request, self.canvases)
-        return Readings(self._likeliest(hidden, request.entropy).view(-1, self.slots.length))
+        return Readings(self._likeliest(hidden, request).view(-1, self.slots.length))
 
-    def _likeliest(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
+    def _likeliest(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
-            return self.kernels.from_hidden(hidden, self.mask_token, entropy)
+            return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
+        if request.masked is None or hidden.device.type != "cpu":
+            return self._of_rows(hidden, request.entropy)
+        # A CPU need not wait to know which rows are read.
+        read = request.masked.flatten()
+        found = self._of_rows(hidden[read], request.entropy)
+        every = {
+            field.name: torch.zeros(read.shape, dtype=getattr(found, field.name).dtype)
+            for field in fields(found)
+        }
+        for name, values in every.items():
+            values[read] = getattr(found, name)
+        return type(found)(**every)
+
+    def _of_rows(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
+        """Statistics of these rows, some at a time."""
         at_once = self.canvases * self.slots.length
-        if len(hidden) <= at_once:
-            return self.statistics(self.head(hidden), self.mask_token, entropy)
         parts = [
             self.statistics(self.head(rows), self.mask_token, entropy)
             for rows in hidden.split(at_once)
@@ -90,6 +104,8 @@ class MaskedReadout:
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
         logits = self.head(hidden)
+        if self.compile:
+            any_batch(logits)
         for entropy in (False, True):
             self.statistics(logits, self.mask_token, entropy)
         self.pipeline.warm_up(logits)

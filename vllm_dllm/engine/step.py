@@ -199,6 +199,7 @@ class CanvasUpdate:
             may_go_on=not state.one_step[on_host].all(),
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
+            masked=None if any(b.algorithm.reads_decided for b in batches) else now.masked,
             status=now,
             batches=batches,
             observers=observers,

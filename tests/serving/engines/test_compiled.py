@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from torch._dynamo.utils import counters as dynamo
 
 from tests.support.drive import Family, gemma, llada2
-from tests.support.engine import Engine, our_graphs
+from tests.support.engine import Engine, engine, our_graphs
+from tests.support.mixed_requests import FAMILIES, completions, mixed
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
-from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.compiled import compiled, compiled_for_batches
 from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
 from vllm_dllm.ops.statistics.rows import pure_row_statistics
 from vllm_dllm.ops.statistics.sampled import draw
@@ -56,12 +58,20 @@ def is_compiled(running: Engine) -> bool:
         return readout.noise == compiled(step_noise)
     assert type(readout) is MaskedReadout
     functions = {
-        readout.statistics: compiled(pure_row_statistics),
+        readout.statistics: compiled_for_batches(pure_row_statistics),
         readout.pipeline.keys: compiled(candidate_keys),
         readout.pipeline.draw: compiled(draw),
     }
     (same,) = {has == wanted for has, wanted in functions.items()}
     return same
+
+
+def mixed_requests(family: str, count: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Requests with every option; half of them are decoded by the server's own algorithm."""
+    asked = list(mixed(family, count))
+    for _, options in asked[::2]:
+        del options["extra_args"]["diffusion_algorithm"]
+    return asked
 
 
 def test_compiled_engine(family: Family) -> None:
@@ -75,3 +85,20 @@ def test_compiled_engine(family: Family) -> None:
         assert answers(running, family) == want
         assert dynamo["stats"]["unique_graphs"] == made, "compiled while serving"
     assert want[2][0] == want[3][0], "a seed's answer does not depend on its neighbours"
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("llada2", 30), *(pytest.param(name, 600, marks=pytest.mark.long) for name in FAMILIES)],
+)
+def test_mixed_requests_compile_nothing(name: str, count: int) -> None:
+    """Alone, and with up to fifteen others; after the start nothing is left to compile."""
+    draw = random.Random(0)
+    path, block = FAMILIES[name][:2]
+    with engine(path, block, max_num_seqs=8, enforce_eager=False) as running:
+        made = dynamo["stats"]["unique_graphs"]
+        asked = mixed_requests(name, count)
+        while asked:
+            batch = [asked.pop() for _ in range(min(len(asked), draw.choice([1, 2, 5, 8, 16])))]
+            completions(running, batch, {})
+        assert dynamo["stats"]["unique_graphs"] == made
