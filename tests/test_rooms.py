@@ -90,6 +90,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.selftest": {
         "torch", "vllm", "vllm_dllm", "vllm_dllm.attention", "vllm_dllm.plugin",
     },
+    # A model without its backbone, to time what runs beside one.
+    "vllm_dllm.selftest.steps": {
+        "torch", "numpy", "vllm", "canvas_grammar", "vllm_dllm.engine", "vllm_dllm.ops",
+        "vllm_dllm.settings", "vllm_dllm.families.diffusion_gemma.self_conditioning",
+    },
 }  # fmt: skip
 # Distribution beside the plugin -> what it may import beside the standard library and itself.
 BESIDE: dict[str, set[str]] = {

@@ -50,11 +50,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--list", action="store_true", help="show the cases of this machine; run nothing")
     add("--only", metavar="TEXT", default="", help="the cases whose name has this text")
     add("--json", type=Path, metavar="FILE", help="write everything here: the file to send us")
+    add("--bench", action="store_true", help="time what runs beside a model, instead of the cases")
     add("--jobs", type=int, metavar="N", help="processes at a time")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 1 if a case failed or none has the name."""
+    if args.bench:
+        return run_bench(args)
     from vllm.platforms import current_platform
 
     from vllm_dllm.attention.served_route import device_here
@@ -92,6 +95,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         print(f"written: {args.json}")
     return 1 if failed or not cases else 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Print a table of the times of steps beside a model, see `selftest.steps`."""
+    from vllm.platforms import current_platform
+
+    from vllm_dllm.selftest.steps import bench
+
+    record: dict[str, Any] = {"device": current_platform.get_device_name(), "versions": versions()}
+    record["steps"] = rows = []
+    print(f"{'ms':>7} {'host':>7}  requests  step")
+    for row in bench():
+        rows.append(row)
+        step = f"{row['model']}: {row['step']}"
+        print(f"{row['ms']:7.2f} {row['host_ms']:7.2f}  {row['requests']:8}  {step}", flush=True)
+        if args.json is not None:
+            args.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    return 0
 
 
 def fp8_cache() -> bool:

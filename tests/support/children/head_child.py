@@ -1,54 +1,26 @@
 """What a steady step of DiffusionGemma costs at its published sizes, printed as JSON.
 
-    python -m tests.support.children.head_child '[["torch", 1, false], ["triton", 16, true], ...]'
+    python -m tests.support.children.head_child '[["torch", 1], ["triton", 16], ...]'
 
-One line for each choice of kernels, number of requests, and whether the sampler is compiled: the
-kernels that are launched, by the file that launches them, and the most bytes that temporaries of
-the readout take. A launch of one of this package's Triton kernels counts in place of the kernel,
-which is not run. A compiled function counts as the kernels that PyTorch's compiler generates.
+One line for each choice of kernels and number of requests: the kernels that are launched, counted
+as `fake_steps` does, and the most bytes that temporaries of the readout take.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable
-from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.support.children.fake_steps import FakeModel, diffusion_gemma
+from tests.support.children.fake_steps import MODELS, FakeModel, Launches, generated
 from tests.support.fake_accelerator import NAME, Cost, fake_accelerator
-from tests.support.generated_kernels import generated_kernels
-from vllm_dllm.engine import readout_noise, sampler, step
-from vllm_dllm.engine.slots import CanvasKind
-from vllm_dllm.ops.statistics import soft_embedding_triton
-from vllm_dllm.ops.statistics import tiled as tiled_statistics
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.server import DllmSettings
 
-LAUNCHERS = ("soft_embedding_triton", "rows_triton")
-COMPILING = (step, sampler, soft_embedding_triton, readout_noise, tiled_statistics)
-# From a function to what is called in its place, like `compiled`.
-Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class Launched:
-    """Stands in for a Triton kernel."""
-
-    counts: ClassVar[Counter[str]] = Counter()
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *_, **__: self.counts.update([self.name])
+MODEL = "DiffusionGemma"
 
 
 class Peak(TorchDispatchMode):
@@ -87,74 +59,19 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def prepare(model: FakeModel, kernels: str, requests: int, compiler: Compiler | None) -> None:
-    """Choose the kernels, let `compiler` compile, and admit requests."""
-    if compiler is not None:
-        for module in COMPILING:
-            module.compiled = compiler  # type: ignore[attr-defined]
-        model.sampler.canvas_update.compiled_algorithm = "EntropyBound"
-    fused = soft_embedding_triton.fused_statistics
-    statistics = fused if kernels == "triton" else tiled_statistics.tiled_statistics
-    readout = readout_noise.NoiseReadout(
-        model.readout.head, model.slots, model.parts, compiler is not None, statistics
-    )
-    model.readout = model.sampler.readout = readout
-    for slot in range(requests):
-        model.admit(slot)
-
-
-@cache
-def generated(kernels: str, requests: int) -> dict[str, int]:
-    """Kernels of each function that a step compiles, by name.
-
-    Counted in a step of a small model on the CPU, whose canvases have the published length.
-    """
-    found: dict[str, int] = {}
-
-    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            found[function.__name__] = len(generated_kernels(function, *args))
-            return function(*args)
-
-        return run
-
-    served = Served("uniform", "EntropyBound", DllmSettings(), {}, 256, None, None)
-    kind = CanvasKind(256, 320, None, aligned=False)
-    with torch.inference_mode():
-        model = FakeModel(served, kind, 64, torch.device("cpu"))
-        model.weight.zero_()
-        prepare(model, kernels, requests, compiler)
-        batch = model.batch(requests)
-        batch.idx_mapping = torch.arange(requests)  # which is left empty for a fake step
-        model.sampler(torch.zeros(batch.num_draft_tokens, model.hidden).bfloat16(), batch)
-    return found
-
-
-def measured(kernels: str, requests: int, compiles: bool) -> dict[str, Any]:
-    counts = generated(kernels, min(requests, 2)) if compiles else {}
-    Launched.counts.clear()
-    costs: list[Cost] = []
-
-    def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            before = [cost.kernels.copy() for cost in costs]
-            result = function(*args)
-            for cost, kernels in zip(costs, before, strict=True):
-                cost.kernels = kernels
-                cost.kernels[f"compiled {function.__name__}"] += counts[function.__name__]
-            return result
-
-        return run
-
-    with fake_accelerator() as device:
-        model = diffusion_gemma(device)
-        prepare(model, kernels, requests, compiler if compiles else None)
+def measured(kernels: str, requests: int) -> dict[str, Any]:
+    on_gpu = kernels == "triton"
+    with (
+        Launches(generated(MODEL) if on_gpu else {}) as launches,
+        fake_accelerator() as device,
+    ):
+        model = FakeModel(MODELS[MODEL], device, on_gpu)
+        for slot in range(requests):
+            model.admit(slot)
         batch = model.batch(requests)
         with Cost() as cost:
-            costs.append(cost)
             model.step(batch)
-        costs.clear()
-        launched = dict(Launched.counts)
+        launched = dict(launches.counts)
         read, peaks = model.readout.read, []
 
         def watched(*args: Any) -> Any:
@@ -176,12 +93,8 @@ def measured(kernels: str, requests: int, compiles: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    for name in LAUNCHERS:
-        module = importlib.import_module(f"vllm_dllm.ops.statistics.{name}")
-        for kernel in [name for name in vars(module) if name.endswith("_kernel")]:
-            setattr(module, kernel, Launched(kernel))
-    for kernels, requests, compiles in json.loads(sys.argv[1]):
-        print(json.dumps(measured(kernels, requests, compiles)), flush=True)
+    for kernels, requests in json.loads(sys.argv[1]):
+        print(json.dumps(measured(kernels, requests)), flush=True)
 
 
 if __name__ == "__main__":
