@@ -68,12 +68,12 @@ class CanvasKind:
 
 # The columns of a slot's integers and flags, see `SlotState`: None for one column, else how many.
 # What `configure` writes is adjacent, so that it is one copy.
-INTEGERS: Mapping[str, int | None] = {
+INTEGERS: dict[str, int | None] = {
     **dict.fromkeys(("seed", "after_prefill", "max_steps", "schedule_steps")),
     "end_tokens": MAX_END_TOKENS,
     **dict.fromkeys(("remaining", "start", "tail", "ready", "step", "phase")),
 }
-FLAGS: Mapping[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
+FLAGS: dict[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
 
 
 class Columns:

@@ -202,8 +202,9 @@ class BareModel:
 @cache
 def automaton(vocabulary: int) -> bytes:
     """The packed automaton of up to 40 lower-case letters; most ids are words of four letters."""
-    from canvas_grammar.automaton.compilation import Constraint, compile_constraint
+    from canvas_grammar.automaton.compilation import compile_constraint
     from canvas_grammar.automaton.vocabulary import Vocabulary
+    from canvas_grammar.constraint import Constraint
     from canvas_grammar.limits import CompileLimits
 
     words = product(b"abcdefghijklmnopqrstuvwxyz", repeat=4)
