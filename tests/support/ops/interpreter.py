@@ -57,7 +57,8 @@ def interpreted(name: str) -> ModuleType:
 
 
 def _holds_kernels(name: str) -> bool:
-    return name.startswith(("vllm_dllm.", "tests.")) and name.endswith("_triton")
+    ours = name.startswith(("vllm_dllm.", "canvas_grammar.", "tests."))
+    return ours and name.endswith("_triton")
 
 
 def _prepare(module: ModuleType) -> None:
