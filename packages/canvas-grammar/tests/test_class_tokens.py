@@ -104,7 +104,9 @@ def test_the_largest_and_the_sum_of_each_class(form: str, ties: bool, dtype: tor
         constraint = of_kind(kind)
         logits = without_ends(logits_of(1, ties=ties), constraint).to(dtype)
         logits.clamp_min_(-6e4)
-        path, weight = find(form, constraint, logits, windows(), drawn_freely(logits, keys_of(2)), False)
+        path, weight = find(
+            form, constraint, logits, windows(), drawn_freely(logits, keys_of(2)), False
+        )
         free = drawn_freely(logits, keys_of(2))
         drawn, total = find(form, constraint, logits, windows(), free, True)
         for canvas, kinds in enumerate(KINDS):
@@ -128,7 +130,9 @@ def test_the_forms_draw_the_same_tokens(form: str) -> None:
         constraint = of_kind(kind)
         logits = without_ends(logits_of(3), constraint)
         free = drawn_freely(logits, keys_of(2))
-        one, two = (find(name, constraint, logits, windows(), free, True)[0] for name in (form, "reference"))
+        one, two = (
+            find(name, constraint, logits, windows(), free, True)[0] for name in (form, "reference")
+        )
         assert torch.equal(one.token, two.token)
 
 
@@ -138,7 +142,9 @@ def test_canvases_of_a_larger_batch_in_any_order(form: str) -> None:
     constraint = joined(*(that_allows(kinds, 0, 1, 3) for kinds in KINDS))
     logits = logits_of(4, 5)
     temperature = torch.tensor([0.5, 1.0, 0.0, 2.0, 0.7])
-    free = drawn_freely(logits / torch.where(temperature > 0, temperature, 1.0)[:, None, None], keys_of(5))
+    free = drawn_freely(
+        logits / torch.where(temperature > 0, temperature, 1.0)[:, None, None], keys_of(5)
+    )
     free = FreeTokens(free.likeliest, free.drawn, free.share, free.keys, temperature)
     canvases = [
         PlannedCanvas(at, tables, classes, best=best, draws=draws)
@@ -198,13 +204,14 @@ def test_extreme_logits(form: str) -> None:
     """A class keeps its weight however far it is below the rest of its row."""
     for kind in range(2):
         constraint = of_kind(kind)
-        logits = without_ends(logits_of(5), constraint)
+        logits = logits_of(5)
         logits[:, 0] -= 1e4
         logits[:, 1] = logits[:, 1] * 1e-3 + 300
         for canvas, kinds in enumerate(KINDS):
             logits[canvas, 2, torch.from_numpy(kinds == 0)] += 500
             logits[canvas, 3, torch.from_numpy(kinds == 3)] = 1e4
             logits[canvas, 4, torch.from_numpy(kinds == 3)] = -math.inf
+        logits = without_ends(logits, constraint)
         _, total = find(form, constraint, logits, windows(), drawn_freely(logits, keys_of(2)), True)
         for canvas, kinds in enumerate(KINDS):
             exact = logits[canvas][:, torch.from_numpy(kinds == kind)].double().logsumexp(1)

@@ -73,7 +73,7 @@ def _prepare(module: ModuleType) -> None:
 def _running(run: Any) -> Any:
     def guarded(*args: Any, **kwargs: Any) -> None:
         # A GPU does not complain about infinities either.
-        quiet = np.errstate(over="ignore", invalid="ignore")
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
         with (
             _LOCK,
             _device_functions(),

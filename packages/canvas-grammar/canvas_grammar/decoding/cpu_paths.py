@@ -124,7 +124,8 @@ def _largest(row: Any, tokens: Any) -> Any:
 @_vectorised
 def _sum_of_powers(buffer: Any, count: Any, top: Any, rate: Any) -> Any:
     """The sum of 2^((x - top) * rate) of the first numbers of a buffer, which it overwrites."""
-    exponent, bits = np.empty(GATHERED, np.int32), buffer.view(np.int32)
+    bits: Any = buffer.view(np.int32)
+    exponent: Any = np.empty(GATHERED, np.int32)
     for n in range(count):
         y = (buffer[n] - top) * rate
         y = y if y > _LEAST_EXPONENT else _LEAST_EXPONENT
@@ -176,13 +177,9 @@ def _mark_paths(
 ) -> None:
     """Mark the states that a path can be in before each position, and what forced tokens allow.
 
-    Args:
-        a, at, c, ct: tables.
-        forced: int64 ``[w]``.
-        state: before the window.
-        left: tokens that may follow the window.
-        allowed: bool ``[w, labels]``, filled where a token is forced.
-        alive: bool ``[w + 1, states]``, all false.
+    `state` is that before the window, and `left` how many tokens may follow it. `forced` is int64
+    ``[w]``. `alive` (bool ``[w + 1, states]``) is all false before, and `allowed` (bool ``[w,
+    labels]``) is filled where a token is forced.
     """
     width, states, labels = len(forced), at[STATES], at[LABELS]
     alive[0, state] = True
@@ -266,11 +263,8 @@ def _weigh_labels(
 ) -> None:  # fmt: skip
     """Write the weights of the labels that paths need at a free position, and of their classes.
 
-    Args:
-        a, at, c, ct, row, draws, scale, free, top, whole, buffer: as for `_weigh_classes`.
-        alive: bool ``[2, states]``, before and after the position.
-        classes: float64 ``[C + 1]``.
-        labels: float64 ``[labels]``; to base 2 where drawn, like those of classes.
+    `alive` is bool ``[2, states]``, before and after the position, `classes` float64 ``[C + 1]``
+    and `labels` float64 ``[labels]``, to base 2 where drawn. The rest is as for `_weigh_classes`.
     """
     needed = np.zeros(at[LABELS], np.bool_)
     for s in range(at[STATES]):
@@ -330,12 +324,8 @@ def _pass_messages(
 ) -> None:
     """Write the messages of the states before a position, float64 ``[states]``.
 
-    Args:
-        a, at, draws: as elsewhere.
-        alive: bool ``[2, states]``, before and after the position.
-        label: float64 ``[labels]``, weights.
-        behind: float64 ``[states]``, the messages after the position.
-        message: where to write.
+    `alive` is bool ``[2, states]``, before and after the position, `label` float64 ``[labels]``,
+    and `behind` the messages after the position, float64 ``[states]``.
     """
     for s in range(at[STATES]):
         if not alive[0, s]:
@@ -422,8 +412,8 @@ def _drawn_token(row: Any, tokens: Any, scale: Any, key: Any, buffer: Any) -> An
     for n in some:
         x = row[np.uint32(n)]
         if none or x == x:
-            score = 0.0 if none else np.float64(x) / scale
-            score += np.float64(gumbel(key, FIRST_MEMBER_INDEX + n))
+            own = 0.0 if none else np.float64(x) / scale
+            score = own + np.float64(gumbel(key, FIRST_MEMBER_INDEX + n))
             if score > best:
                 best, token = score, n
     return token
@@ -437,30 +427,25 @@ def find_path(
 ) -> Any:  # fmt: skip
     """Write the best path, or a drawn one, of one canvas, but for its margins.
 
-    Args:
-        a, at, c, ct: tables, int32 ``[N]``, and columns, int64 ``[COLUMNS]``.
-        values: float32 ``[L, ids or more]``, logits, or without rows.
-        bits: uint16 ``[L, ids or more]``, the bits of bfloat16 logits if there are no values.
-        draws: whether the path is drawn; otherwise `share` and `keys` are not read.
-        temperature: by which logits must be divided.
-        bounds: int64 ``[4]``: the state before the window, its first position and its end, and how
-            many tokens may follow it.
-        forced, likeliest, free, share, keys: ``[L]``, see `FreeTokens`; `free` is what would be
-            chosen, drawn or not.
-        token, inside, behind, states, feasible: see `ConstrainedPath`; ``[L]``, states
-            ``[L + 1]``, feasible ``[1]``.
+    `a` and `c` are int32 ``[N]``, `at` and `ct` int64 ``[COLUMNS]``. Logits are float32 `values`
+    ``[L, ids or more]``, or if these have no rows uint16 `bits` of the same shape, those of
+    bfloat16 numbers; they must be divided by `temperature`. `bounds`, int64 ``[4]``, are the state
+    before the window, its first position and its end, and how many tokens may follow it. `free` is
+    what would be chosen without a constraint, drawn or not; `forced`, `likeliest`, `share` and
+    `keys` are as in `FreeTokens`, and what is written as in `ConstrainedPath`: ``[L]``, states
+    ``[L + 1]``, feasible ``[1]``. A path that is not drawn reads no `share` and no `keys`.
 
     Returns:
         The weight of the path, or the logarithm of the summed exponentials of the weights of all.
     """
     state, first, end, left = bounds
-    width, number_of_states, ids = end - first, at[STATES], ct[IDS]
+    width, number_of_states = end - first, at[STATES]
     allowed = np.empty((width, at[LABELS]), np.bool_)
     alive = np.zeros((width + 1, number_of_states), np.bool_)
     _mark_paths(a, at, c, ct, forced[first:end], state, left, allowed, alive)
     feasible[0] = alive[0, state]
-    into = np.empty(0 if len(values) else bits.shape[1], np.float32)
-    buffer = np.empty(GATHERED, np.float32)
+    into: Any = np.empty(0 if len(values) else bits.shape[1], np.float32)
+    buffer: Any = np.empty(GATHERED, np.float32)
     weights = np.empty((width, ct[CLASSES] + 1))
     labels = np.empty((width, at[LABELS]))
     messages = np.empty((width + 1, number_of_states))
@@ -481,9 +466,7 @@ def find_path(
                     a, at, c, ct, row, draws, temperature, kind, top, whole, alive[i : i + 2],
                     weights[i], labels[i], buffer,
                 )  # fmt: skip
-            _pass_messages(
-                a, at, draws, alive[i : i + 2], labels[i], messages[i + 1], messages[i]
-            )
+            _pass_messages(a, at, draws, alive[i : i + 2], labels[i], messages[i + 1], messages[i])
     weight = messages[0, state] if feasible[0] else -np.inf
     states[0] = state
     for p in range(len(forced)):

@@ -134,7 +134,9 @@ class CpuPathFinder:
                 group = [n for n in found if (draws and planned[n].best) == is_second]
                 path = step.second if is_second else step.path
                 if group and path is not None:
-                    self._find(step, [planned[n] for n in group], [rows[n] for n in group], path, draws)
+                    self._find(
+                        step, [planned[n] for n in group], [rows[n] for n in group], path, draws
+                    )
                     index = torch.tensor([planned[n].index for n in group])
                     own = logits if exact is None else exact
                     at = torch.tensor([places[n] for n in group])[:, None, None]

@@ -74,7 +74,8 @@ class TritonPathFinder:
     def plan(self, canvases: Sequence[PlannedCanvas]) -> KernelPlan:
         """See `PathFinder`. Copies to the device go on while the host continues."""
         automata, classes = _Joined(), _Joined()
-        rows, reads = [], np.full((len(canvases), 3), -1, dtype=np.int64)
+        rows: list[np.ndarray] = []
+        reads: np.ndarray = np.full((len(canvases), 3), -1, dtype=np.int64)
         for draws in (False, True):
             for number, canvas in enumerate(canvases):
                 reads[number, 0] = canvas.index

@@ -20,8 +20,8 @@ class Column(IntEnum):
 
     Of the automaton (S states, the dead one included):
 
-    - DISTANCE ``[S]``, FIRST_EDGE ``[S + 1]``, TARGET and LABEL ``[edges]``, see `automaton_tables`;
-      BY_DEGREE ``[S]``, the states, those with most edges first;
+    - DISTANCE ``[S]``, FIRST_EDGE ``[S + 1]``, TARGET and LABEL ``[edges]``, see
+      `automaton_tables`; BY_DEGREE ``[S]``, the states, those with most edges first;
     - FIRST_PART ``[LABELS + 1]`` and PART, the bundles of each label; FIRST_MEMBER
       ``[LABELS + 1]`` and MEMBER, its classes; END_LABEL, the label behind the end of the text;
     - FIRST_OF_BUNDLE ``[BUNDLES + 1]`` and OF_BUNDLE, the classes of each bundle; BUNDLE_OF_CLASS
