@@ -92,8 +92,8 @@ CASES = masked_cases() | noise_cases() | ADMISSIONS
 
 
 def sizes(name: str) -> tuple[int, ...]:
-    """Numbers of requests; one where each costs the same kernels again, thousands of them."""
-    if name in ADMISSIONS or name == "DiffusionGemma: constrained":
+    """Numbers of requests."""
+    if name in ADMISSIONS:
         return (1,)
     return (1, 8, 16) if name.endswith((": greedy", ": drawn")) else (1, 16)
 
