@@ -19,14 +19,17 @@ constraint repeatedly until one has an allowed text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from canvas_grammar.automaton.windows import TokenAutomaton
+from canvas_grammar.decoding.automaton_tables import automaton_tables
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
 from canvas_grammar.decoding.tables import Tables
+from canvas_grammar.decoding.token_classes import class_tables
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,46 @@ def path_finder(device: torch.device) -> PathFinder:
     return TritonPathFinder(device)
 
 
+def warm_up(device: torch.device, length: int) -> None:
+    """Compile all that finds paths on a device, which takes seconds, by steps of a tiny automaton.
+
+    Args:
+        device: the device.
+        length: L. Kernels are compiled anew for an L that is 1 or no multiple of 16.
+    """
+    kinds = np.array([0, 1], dtype=np.int64)
+    two_states = TokenAutomaton(
+        class_of_token=kinds,
+        distance=np.array([1, 0]),
+        edge_source=np.array([0, 0, 1]),
+        edge_target=np.array([0, 1, 1]),
+        edge_label=np.array([0, 1, 1]),
+        members=kinds,
+        label_first=np.array([0, 1, 2]),
+        classes=2,
+    )
+    own = [
+        replace(tables, numbers=tables.numbers.to(device))
+        for tables in (automaton_tables(two_states), class_tables(kinds, 2))
+    ]
+    finder, one = path_finder(device), torch.ones(1, dtype=torch.int64, device=device)
+    forced = torch.full((1, length), -1, device=device)
+    window = CanvasWindow(0 * one, 0 * one, length * one, length * one, forced)
+    token, share = torch.zeros_like(forced), torch.ones((1, length), device=device)
+    for dtype in (torch.float32, torch.bfloat16):
+        # Strides of a head: kernels are compiled for multiples of 16.
+        logits = torch.zeros((1, length, 16), dtype=dtype, device=device)
+        for best, draws in ((True, False), (False, True), (True, True)):
+            warmth = torch.ones(1, device=device) if best else None
+            free = FreeTokens(token, token, share, forced, warmth) if draws else FreeTokens(token)
+            path = ConstrainedPath.empty(window)
+            second = path.like() if best and draws else None
+            plan = finder.plan([PlannedCanvas(0, own[0], own[1], best, draws)])
+            step = PathStep(plan, window, free, path, second)
+            finder.read(step, range(1), logits)
+            finder.follow(step)
+
+
 class CpuPathFinder:
     """See `PathFinder`. A path is found as soon as its logits are read."""
 
@@ -160,11 +203,11 @@ class CpuPathFinder:
         end, first = window.end.long(), window.first.long()
         left = window.budget.long() - (end - first)
         bounds = torch.stack([window.state, first, end, left], 1).numpy()
-        forced, likeliest = window.forced.numpy(), free.likeliest.numpy()
+        forced, likeliest = _array(window.forced), _array(free.likeliest)
         chosen, share, keys = likeliest, _NO_SHARE, likeliest
         if draws:
             assert free.drawn is not None and free.share is not None and free.keys is not None
-            chosen, share, keys = free.drawn.numpy(), free.share.numpy(), free.keys.numpy()
+            chosen, share, keys = _array(free.drawn), _array(free.share), _array(free.keys)
         token, inside, behind = path.token.numpy(), path.inside.numpy(), path.behind.numpy()
         states, feasible, weights = path.states.numpy(), path.feasible.numpy(), []
         for canvas, own in zip(canvases, rows, strict=True):
@@ -191,6 +234,11 @@ class CpuPathFinder:
 _NO_SHARE: np.ndarray = np.zeros((1, 0), dtype=np.float32)
 _NO_VALUES: np.ndarray = np.zeros((0, 0), dtype=np.float32)
 _NO_BITS: np.ndarray = np.zeros((0, 0), dtype=np.uint16)
+
+
+def _array(of: torch.Tensor) -> np.ndarray:
+    """The same numbers, contiguous: functions are compiled for one layout."""
+    return of.contiguous().numpy()
 
 
 def _contiguous(rows: torch.Tensor) -> torch.Tensor:
