@@ -57,6 +57,7 @@ PYTHON ?= python3
 bench-ops: ## time the kernels on a GPU (PYTHON=...: one that has torch and triton)
 	@$(PYTHON) benchmarks/ops/attention.py --json benchmarks/results/ops_attention.json
 	@$(PYTHON) benchmarks/ops/row_stats.py --json benchmarks/results/ops_row_stats.json
+	@$(PYTHON) benchmarks/ops/best_path.py --json benchmarks/results/ops_best_path.json
 
 # More than one thread on the host: the runner's own copies and lists, not what is compared.
 bench-gpu: ## time a step at the published sizes on a GPU (PYTHON=...: one that has vLLM and this package)

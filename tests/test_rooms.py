@@ -99,7 +99,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Distribution beside the plugin -> what it may import beside the standard library and itself.
 BESIDE: dict[str, set[str]] = {
     "packages/canvas-grammar/canvas_grammar": {
-        "torch", "numpy", "outlines_core", "jsonschema_specifications", "lark", "referencing",
+        "torch", "triton", "numba", "llvmlite", "numpy", "outlines_core", "lark",
+        "jsonschema_specifications", "referencing",
     },
     "packages/vllm-cpu-v2/vllm_cpu_v2": {"torch", "numpy", "vllm", "compressed_tensors"},
 }  # fmt: skip

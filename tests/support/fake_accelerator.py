@@ -26,7 +26,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from canvas_grammar.decoding.token_classes import TokenClasses
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -267,10 +266,7 @@ def fake_accelerator() -> Iterator[torch.device]:
         # Without it, a tensor of one element would keep its value.
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0))
         stack.enter_context(mock.patch.object(row_options, "apply_top_k_top_p", filters))
-        for owner, name in (
-            (TokenClasses, "from_class_of_token"),
-            (SlotState, "_fresh_on_host"),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, _with_values(getattr(owner, name))))
+        fresh = _with_values(SlotState._fresh_on_host)
+        stack.enter_context(mock.patch.object(SlotState, "_fresh_on_host", fresh))
         stack.enter_context(FakeDevice())
         yield torch.device(NAME)

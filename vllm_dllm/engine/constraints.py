@@ -15,27 +15,21 @@ depends on nothing else, so all ranks agree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from canvas_grammar import CompiledConstraint, CompileLimits
 from canvas_grammar.automaton.configurations import NO_STATE, START, Configurations
 from canvas_grammar.automaton.windows import window
-from canvas_grammar.decoding.automaton_batch import AutomatonBatch, OwnEdges
-from canvas_grammar.decoding.best_path import CanvasWindow
-from canvas_grammar.decoding.canvas_logits import CanvasLogits, FreeTokens
-from canvas_grammar.decoding.constrained_step import (
-    BatchConstraint,
-    ConstrainedPath,
-    best_and_drawn_tokens,
-    best_tokens,
-    drawn_tokens,
-    path_probability,
-)
-from canvas_grammar.decoding.token_classes import BatchClasses, TokenClasses
+from canvas_grammar.decoding.automaton_tables import automaton_tables, dead_state
+from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
+from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas, path_finder
+from canvas_grammar.decoding.tables import Tables
+from canvas_grammar.decoding.token_classes import class_tables
 
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import SlotState
@@ -48,9 +42,11 @@ from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 # Roughly how many states a canvas follows, and how many parts of a constraint are cached.
 MOST_STATES = CompileLimits().window_states
 MOST_VIEWS = 64
-# How many unions of automata, and of classes, are cached, one for each set of canvases. A steady
-# batch has one set for each part that the readout splits it into, or two if some requests draw.
+# How many plans are cached, one for each set of canvases. A steady batch has one set for each part
+# that the readout splits it into.
 MOST_KEPT = 8
+# A CPU draws the tokens of this many rows at a time, which stay in its caches.
+ROWS_AT_ONCE_CPU = 4
 
 
 class Constraints:
@@ -61,6 +57,7 @@ class Constraints:
 
     Attributes:
         state: int64 ``[slots]``, the state in the slot's view after the tokens output so far.
+        finder: finds paths, with memory that all steps share.
         followed: by slot, the constraint of its request; slots with equal constraints share one.
         views: by slot, the part of its constraint that its canvas follows.
     """
@@ -72,8 +69,8 @@ class Constraints:
         self.followed: dict[int, SharedConstraint] = {}
         self.views: dict[int, View] = {}
         self.starts = CanvasStarts(count, device)
-        self._automata = lru_cache(MOST_KEPT)(self._joined_automata)
-        self._classes = lru_cache(MOST_KEPT)(self._joined_classes)
+        self.finder = path_finder(device)
+        self._plan = lru_cache(MOST_KEPT)(self._planned)
 
     def enter(self, slot: int, packed: bytes, output: Sequence[int]) -> None:
         """Set up ``slot`` for a request whose next canvas is a new one.
@@ -121,8 +118,7 @@ class Constraints:
         self.views.pop(slot, None)
         constraint = self.followed.pop(slot, None)
         if constraint is not None and constraint not in self.followed.values():
-            self._automata.cache_clear()
-            self._classes.cache_clear()
+            self._plan.cache_clear()
 
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
         """Return what the canvases of a step must follow.
@@ -144,23 +140,36 @@ class Constraints:
         waits = self.starts.waits(plan.slots, plan.on_host)
         return ConstrainedStep(self, plan.slots, window, ConstrainedPath.empty(window), waits)
 
-    def for_batch(self, on_host: np.ndarray) -> BatchConstraint:
-        """What constrained canvases must follow; cached for later steps with the same canvases.
+    def plan(self, on_host: np.ndarray, where: np.ndarray, both: bool) -> Followed:
+        """What some canvases must follow; cached for later steps with the same canvases.
 
         Args:
-            on_host: their slots, int ``[n]``.
+            on_host: the slots of a batch, int ``[n]``.
+            where: which canvases of the batch these are, int ``[m]``.
+            both: whether canvases that draw have a best path, too.
         """
-        slots = on_host.tolist()
-        automata = self._automata(*(self.views[slot] for slot in slots))
-        return BatchConstraint(automata, self._classes(*(self.followed[slot] for slot in slots)))
+        slots = on_host[where]
+        canvases = [
+            (index, self.views[slot], self.followed[slot], draws)
+            for index, slot, draws in zip(
+                where.tolist(), slots.tolist(), self.slots.samples[slots].tolist(), strict=True
+            )
+        ]
+        return self._plan(len(on_host), both, *canvases)
 
-    def _joined_automata(self, *views: View) -> AutomatonBatch:
-        edges = [view.edges for view in views]
-        return AutomatonBatch.union(edges, lambda array: to_device(array, self.slots.device))
-
-    @staticmethod
-    def _joined_classes(*constraints: SharedConstraint) -> BatchClasses:
-        return BatchClasses.join([constraint.classes for constraint in constraints])
+    def _planned(
+        self, count: int, both: bool, *canvases: tuple[int, View, SharedConstraint, bool]
+    ) -> Followed:
+        planned = [
+            PlannedCanvas(index, view.automaton, constraint.classes, both or not draws, draws)
+            for index, view, constraint, draws in canvases
+        ]
+        kinds: np.ndarray = np.zeros((2, count, 1), dtype=bool)
+        for canvas in planned:
+            kinds[:, canvas.index] = [[True], [canvas.draws]]
+        follows, draws = to_device(kinds, self.slots.device)
+        greedy = sum(not canvas.draws for canvas in planned)
+        return Followed(self.finder.plan(planned), len(planned), greedy, follows, draws)
 
 
 class ConstrainedStep:
@@ -203,21 +212,159 @@ class ConstrainedStep:
                 place.
             request: the request for these canvases.
         """
-        slots, on_host = self.constraints.slots, request.on_host
-        constrained, samples = slots.constrained[on_host], slots.samples[on_host]
-        for draws in (False, True):
-            where = np.flatnonzero(constrained & (samples == draws))
-            if not len(where):
-                continue
-            index = to_device(where, slots.device)
-            constraint = self.constraints.for_batch(on_host[where])
-            followed = Followed(constraint, self.window.take(index), index, where)
-            if isinstance(chosen, MaskedRows):
-                own = request.own_confidence_temperature
-                path = follow_in_masked_rows(chosen, followed, draws, own)
-            else:
-                path = follow_in_noise_rows(chosen, followed, draws)
-            self.path.put(index, path)
+        slots = self.constraints.slots
+        where = np.flatnonzero(slots.constrained[request.on_host])
+        if not len(where):
+            return
+        if isinstance(chosen, NoiseRows):
+            self._follow_in_noise_rows(chosen, self.constraints.plan(request.on_host, where, True))
+            return
+        # Those that draw come last, because their logits are others.
+        where = where[np.argsort(slots.samples[request.on_host[where]], kind="stable")]
+        followed = self.constraints.plan(request.on_host, where, False)
+        self._follow_in_masked_rows(chosen, followed, request.own_confidence_temperature)
+
+    def _follow_in_masked_rows(
+        self, rows: MaskedRows, followed: Followed, own: torch.Tensor | None
+    ) -> None:
+        """Replace a masked model's tokens and their confidences with those of paths.
+
+        The confidence of a most probable path's token is its probability; that of a drawn path's
+        token comes from `with_drawn`. Positions after the end of the text have confidence 1. `own`
+        is `ReadRequest.own_confidence_temperature`.
+        """
+        shape = self.window.forced.shape
+        greedy, statistics = rows.greedy.view(*shape), rows.statistics.view(*shape)
+        draws, path = followed.count > followed.greedy, self.path
+        free = FreeTokens(greedy.token)
+        if draws:
+            free = self._drawn_freely(rows, greedy.token, followed)
+        step = PathStep(followed.plan, self.window, free, path)
+        finder = self.constraints.finder
+        if followed.greedy:
+            finder.read(step, range(followed.greedy), rows.logits.view(*shape, -1))
+        if draws:
+            assert rows.filtered is not None and rows.tempered is not None
+            kept, exact = (each.view(*shape, -1) for each in (rows.filtered, rows.tempered))
+            finder.read(step, range(followed.greedy, followed.count), kept, exact)
+        finder.follow(step)
+        sure = path.probability(greedy.probability)
+        if draws:
+            own = None if own is None else own[:, None]
+            sampled = with_drawn(greedy, path.margin.exp(), path.inside, path.token, own)
+            of_drawn = torch.where(path.inside, sampled.probability, 1.0)
+            sure = torch.where(followed.draws, of_drawn, sure)
+        changed = replace(
+            statistics,
+            token=torch.where(followed.follows, path.token, statistics.token),
+            probability=torch.where(followed.follows, sure, statistics.probability),
+        )
+        if isinstance(changed, EntropyStatistics):
+            outside = followed.follows & ~path.inside
+            changed.entropy = changed.entropy.masked_fill(outside, 0.0)
+        rows.statistics = changed.view(-1)
+
+    def _drawn_freely(
+        self, rows: MaskedRows, likeliest: torch.Tensor, followed: Followed
+    ) -> FreeTokens:
+        """What the canvases that draw would hold without a constraint."""
+        keys, kept = rows.keys, rows.filtered
+        assert keys is not None and kept is not None
+        if keys.device.type != "cpu":
+            from vllm_dllm.ops.statistics.rows_triton import drawn_from_logits
+
+            token, share = drawn_from_logits(kept, keys.flatten())
+            return FreeTokens(likeliest, token.view(keys.shape), share.view(keys.shape), keys)
+        token, total = torch.zeros_like(keys), torch.zeros(keys.shape)
+        wanted = (self.window.wanted() & followed.draws).flatten()
+        for some in wanted.nonzero()[:, 0].split(ROWS_AT_ONCE_CPU):
+            drawn = draw_and_sum(kept[some], keys.flatten()[some])
+            token.view(-1)[some], total.view(-1)[some] = drawn
+        top = kept.gather(1, likeliest.view(-1, 1)).view(keys.shape)
+        return FreeTokens(likeliest, token, (top - total).exp(), keys)
+
+    def _follow_in_noise_rows(self, rows: NoiseRows, followed: Followed) -> None:
+        """Replace a uniform-noise model's tokens with those of the best path and of a drawn path.
+
+        They come from the whole rows of one canvas. See `choose_noise_paths`.
+        """
+        own = rows.statistics
+        free = FreeTokens(
+            own.token[None], own.sample[None], own.probability[None], rows.keys[None],
+            rows.temperature[:1],
+        )  # fmt: skip
+        second = self.path.like() if followed.count > followed.greedy else None
+        step = PathStep(followed.plan, self.window, free, self.path, second)
+        self.constraints.finder.read(step, range(1), rows.logits[None])
+        self.constraints.finder.follow(step)
+        best, drawn = self.path, second or self.path
+        token = torch.where(best.behind[0], own.token, best.token[0])
+        sample = torch.where(drawn.behind[0], own.sample, drawn.token[0])
+        pick = [rows.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
+        entropy = torch.where(best.inside[0], own.entropy, 0.0)
+        rows.statistics = SampledStatistics(token, pick[0], sample, pick[1], entropy)
+
+    def choose_noise_paths(
+        self,
+        own: SampledStatistics,
+        request: ReadRequest,
+        where: np.ndarray,
+        keys: torch.Tensor,
+        logits: Callable[[int, int], torch.Tensor],
+        at_once: int,
+    ) -> SampledStatistics:
+        """A uniform-noise model's statistics with the tokens of best paths and of drawn paths.
+
+        Entropies remain those of the model, because the algorithm decides what it accepts. They are
+        0 after the budget. After the end of a path's text a canvas keeps what the model writes
+        there (DiffusionGemma does not repeat end-of-sequence tokens), because the model reads it
+        again.
+
+        Args:
+            own: the statistics of the whole batch, ``[n, L]``.
+            request: the request for the batch.
+            where: which canvases follow a constraint and have no options of whole rows, int
+                ``[m]``, ascending.
+            keys: int64 ``[n, L]``, the keys of the random numbers.
+            logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
+            at_once: the most canvases whose logits may exist at a time.
+        """
+        followed, finder = (
+            self.constraints.plan(request.on_host, where, True),
+            self.constraints.finder,
+        )
+        draws = followed.count > followed.greedy
+        free = FreeTokens(own.token, own.sample, own.probability, keys, request.temperature)
+        second = self.path.like() if draws else None
+        step = PathStep(followed.plan, self.window, free, self.path, second)
+        for first, end in _runs(where, at_once):
+            canvases = logits(int(where[first]), int(where[end - 1]) + 1)
+            finder.read(step, range(first, end), canvases)
+            del canvases  # the rows of some canvases at a time
+        finder.follow(step)
+        warmth = request.temperature[:, None]
+        is_warm = warmth > 0
+        rate = torch.where(is_warm, warmth, 1.0).reciprocal()
+
+        def kept(
+            path: ConstrainedPath, follows: torch.Tensor, token: torch.Tensor, known: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            """Tokens and probabilities, with those of a path where it has any."""
+            sure = (path.margin * rate).exp() * own.probability
+            sure = torch.where(is_warm, sure, (path.token == own.token).float())
+            follows = follows & ~path.behind
+            return torch.where(follows, path.token, token), torch.where(follows, sure, known)
+
+        token, probability = kept(self.path, followed.follows, own.token, own.probability)
+        sample, its_probability = own.sample, own.sample_probability
+        if followed.greedy:
+            greedy = followed.follows & ~followed.draws
+            sample, its_probability = kept(self.path, greedy, sample, its_probability)
+        if second is not None:
+            sample, its_probability = kept(second, followed.draws, sample, its_probability)
+        outside = followed.follows & ~self.path.inside
+        entropy = own.entropy.masked_fill(outside, 0.0)
+        return SampledStatistics(token, probability, sample, its_probability, entropy)
 
     def followed(self) -> FollowedPaths:
         """What the chosen paths say of the canvases of the batch."""
@@ -239,87 +386,30 @@ class ConstrainedStep:
 
 @dataclass(frozen=True)
 class Followed:
-    """Some canvases of a part of a batch, and what they must follow.
+    """Some canvases of a batch of ``n``, and what they must follow.
 
     Attributes:
-        constraint: what these ``m`` canvases must follow.
-        window: these canvases as the constraint sees them.
-        index: int64 ``[m]``, the canvases' positions in this part of the batch.
-        on_host: the same positions on the host.
+        plan: the finder's.
+        count: how many canvases these are.
+        greedy: how many of them do not draw.
+        follows: bool ``[n, 1]``, which canvases these are.
+        draws: bool ``[n, 1]``, which of them draw.
     """
 
-    constraint: BatchConstraint
-    window: CanvasWindow
-    index: torch.Tensor
-    on_host: np.ndarray
-
-    def logits(self, rows: torch.Tensor) -> CanvasLogits:
-        """Select the logits of these canvases from the part's rows, ``[n * L, ids]``."""
-        length = self.window.forced.shape[1]
-        return CanvasLogits(rows.unflatten(0, (-1, length)), self.index, self.on_host)
+    plan: Any
+    count: int
+    greedy: int
+    follows: torch.Tensor
+    draws: torch.Tensor
 
 
-def follow_in_masked_rows(
-    rows: MaskedRows, followed: Followed, draws: bool, own: torch.Tensor | None
-) -> ConstrainedPath:
-    """Replace a masked model's tokens and their confidences with those of paths.
-
-    The confidence of a most probable path's token is its probability; that of a drawn path's
-    token comes from `with_drawn`. Positions after the end of the text have confidence 1. `own` is
-    `ReadRequest.own_confidence_temperature`.
-    """
-    statistics, shape, index = rows.statistics, (len(rows.samples), -1), followed.index
-    greedy = rows.greedy.view(*shape).take(index)
-    if draws and rows.tempered is not None and rows.filtered is not None:
-        assert rows.keys is not None
-        keys = rows.keys.index_select(0, index)
-        kept, window = followed.logits(rows.filtered), followed.window
-        free = kept.drawn(window.wanted(), keys, draw_and_sum)
-        chosen = drawn_tokens(followed.constraint, kept, window, free, keys)
-        tempered = followed.logits(rows.tempered)
-        both = torch.stack([chosen.token, greedy.token], -1)
-        weight, largest = tempered.pick(both).unbind(-1)
-        own = None if own is None else own.index_select(0, index)[:, None]
-        sampled = with_drawn(greedy, (weight - largest).exp(), chosen.inside, chosen.token, own)
-        sure = torch.where(chosen.inside, sampled.probability, 1.0)
-    else:
-        logits = followed.logits(rows.logits)
-        free = logits.best(greedy.token)
-        chosen = best_tokens(followed.constraint, logits, followed.window, free)
-        sure = path_probability(chosen, free.weight, greedy.probability)
-    statistics.token.view(shape).index_copy_(0, index, chosen.token)
-    statistics.probability.view(shape).index_copy_(0, index, sure)
-    if isinstance(statistics, EntropyStatistics):
-        every = statistics.entropy.view(shape)
-        entropy = torch.where(chosen.inside, every.index_select(0, index), 0.0)
-        every.index_copy_(0, index, entropy)
-    return chosen
-
-
-def follow_in_noise_rows(rows: NoiseRows, followed: Followed, draws: bool) -> ConstrainedPath:
-    """Replace a uniform-noise model's tokens with those of the best path and of a drawn path.
-
-    Entropies remain those of the model, because the algorithm decides what it accepts. They are 0
-    after the budget. After the end of a path's text a canvas keeps what the model writes there
-    (DiffusionGemma does not repeat end-of-sequence tokens), because the model reads it again.
-    """
-    constraint, window, own = followed.constraint, followed.window, rows.statistics
-    logits = followed.logits(rows.logits)
-    free = logits.best(own.token[None])
-    if draws:
-        warmth, keys = rows.temperature[None], rows.keys[None]
-        sampled = FreeTokens(own.sample[None], free.weight / warmth - own.probability.log())
-        best, drawn = best_and_drawn_tokens(
-            constraint, logits, warmth, window, (free, sampled), keys
-        )
-    else:
-        best = drawn = best_tokens(constraint, logits, window, free)
-    token = torch.where(constraint.behind_end(best)[0], own.token, best.token[0])
-    sample = torch.where(constraint.behind_end(drawn)[0], own.sample, drawn.token[0])
-    pick = [rows.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
-    entropy = torch.where(best.inside[0], own.entropy, 0.0)
-    rows.statistics = SampledStatistics(token, pick[0], sample, pick[1], entropy)
-    return best
+def _runs(where: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of `where` (ascending numbers) that are adjacent numbers, at most `most` of them."""
+    first = 0
+    for end in range(1, len(where) + 1):
+        if end == len(where) or end - first == most or where[end] != where[end - 1] + 1:
+            yield first, end
+            first = end
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,19 +417,19 @@ class View:
     """The part of a constraint that a canvas follows.
 
     Attributes:
-        edges: its automaton on the host, ready to be joined with others.
+        automaton: its tables on the device.
         states: int64 ``[states]``, the number of each of its states in the constraint.
         whole: whether this is the whole constraint, so that every canvas may follow it.
     """
 
-    edges: OwnEdges
+    automaton: Tables
     states: np.ndarray
     whole: bool
 
     def place(self, state: int) -> int:
         """The number of a constraint's state in this part, or the dead state if it is absent."""
         found = np.flatnonzero(self.states == state)
-        return int(found[0]) if len(found) else self.edges.dead
+        return int(found[0]) if len(found) else dead_state(self.automaton)
 
 
 class SharedConstraint:
@@ -361,8 +451,8 @@ class SharedConstraint:
         self.length = length
         self.configurations: Configurations = CompiledConstraint(packed).configurations()
         tables = self.configurations.tables
-        classes = TokenClasses.from_class_of_token(tables.class_of_token, tables.classes)
-        self.classes = _on_device(classes, device)
+        self.device = device
+        self.classes = self._on_device(class_tables(tables.class_of_token, tables.classes))
         self._first = self._window(START)
         self._later = lru_cache(MOST_VIEWS)(self._window)
 
@@ -372,8 +462,11 @@ class SharedConstraint:
 
     def _window(self, state: int) -> View:
         found = window(self.configurations, state, self.length, MOST_STATES)
-        edges = OwnEdges.from_automaton(found.automaton, found.depth)
-        return View(edges, found.states, found.whole)
+        automaton = self._on_device(automaton_tables(found.automaton))
+        return View(automaton, found.states, found.whole)
+
+    def _on_device(self, tables: Tables) -> Tables:
+        return replace(tables, numbers=to_device(tables.numbers, self.device))
 
     def after(self, tokens: Iterable[int], state: int = START) -> int:
         """The state reached after these tokens, or `NO_STATE`."""
@@ -383,18 +476,11 @@ class SharedConstraint:
 
     def next_view(self, view: View, place: int) -> tuple[View, int]:
         """The view of a canvas that begins at a place of a view, and its place there."""
-        if place >= view.edges.dead:
-            return view, view.edges.dead
+        if place >= dead_state(view.automaton):
+            return view, dead_state(view.automaton)
         state = int(view.states[place])
         found = self.view(state)
         return found, found.place(state)
-
-
-def _on_device(classes: TokenClasses, device: torch.device) -> TokenClasses:
-    """A copy with its tensors on the device."""
-    named = {f.name: getattr(classes, f.name) for f in fields(classes)}
-    tensors = {name: part for name, part in named.items() if isinstance(part, torch.Tensor)}
-    return replace(classes, **{name: to_device(part, device) for name, part in tensors.items()})
 
 
 class _Copy:

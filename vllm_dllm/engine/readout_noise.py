@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # operator on a tile launches a kernel, so tiles are few and large.
 TILE_BYTES_CPU = 32 << 20
 TILE_BYTES_GPU = 1 << 30
+# What a logit takes while whole rows are computed: a bfloat16 product, and float32.
+WHOLE_BYTES = 6
 
 
 class NoiseReadout:
@@ -90,11 +92,26 @@ class NoiseReadout:
     def _read_whole_rows(
         self, readings: Readings, hidden: torch.Tensor, request: ReadRequest, keys: torch.Tensor
     ) -> None:
-        """Overwrite the readings of canvases that need whole rows of logits."""
+        """Overwrite the readings of canvases that need whole rows of logits.
+
+        Those that only have a constraint keep all but their tokens.
+        """
         state, length = self.slots, self.slots.length
         soft = readings.soft_embedding
         assert readings.noise is not None
-        needs = state.needs_rows[request.on_host] | state.constrained[request.on_host]
+        needs = state.needs_rows[request.on_host]
+        follow = np.flatnonzero(state.constrained[request.on_host] & ~needs)
+        if request.constraint is not None and len(follow):
+            assert isinstance(readings.statistics, SampledStatistics)
+
+            def logits_of(first: int, end: int) -> torch.Tensor:
+                rows = self.head.whole(hidden[first * length : end * length])
+                return rows.unflatten(0, (-1, length))
+
+            at_once = max(1, self.tile_bytes // (WHOLE_BYTES * length * self.head.vocabulary))
+            readings.statistics = request.constraint.choose_noise_paths(
+                readings.statistics, request, follow, keys, logits_of, at_once
+            )
         for index in np.flatnonzero(needs).tolist():
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
             own = slice(index, index + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding.best_path import FLOOR, CanvasWindow, ClassPaths
+from canvas_grammar.decoding.best_path import FLOOR, CanvasWindow
 from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar_support.chi_square import chi_square, limit
 from canvas_grammar_support.every_path import best_path, every_path, target_of_class
 from canvas_grammar_support.helpers import automaton, letters, text_of, together, window
-from canvas_grammar_support.joined import best, drawn, joined, with_no_class
+from canvas_grammar_support.joined import FORMS, ClassPaths, best, drawn, joined, with_no_class
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,20 +74,38 @@ def padded(batch: list[Case]) -> tuple[torch.Tensor, CanvasWindow]:
     return with_no_class(weights), together(windows)
 
 
-@settings(max_examples=150)
-@given(st.lists(cases(), min_size=1, max_size=4))
-def test_the_best_path_is_the_best_of_all(batch: list[Case]) -> None:
+def for_each_form(*, examples: int, few: int, least: int = 1, most: int = 3) -> Any:
+    """Run a check of a form and a batch with hypothesis; the interpreter is slow."""
+
+    def decorated(check: Callable[[str, list[Case]], None]) -> Any:
+        @pytest.mark.parametrize("form", [*FORMS, pytest.param("more", marks=pytest.mark.long)])
+        def test(form: str) -> None:
+            @settings(max_examples=few if form == "triton" else examples)
+            @given(st.lists(cases(), min_size=least, max_size=most))
+            def run(batch: list[Case]) -> None:
+                check("triton" if form == "more" else form, batch)
+
+            run()
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorated
+
+
+@for_each_form(examples=150, few=4, most=4)
+def test_the_best_path_is_the_best_of_all(form: str, batch: list[Case]) -> None:
     """Of each canvas, in a batch of canvases with automata, windows and budgets of their own."""
     constraint = joined(*(found for found, _, _, _ in batch))
     weights, windows = padded(batch)
-    paths = best(constraint, weights, windows, whole_of(weights))
+    paths = best(constraint, weights, windows, whole_of(weights), form)
     for n, (found, own, some, left) in enumerate(batch):
         rows, forced = inside(own, some)
         whole, _ = inside(whole_of(own[None])[0], some)
         expected = best_path(found, rows, int(some.state), left, forced, whole)
         assert bool(paths.feasible[n]) == (expected is not None)
         outside = ~windows.inside()[n]
-        assert (paths.classes[n][outside] == constraint.classes.classes).all()
+        assert (paths.classes[n][outside] == weights.shape[2] - 1).all()
         if expected is None:
             assert (paths.states[n] == some.state).all(), "it does not stray to other automata"
             continue
@@ -100,13 +119,12 @@ def test_the_best_path_is_the_best_of_all(batch: list[Case]) -> None:
         assert int(found.distance[state]) <= left
 
 
-@settings(max_examples=75)
-@given(st.lists(cases(), min_size=1, max_size=3))
-def test_the_sum_of_all_paths_and_a_drawn_one(batch: list[Case]) -> None:
+@for_each_form(examples=75, few=4)
+def test_the_sum_of_all_paths_and_a_drawn_one(form: str, batch: list[Case]) -> None:
     constraint = joined(*(found for found, _, _, _ in batch))
     weights, windows = padded(batch)
     keys = row_keys(torch.arange(len(batch))[:, None], torch.arange(weights.shape[1]))
-    paths = drawn(constraint, weights, windows, keys, whole_of(weights))
+    paths = drawn(constraint, weights, windows, keys, whole_of(weights), form)
     for n, (found, own, some, left) in enumerate(batch):
         rows, forced = inside(own, some)
         whole, _ = inside(whole_of(own[None])[0], some)
@@ -118,20 +136,25 @@ def test_the_sum_of_all_paths_and_a_drawn_one(batch: list[Case]) -> None:
             assert float(paths.weight[n]) == pytest.approx(total, abs=1e-9)
 
 
-@settings(max_examples=75)
-@given(st.lists(cases(), min_size=2, max_size=4))
-def test_company_changes_no_bit(batch: list[Case]) -> None:
+@for_each_form(examples=75, few=2, least=2)
+def test_company_changes_no_bit(form: str, batch: list[Case]) -> None:
     """Each canvas alone has the paths, states and weights that it has in the batch."""
     weights, windows = padded(batch)
     length = weights.shape[1]
     keys = row_keys(torch.arange(len(batch))[:, None], torch.arange(length))
     constraint = joined(*(found for found, _, _, _ in batch))
-    in_batch = best(constraint, weights, windows), drawn(constraint, weights, windows, keys)
+    in_batch = (
+        best(constraint, weights, windows, form=form),
+        drawn(constraint, weights, windows, keys, form=form),
+    )
     for n, (found, own, _, _) in enumerate(batch):
         alone, one = joined(found), windows.part(slice(n, n + 1))
         padding = torch.nn.functional.pad(own, (0, 0, 0, length - len(own)))
         mine = with_no_class([padding])
-        pair = best(alone, mine, one), drawn(alone, mine, one, keys[n : n + 1])
+        pair = (
+            best(alone, mine, one, form=form),
+            drawn(alone, mine, one, keys[n : n + 1], form=form),
+        )
         for together_, single in zip(in_batch, pair, strict=True):
             assert torch.equal(together_.weight[n], single.weight[0])
             if single.feasible[0]:
@@ -142,12 +165,12 @@ def test_company_changes_no_bit(batch: list[Case]) -> None:
 
 @pytest.mark.parametrize("forced", [(), (-1, 2)])
 def test_drawn_paths_follow_the_conditional_distribution(forced: tuple[int, ...]) -> None:
-    """20,000 draws for each of two automata, drawn together.
+    """6,000 draws for each of two automata, drawn together.
 
     The seeds are fixed. With other ones, a right implementation fails each of the four checks with
     a probability of 0.001.
     """
-    count, length = 20_000, 4
+    count, length = 6_000, 4
     automata = [automaton("regex", "(a|b)*abc?"), automaton("regex", "[a-c]{2,3}")]
     generator = torch.Generator().manual_seed(3)
     weights = [torch.randn(length, found.classes, generator=generator) for found in automata]

@@ -13,11 +13,9 @@ import torch
 from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding.constrained_step import (
-    ConstrainedPath,
-    path_probability,
-)
+from canvas_grammar.decoding.best_path import ConstrainedPath
 from canvas_grammar.decoding.noise import row_keys
+from canvas_grammar.decoding.tables import Column
 from canvas_grammar_support.chi_square import chi_square, limit
 from canvas_grammar_support.every_path import target_of_class
 from canvas_grammar_support.helpers import (
@@ -31,7 +29,7 @@ from canvas_grammar_support.helpers import (
     together,
     window,
 )
-from canvas_grammar_support.joined import best, best_tokens, drawn_tokens, joined
+from canvas_grammar_support.joined import FORMS, best, best_tokens, drawn_tokens, joined
 from canvas_grammar_support.simulation import Masked, Run
 
 PERSON = record(
@@ -133,15 +131,17 @@ def test_a_constraint_that_is_decoded_in_parts(name: str, most: int, slack: int)
     assert slack < 60 or canvases > 6, "some take several canvases"
 
 
-def test_the_tokens_of_the_best_path_are_the_best_of_their_classes() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_tokens_of_the_best_path_are_the_best_of_their_classes(form: str) -> None:
     known, found = letters(), automaton("regex", "[abc]{2}(1|2)")
     constraint = joined(found)
     logits = torch.zeros(1, 5, len(known))
     logits[0, 0, 3], logits[0, 1, 2], logits[0, 2, 11] = 2, 1, 1  # c, b, 2
-    chosen = best_tokens(constraint, logits, window(5, 9))
+    logits[0, 0, 9], logits[0, 2, 1] = 5, 2  # which are not allowed
+    chosen = best_tokens(constraint, logits, window(5, 9), form)
     assert text_of(known, chosen.token[0].tolist()) == b"cb2"
     assert chosen.token[0].tolist() == [3, 2, 11, END, END]
-    assert chosen.logit[0].tolist() == [2, 1, 1, 0, 0]
+    assert chosen.margin[0].tolist() == [-3, 0, -1, 0, 0]
     assert chosen.feasible.tolist() == [True]
 
 
@@ -154,15 +154,16 @@ def behind_the_end(length: int) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("length", [3, 4, 12])
-def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int) -> None:
+def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int, form: str) -> None:
     logits, constraint = behind_the_end(length), joined(automaton("regex", "[a-c]+"))
-    chosen = best_tokens(constraint, logits, window(length, 20))
+    chosen = best_tokens(constraint, logits, window(length, 20), form)
     assert chosen.token[0].tolist() == [1, 2, *[END] * (length - 2)]
-    assert constraint.behind_end(chosen)[0].tolist() == [False] * 3 + [True] * (length - 3)
-    short = best_tokens(constraint, logits, window(length, 3))
-    assert not constraint.behind_end(short).any(), "behind the budget is no position"
-    forced = best_tokens(constraint, logits, window(length, 20, forced=[-1, -1, 3]))
+    assert chosen.behind[0].tolist() == [False] * 3 + [True] * (length - 3)
+    short = best_tokens(constraint, logits, window(length, 3), form)
+    assert not short.behind.any(), "behind the budget is no position"
+    forced = best_tokens(constraint, logits, window(length, 20, forced=[-1, -1, 3]), form)
     assert forced.token[0, :3].tolist() == [1, 2, 3]
 
 
@@ -188,7 +189,7 @@ def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constrai
     many = together([window(length, length)] * count)
     keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
     constraint = joined(*[found] * count)
-    assert (constraint.classes.wide[0] >= 0) == wide
+    assert (constraint.classes[0][Column.WIDE] >= 0) == wide
     drawn = drawn_tokens(constraint, logits.expand(count, -1, -1), many, keys)
     order = {row: number for number, row in enumerate(every)}
     numbers = torch.tensor([order[tuple(row)] for row in drawn.token.tolist()])
@@ -196,60 +197,65 @@ def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constrai
     assert chi_square(numbers, probability / probability.sum()) < limit(len(every))
 
 
-def test_sureness_is_the_models_probability() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_sureness_is_the_models_probability(form: str) -> None:
     constraint = joined(automaton("regex", "[abc]{3}"))
     logits = torch.randn(1, 6, len(letters()), generator=torch.Generator().manual_seed(1))
-    chosen = best_tokens(constraint, logits, window(6, 4, first=1))
+    chosen = best_tokens(constraint, logits, window(6, 4, first=1), form)
     expected = logits.softmax(-1).gather(2, chosen.token[..., None])[..., 0]
     expected[0, [0, 5]] = 1
-    top, token = logits.max(-1)
-    probability = logits.softmax(-1).gather(2, token[..., None])[..., 0]
-    torch.testing.assert_close(path_probability(chosen, top, probability), expected)
+    torch.testing.assert_close(chosen.probability(logits.softmax(-1).amax(-1)), expected)
 
 
-def test_outside_of_the_window() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_outside_of_the_window(form: str) -> None:
     """Before it stands what stood there, behind it the end."""
     found = automaton("choice", ["ab"])
     constraint = joined(found)
     logits = torch.randn(1, 6, len(letters()))
-    chosen = best_tokens(constraint, logits, window(6, 2, first=2, forced=[9, 13, 4]))
+    some = window(6, 2, first=2, forced=[9, 13, 4])
+    chosen = best_tokens(constraint, logits, some, form)
     assert chosen.token[0].tolist() == [9, 13, 4, END, END, END]
     assert chosen.inside[0].tolist() == [False, False, True, True, False, False]
-    assert chosen.logit[0, [0, 1, 4, 5]].tolist() == [0, 0, 0, 0]
-    assert not best_tokens(constraint, logits, window(6, 9, first=2, forced=[0, 0, 9])).feasible
+    margin = logits[0].gather(1, chosen.token[0, :, None])[:, 0] - logits[0].amax(-1)
+    assert torch.equal(chosen.margin[0], margin)
+    other = best_tokens(constraint, logits, window(6, 9, first=2, forced=[0, 0, 9]), form)
+    assert not other.feasible
+    assert other.states[0].tolist() == [0] * 7
 
 
-def test_forced_tokens_are_themselves() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_forced_tokens_are_themselves(form: str) -> None:
     """Not the best of their class."""
     found = automaton("regex", "[abc]{3}")
     constraint = joined(found)
     logits = torch.zeros(1, 4, len(letters()))
     logits[..., 1] = 9
     some = window(4, 4, forced=[-1, 3])
-    chosen = best_tokens(constraint, logits, some)
+    chosen = best_tokens(constraint, logits, some, form)
     assert chosen.token[0].tolist() == [1, 3, 1, END]
-    drawn = drawn_tokens(constraint, logits, some, torch.arange(4)[None])
+    drawn = drawn_tokens(constraint, logits, some, torch.arange(4)[None], form)
     assert drawn.token[0, 1] == 3
     assert text_of(letters(), drawn.token[0].tolist())[1:2] == b"c"
 
 
-def test_the_likelier_of_several_ends() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_likelier_of_several_ends(form: str) -> None:
     known = Vocabulary.from_tokens([b"", b"a", b""], [0, 2])
     constraint = joined(automaton("regex", "a", known))
     logits = torch.tensor([[[0.0, 9, 0], [1, 9, 2], [2, 9, 1]]])
-    chosen = best_tokens(constraint, logits, window(3, 3))
+    chosen = best_tokens(constraint, logits, window(3, 3), form)
     assert chosen.token.tolist() == [[1, 2, 0]]
-    drawn = drawn_tokens(constraint, logits, window(3, 3), torch.arange(3)[None])
+    drawn = drawn_tokens(constraint, logits, window(3, 3), torch.arange(3)[None], form)
     assert drawn.token[0, 0] == 1
     assert set(drawn.token[0, 1:].tolist()) <= {0, 2}
 
 
 def chosen_of(token: list[int], inside: list[bool], feasible: bool = True) -> ConstrainedPath:
-    some = torch.tensor([token])
+    some, where = torch.tensor([token]), torch.tensor([inside])
     states = torch.zeros(1, len(token) + 1, dtype=torch.int64)
-    return ConstrainedPath(
-        some, torch.zeros(some.shape), torch.tensor([inside]), states, torch.tensor([feasible])
-    )
+    feasible_ = torch.tensor([feasible])
+    return ConstrainedPath(some, torch.zeros(some.shape), where, where, states, feasible_)
 
 
 def test_settled() -> None:

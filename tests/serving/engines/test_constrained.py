@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from canvas_grammar.decoding import canvas_logits, class_weights
+from canvas_grammar.decoding.best_path import FreeTokens
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
@@ -19,7 +19,9 @@ from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.constrained import CASES, MODELS, fuzz, prompts
 from tests.support.drive import Driver
 from tests.support.engine import Engine, engine, greedy
+from vllm_dllm.engine.constraints import ConstrainedStep
 from vllm_dllm.engine.slots import Phase
+from vllm_dllm.ops.statistics.sampled import draw_and_sum
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -132,10 +134,16 @@ def test_a_preempted_request_finds_its_state_again(running: Engine) -> None:
 def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails for an `.item()`, a boolean index or a `nonzero` between forward and output.
 
-    On a CPU a step reads which positions are decided; here it goes the way of a GPU.
+    On a CPU a step reads which rows a path draws from; here it draws from all, like a GPU.
     """
-    for module in (canvas_logits, class_weights):
-        monkeypatch.setattr(module, "may_read", lambda wanted: False)
+
+    def drawn(_: Any, rows: Any, likeliest: Any, __: Any) -> FreeTokens:
+        token, total = draw_and_sum(rows.filtered, rows.keys.flatten())
+        top = rows.filtered.gather(1, likeliest.view(-1, 1))[:, 0]
+        shape = likeliest.shape
+        return FreeTokens(likeliest, token.view(shape), (top - total).exp().view(shape), rows.keys)
+
+    monkeypatch.setattr(ConstrainedStep, "_drawn_freely", drawn)
     slow = {"diffusion_max_steps": 20, "diffusion_stability_threshold": 1000}
     pace = slow if running.slots.kind.mask_token is None else {"diffusion_threshold": 2.0}
     driver, found = Driver(running), Counter[str]()

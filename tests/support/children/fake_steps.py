@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from canvas_grammar.decoding import paths_triton
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
 from tests.support.generated_kernels import generated_kernels
@@ -114,7 +115,7 @@ def small(model: Published) -> FakeModel:
 
 
 # The modules of Triton kernels, and those that compile functions.
-KERNELS = (rows_triton, soft_embedding_triton)
+KERNELS = (rows_triton, soft_embedding_triton, paths_triton)
 COMPILING = (step, token_choice, readout_masked, readout_noise, soft_embedding_triton, tiled)
 
 
@@ -137,7 +138,8 @@ class Launches:
         for module in KERNELS:
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 self._patch(module, name, _Kernel(name, self.counts))
-            self._patch(module, "empty", _zeros)
+            if hasattr(module, "empty"):
+                self._patch(module, "empty", _zeros)
         for module in COMPILING:
             for name, how in (("compiled", OF_ROWS), ("compiled_for_batches", OF_BATCHES)):
                 if hasattr(module, name):

@@ -111,6 +111,7 @@ BENCHMARKS = {
     "benchmarks/gemma.py": "--rounds 1 --json OUT",
     "benchmarks/model_memory.py": "--check",
     "benchmarks/ops/attention.py": "--quick",
+    "benchmarks/ops/best_path.py": "--quick",
     "benchmarks/ops/row_stats.py": "--quick",
     "benchmarks/report.py": "--check",
     "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1 --json OUT",

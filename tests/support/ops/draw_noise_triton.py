@@ -9,7 +9,7 @@ from vllm_dllm.ops.noise.keyed_triton import gumbel, split_keys, uniform
 
 
 @triton.jit
-def noise_kernel(keys, first, out, COUNT: tl.constexpr):  # noqa: N803
+def noise_kernel(keys, first, out, COUNT: tl.constexpr):
     """Uniform and Gumbel noise ``[2, rows, COUNT]`` of ids from `first` on; grid (rows,)."""
     row, index = tl.program_id(0), tl.arange(0, COUNT)
     low, high = split_keys(tl.load(keys + row))

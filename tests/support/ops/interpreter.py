@@ -57,7 +57,8 @@ def interpreted(name: str) -> ModuleType:
 
 
 def _holds_kernels(name: str) -> bool:
-    return name.startswith(("vllm_dllm.", "tests.")) and name.endswith("_triton")
+    ours = name.startswith(("vllm_dllm.", "canvas_grammar.", "tests."))
+    return ours and name.endswith("_triton")
 
 
 def _prepare(module: ModuleType) -> None:
@@ -72,7 +73,7 @@ def _prepare(module: ModuleType) -> None:
 def _running(run: Any) -> Any:
     def guarded(*args: Any, **kwargs: Any) -> None:
         # A GPU does not complain about infinities either.
-        quiet = np.errstate(over="ignore", invalid="ignore")
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
         with (
             _LOCK,
             _device_functions(),

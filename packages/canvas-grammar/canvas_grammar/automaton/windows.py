@@ -96,14 +96,12 @@ class Window:
     Attributes:
         automaton: the states, numbered anew.
         states: int64 ``[states]``, the number that each of them has in `Configurations`.
-        depth: int32 ``[states]``, the fewest tokens that lead to each state from the first one, at
-            most L + 1; None for a whole window, which canvases that begin elsewhere may follow.
-        whole: whether it is all states that can be reached from the first one.
+        whole: whether it is all states that can be reached from the first one. If so, canvases that
+            begin elsewhere may follow it, too.
     """
 
     automaton: TokenAutomaton
     states: np.ndarray
-    depth: np.ndarray | None
     whole: bool
 
 
@@ -120,17 +118,17 @@ def window(configurations: Configurations, first: int, length: int, most: int) -
         configurations, first, most, _shortest_way(configurations, first, length)
     )
     states = np.array(chosen, dtype=np.int64)
-    states, depth = np.append(states[states != END_OF_TEXT], END_OF_TEXT), None
+    states = np.append(states[states != END_OF_TEXT], END_OF_TEXT)
     number: np.ndarray = np.full(len(configurations.members), DEAD, dtype=np.int64)
     number[states] = np.arange(len(states))
     if not whole:
         source, target, _ = _edges(configurations, states, number)
         steps = fewest_steps(target, source, states == first)
         near = (steps <= length) | (states == END_OF_TEXT)
-        states, depth = states[near], np.minimum(steps[near], length + 1)
+        states = states[near]
         number.fill(DEAD)
         number[states] = np.arange(len(states))
-    return Window(_automaton(configurations, states, number, whole), states, depth, whole)
+    return Window(_automaton(configurations, states, number, whole), states, whole)
 
 
 def _shortest_way(configurations: Configurations, first: int, length: int) -> list[int]:

@@ -8,7 +8,6 @@ labels, which takes a fraction of the additions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,24 +56,6 @@ class LabelBundles:
             parts=bundle_of[members[counts]],
             label_size=np.bincount(label[counts], minlength=len(size)),
         )
-
-    @staticmethod
-    def joined(parts: Sequence[LabelBundles]) -> dict[str, np.ndarray]:
-        """The bundles of several automata as those of one, named as in `AutomatonBatch`."""
-        bundles = np.cumsum([0, *(len(part.bundle_size) for part in parts)])
-        count = np.concatenate([part.bundle_size for part in parts])
-        labels = np.concatenate([part.label_size for part in parts])
-        return {
-            "bundle_class": np.concatenate([part.classes for part in parts]),
-            "bundle_canvas": np.arange(len(parts)).repeat([len(part.classes) for part in parts]),
-            "bundle_count": count,
-            "class_bundle": np.arange(len(count)).repeat(count),
-            "part": np.concatenate(
-                [part.parts + first for part, first in zip(parts, bundles, strict=False)]
-            ),
-            "part_count": labels,
-            "part_label": np.arange(len(labels)).repeat(labels),
-        }
 
 
 def _equal_parts(values: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

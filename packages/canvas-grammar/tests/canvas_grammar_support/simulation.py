@@ -8,15 +8,11 @@ import torch
 from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.configurations import NO_STATE, START
 from canvas_grammar.automaton.windows import Window, window
-from canvas_grammar.decoding.best_path import CanvasWindow
-from canvas_grammar.decoding.constrained_step import (
-    BatchConstraint,
-    ConstrainedPath,
-)
+from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath
 from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar.limits import CompileLimits
 
-from canvas_grammar_support.joined import best_tokens, drawn_tokens, joined
+from canvas_grammar_support.joined import Joined, best_tokens, drawn_tokens, joined
 
 
 @dataclass(frozen=True)
@@ -80,14 +76,14 @@ class Masked:
             assert state != NO_STATE, "what is put out satisfies the constraint so far"
             tail = 0
 
-    def follow(self, state: int) -> tuple[BatchConstraint, torch.Tensor]:
+    def follow(self, state: int) -> tuple[Joined, torch.Tensor]:
         """What a canvas follows that begins in a state, and the state's number there."""
         if not (self.windows and self.windows[0].whole):
             run = self.run
             self.windows.append(window(self.configurations, state, run.length, run.most))
         part = self.windows[-1]
         (place,) = (part.states == state).nonzero()[0]
-        return joined(part.automaton, depth=part.depth), torch.tensor([int(place)])
+        return joined(part.automaton), torch.tensor([int(place)])
 
     def is_end(self, token: int) -> bool:
         tables = self.configurations.tables
@@ -117,7 +113,7 @@ class Masked:
             step += 1
         return tokens
 
-    def chosen(self, constraint: BatchConstraint, some: CanvasWindow, step: int) -> ConstrainedPath:
+    def chosen(self, constraint: Joined, some: CanvasWindow, step: int) -> ConstrainedPath:
         """The path of a step."""
         logits = torch.randn(1, self.run.length, self.ids, generator=self.generator) * 3
         if not self.run.sampled:

@@ -1,4 +1,4 @@
-"""What the union of automata leaves out changes no path: deep states, and classes in bundles."""
+"""What the tables of an automaton say, and what a CPU leaves out: neither changes a path."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 import torch
 from canvas_grammar.automaton.configurations import START
 from canvas_grammar.automaton.windows import Window, window
-from canvas_grammar.decoding.constrained_step import ConstrainedPath
+from canvas_grammar.decoding.automaton_tables import UNREACHABLE, automaton_tables, dead_state
 from canvas_grammar.decoding.label_bundles import LabelBundles
 from canvas_grammar.decoding.noise import row_keys
+from canvas_grammar.decoding.tables import Column
 from canvas_grammar_support.helpers import automaton, together
 from canvas_grammar_support.helpers import window as canvas
 from canvas_grammar_support.joined import best, drawn, joined
@@ -28,13 +29,17 @@ def walk(part: Window, steps: int, rng: np.random.Generator) -> int:
     return state
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_states_that_a_position_cannot_be_in_change_no_path(name: str) -> None:
-    """Whatever has left the canvas already, and whichever canvases are beside it."""
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, "cpu") for name in ALL),
+        *(pytest.param(name, "triton", marks=pytest.mark.long) for name in ALL),
+    ],
+)
+def test_the_paths_of_larger_automata(name: str, form: str) -> None:
+    """They are the reference's, wherever in a text a canvas begins."""
     part = window(configurations_of(ALL[name], depth=8), START, LENGTH, 12)
     found, rng = part.automaton, np.random.default_rng(1)
-    if not part.whole:
-        assert part.depth is not None and part.depth[0] == 0 and part.depth.max() > 0
     tails = [0, 1, 3, LENGTH]
     windows = together([
         canvas(LENGTH, 90, state=walk(part, tail, rng), first=tail) for tail in tails
@@ -42,23 +47,46 @@ def test_states_that_a_position_cannot_be_in_change_no_path(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(len(tails), LENGTH, found.classes + 1, generator=generator)
     keys = row_keys(torch.arange(len(tails))[:, None], torch.arange(LENGTH))
-    inside = windows.inside()
-    near, all_states = (joined(*[found] * len(tails), depth=d) for d in (part.depth, None))
+    constraint = joined(*[found] * len(tails))
     for one, two in (
-        [best(each, weights, windows) for each in (near, all_states)],
-        [drawn(each, weights, windows, keys) for each in (near, all_states)],
+        [best(constraint, weights, windows, form=form) for form in (form, "reference")],
+        [drawn(constraint, weights, windows, keys, form=form) for form in (form, "reference")],
     ):
         assert one.feasible.tolist() == two.feasible.tolist()
         sound = one.feasible
         assert sound[0]
-        assert torch.equal(one.classes[sound], two.classes[sound])
-        assert torch.equal(one.states[sound], two.states[sound])
+        for attribute in ("classes", "states", "behind"):
+            assert torch.equal(getattr(one, attribute)[sound], getattr(two, attribute)[sound])
         torch.testing.assert_close(one.weight[sound], two.weight[sound], rtol=0, atol=1e-9)
-        ended = [
-            constraint.behind_end(ConstrainedPath(it.classes, it.weight, inside, it.states, sound))
-            for constraint, it in ((near, one), (all_states, two))
-        ]
-        assert torch.equal(ended[0][sound], ended[1][sound])
+
+
+@pytest.mark.parametrize("pattern", ["[abc]{2}(1|2)", "(a|b)*abc?", "[a-c]{2,5}|1*2"])
+def test_tables_hold_the_automaton(pattern: str) -> None:
+    """Each edge once, with the classes of its label; the dead state has none."""
+    found = automaton("regex", pattern)
+    tables, dead = automaton_tables(found), found.states
+    assert dead_state(tables) == dead and tables[Column.STATES] == dead + 1
+    distance = tables.table(Column.DISTANCE, dead + 1).tolist()
+    assert distance == [*found.distance.tolist(), UNREACHABLE]
+    first = tables.table(Column.FIRST_EDGE, dead + 2).tolist()
+    edges = tables.table(Column.TARGET, first[-1]), tables.table(Column.LABEL, first[-1])
+    members = tables.table(Column.FIRST_MEMBER, tables[Column.LABELS] + 1)
+    whole = tables.numbers[tables[Column.MEMBER] :]
+    seen = set()
+    for state in range(dead + 1):
+        own = range(first[state], first[state + 1])
+        labels = [whole[slice(*members[int(edges[1][e]) :][:2].tolist())].tolist() for e in own]
+        assert [min(label) for label in labels] == sorted(min(label) for label in labels)
+        seen |= {
+            (state, int(edges[0][e]), tuple(label)) for e, label in zip(own, labels, strict=True)
+        }
+    sets = np.split(found.members, found.label_first[1:-1])
+    expected = zip(found.edge_source, found.edge_target, found.edge_label, strict=True)
+    assert seen == {(int(s), int(t), tuple(sets[label].tolist())) for s, t, label in expected}
+    order = tables.table(Column.BY_DEGREE, dead + 1)
+    degrees = np.diff(first)[order.numpy()]
+    assert sorted(order.tolist()) == list(range(dead + 1))
+    assert (np.diff(degrees) <= 0).all()
 
 
 @pytest.mark.parametrize("pattern", ["[abc]{2}(1|2)", "(a|b)*abc?", "[a-c]{2,5}|1*2"])

@@ -1,0 +1,189 @@
+"""Readouts of batches in which some canvases follow a constraint, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from canvas_grammar import CompileLimits, Constraint, Vocabulary
+from canvas_grammar.automaton.compilation import compile_constraint
+from canvas_grammar_support.joined import interpreted_finder
+
+from vllm_dllm.decoding.entropy_bound import EntropyBound
+from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import Readings
+from vllm_dllm.engine.readout_masked import MaskedReadout
+from vllm_dllm.engine.readout_noise import NoiseReadout
+from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
+from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
+from vllm_dllm.engine.token_choice import NoisePipeline
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.settings.resolution import ResolvedDecoding
+
+L, WORDS = 6, [b"", *(bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwxyz123")]
+VOCABULARY = len(WORDS) + 1  # with a mask
+# Of each request: its temperature, its constraint, and its options of whole rows.
+BIASED = RowOptions(logit_bias={4: 3.0}, prompt_length=L)
+REQUESTS = [
+    (0.8, "[a-f]{2,3}[12]", None),
+    (0.7, None, None),
+    (0.0, "(ab|c)*", None),
+    (0.9, "[a-z]*3?", None),
+    (0.6, "[a-f]{2,3}[12]", BIASED),
+]
+
+
+def packed(pattern: str) -> bytes:
+    known = Vocabulary.from_tokens([*WORDS, b""], [0])
+    return compile_constraint(
+        Constraint.from_value("regex", pattern), known, CompileLimits()
+    ).packed
+
+
+class Batch:
+    """Requests in the first denoise step of their first canvas, and their readings."""
+
+    def __init__(self, masked: bool, finder: str = "cpu") -> None:
+        kind = CanvasKind(L, VOCABULARY, VOCABULARY - 1 if masked else None, aligned=masked)
+        count, algorithm = len(REQUESTS), LowConfidence if masked else EntropyBound
+        self.slots = SlotState(count, kind, torch.device("cpu"))
+        self.parts = OptionalParts(self.slots, "raw_logprobs")
+        if finder == "triton":
+            self.parts.constraints.finder = interpreted_finder()
+        for slot, (temperature, pattern, options) in enumerate(REQUESTS):
+            self.slots.enter(slot, [1] * L, seed=slot)
+            choice = ResolvedDecoding(algorithm(), algorithm.config(), 9, 4)
+            self.slots.configure(slot, choice, temperature, 100)
+            if pattern is not None:
+                self.parts.constraints.enter(slot, packed(pattern), [])
+            if options is not None:
+                self.parts.rows.enter(slot, options)
+        self.slots.phase.fill_(Phase.DENOISE)
+        generator = torch.Generator().manual_seed(3)
+        self.logits = 3 * torch.randn(count * L, VOCABULARY, generator=generator)
+        self.whole: list[int] = []
+
+    def plan(self) -> StepPlan:
+        policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
+        count = len(REQUESTS)
+        update = CanvasUpdate(self.slots, policy, self.parts)
+        return update.plan(torch.arange(count), np.arange(count), L)
+
+    def head(self) -> Head:
+        def rows(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+            self.whole += [len(hidden) // L] if end - first == VOCABULARY else []
+            return self.logits[hidden[:, 0].long(), first:end].clone()
+
+        return Head(rows, VOCABULARY, embedding=torch.eye(VOCABULARY))
+
+    def readings(self, plan: StepPlan) -> Readings:
+        hidden = torch.arange(len(self.logits), dtype=torch.float32)[:, None]
+        if self.slots.kind.mask_token is None:
+            return NoiseReadout(self.head(), self.slots, self.parts).read(hidden, plan)
+        readout = MaskedReadout(lambda rows: self.logits.clone(), self.slots, self.parts)
+        return readout.read(hidden, plan)
+
+
+@pytest.fixture
+def chosen_from_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The slots whose distributions were computed from whole rows."""
+    found: list[int] = []
+    choose = NoisePipeline.choose
+
+    def watched(
+        self: NoisePipeline, logits: torch.Tensor, request: StepPlan, keys: object
+    ) -> object:
+        found.extend(request.on_host.tolist())
+        return choose(self, logits, request, keys)
+
+    monkeypatch.setattr(NoisePipeline, "choose", watched)
+    yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_kernels_find_what_a_cpu_finds(masked: bool) -> None:
+    """Best and drawn paths, with and without options of whole rows, in one batch."""
+    found = []
+    for finder in ("cpu", "triton"):
+        batch = Batch(masked, finder)
+        plan = batch.plan()
+        readings = batch.readings(plan)
+        assert plan.constraint is not None
+        found.append((readings.statistics, plan.constraint.path))
+    for one, two in zip(*found, strict=True):
+        for name, tensor in vars(one).items():
+            torch.testing.assert_close(tensor, getattr(two, name), rtol=1e-5, atol=1e-6)
+
+
+def test_a_constraint_alone_needs_no_distribution(chosen_from_rows: list[int]) -> None:
+    """The tokens and probabilities are those that whole rows give, canvas by canvas."""
+    batch = Batch(masked=False)
+    plan = batch.plan()
+    got = batch.readings(plan)
+    assert chosen_from_rows == [4], "only the request with options"
+    plain = batch.plan()
+    plain.constraint = None
+    free = batch.readings(plain)
+    again = batch.plan()
+    assert got.noise is not None and again.constraint is not None
+    readout = NoiseReadout(batch.head(), batch.slots, batch.parts)
+    keys = batch_keys(batch, again)
+    for index, (temperature, pattern, options) in enumerate(REQUESTS):
+        own = slice(index * L, (index + 1) * L)
+        if pattern is None:
+            expected = {
+                f.name: getattr(free.statistics, f.name)[index] for f in fields(free.statistics)
+            }
+        else:
+            rows = readout.pipeline.read(
+                batch.logits[own].clone(), again.part(index, index + 1), keys[index : index + 1]
+            )
+            expected = vars(rows.statistics)
+            path = plan.constraint.path if plan.constraint is not None else None
+            assert path is not None and path.feasible[index]
+            assert torch.equal(path.token[index], again.constraint.path.token[index])
+        for name, tensor in expected.items():
+            torch.testing.assert_close(
+                getattr(got.statistics, name)[index], tensor, rtol=1e-4, atol=1e-6
+            )
+        if options is None:
+            assert torch.equal(got.soft_embedding[index], free.soft_embedding[index])
+        if temperature == 0:
+            likeliest = batch.logits[own].argmax(-1)
+            certain = (got.statistics.token[index] == likeliest).float()
+            assert torch.equal(got.statistics.probability[index], certain)
+
+
+def batch_keys(batch: Batch, plan: StepPlan) -> torch.Tensor:
+    from vllm_dllm.ops.noise.keyed import Counters, step_noise
+
+    noise = step_noise(Counters.of_canvases(batch.slots, plan.slots), VOCABULARY)
+    return noise.keys.view(-1, L)
+
+
+def test_a_plan_is_made_once_for_a_set_of_canvases(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(masked=True)
+    plans = []
+    make = batch.parts.constraints.finder.plan
+    monkeypatch.setattr(
+        batch.parts.constraints.finder, "plan", lambda canvases: plans.append(1) or make(canvases)
+    )
+    for _ in range(3):
+        batch.readings(batch.plan())
+    assert len(plans) == 1
+
+
+@pytest.mark.slow
+def test_scratch_memory_is_allocated_once() -> None:
+    batch = Batch(masked=False, finder="triton")
+    batch.readings(batch.plan())
+    scratch = batch.parts.constraints.finder.scratch.parts
+    before = {name: part.data_ptr() for name, part in scratch.items()}
+    batch.readings(batch.plan())
+    assert {name: part.data_ptr() for name, part in scratch.items()} == before
