@@ -47,6 +47,8 @@ MOST_VIEWS = 64
 MOST_KEPT = 8
 # A CPU draws the tokens of this many rows at a time, which stay in its caches.
 ROWS_AT_ONCE_CPU = 4
+# Stands for a temperature of 0, by which nothing can be divided.
+COLDEST = 1e-30
 
 
 class Constraints:
@@ -132,8 +134,8 @@ class Constraints:
         stays = torch.where(revises[:, None], before.fixed, ~before.masked)
         window = CanvasWindow(
             state=self.state.index_select(0, plan.slots),
-            first=now.tail,
-            budget=now.remaining,
+            first=now.tail.contiguous(),
+            budget=now.remaining.contiguous(),
             width=torch.zeros_like(now.tail) + plan.width,
             forced=torch.where(stays, before.tokens, -1),
         )
@@ -342,16 +344,14 @@ class ConstrainedStep:
             finder.read(step, range(first, end), canvases)
             del canvases  # the rows of some canvases at a time
         finder.follow(step)
-        warmth = request.temperature[:, None]
-        is_warm = warmth > 0
-        rate = torch.where(is_warm, warmth, 1.0).reciprocal()
+        # At temperature 0 the likeliest token is certain, and no other one is possible.
+        rate = request.temperature.clamp_min(COLDEST).reciprocal()[:, None]
 
         def kept(
             path: ConstrainedPath, follows: torch.Tensor, token: torch.Tensor, known: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
             """Tokens and probabilities, with those of a path where it has any."""
             sure = (path.margin * rate).exp() * own.probability
-            sure = torch.where(is_warm, sure, (path.token == own.token).float())
             follows = follows & ~path.behind
             return torch.where(follows, path.token, token), torch.where(follows, sure, known)
 
