@@ -320,7 +320,7 @@ def finish(
         if soft is None:
             sampler.predictions.drop(slot)
         else:
-            sampler.predictions.store(slot, soft, outcome.goes_on())
+            sampler.predictions.store(slot, soft, outcome.goes_on(), plan.before.fixed)
     sound = sampler._sound(plan, outcome, readings, hidden, paths)
     finished = sampler._finished(plan, outcome, sound)
     sampler._read_next(slot, tokens)

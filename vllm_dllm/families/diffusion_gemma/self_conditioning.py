@@ -32,7 +32,9 @@ class SelfConditioning:
         shape = (*slots.tokens.shape, hidden_size)
         self.soft = torch.zeros(shape, dtype=scale.dtype, device=slots.device)
 
-    def store(self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor) -> None:
+    def store(
+        self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor, fixed: torch.Tensor
+    ) -> None:
         """Store the predictions of ``slot`` (int64 ``[n]``), or zeros where none is kept.
 
         A pinned position is given, not predicted, so it has no prediction.
@@ -41,8 +43,9 @@ class SelfConditioning:
             slot: int64 ``[n]``.
             soft: float32 ``[n, L, hidden]``, before the embedding's scale.
             keep: bool ``[n]``, canvases whose predictions are kept.
+            fixed: bool ``[n, L]``, their positions that never change.
         """
-        predicted = keep[:, None] & ~self.slots.fixed[slot]
+        predicted = keep[:, None] & ~fixed
         scaled = soft.to(self.scale.dtype) * self.scale
         self.soft.index_copy_(0, slot, torch.where(predicted[..., None], scaled, 0.0))
 
