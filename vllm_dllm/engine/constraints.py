@@ -280,8 +280,9 @@ class ConstrainedStep:
             token, share = drawn_from_logits(kept, keys.flatten())
             return FreeTokens(likeliest, token.view(keys.shape), share.view(keys.shape), keys)
         token, total = torch.zeros_like(keys), torch.zeros(keys.shape)
-        wanted = (self.window.wanted() & followed.draws).flatten()
-        for some in wanted.nonzero()[:, 0].split(ROWS_AT_ONCE_CPU):
+        wanted = np.flatnonzero((self.window.wanted() & followed.draws).numpy())
+        for first, end in _runs(wanted, ROWS_AT_ONCE_CPU):
+            some = slice(int(wanted[first]), int(wanted[end - 1]) + 1)
             drawn = draw_and_sum(kept[some], keys.flatten()[some])
             token.view(-1)[some], total.view(-1)[some] = drawn
         top = kept.gather(1, likeliest.view(-1, 1)).view(keys.shape)
