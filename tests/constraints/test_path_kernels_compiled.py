@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from canvas_grammar.decoding import path_kernels
+from canvas_grammar.decoding import path_kernels, paths_triton
 
 from tests.support.children.compile_child import Case, compiled
 
+# What may begin anywhere in a larger tensor, as the kernels themselves say.
+ANYWHERE = paths_triton.ANYWHERE
 MODULE = "canvas_grammar.decoding.paths_triton"
 # 227 KiB, what a program of compute capability 9.0 may have (CUDA C++ Programming Guide, table of
 # technical specifications).
 SHARED = 227 << 10
+WARPS = {"num_warps": 4}
 TABLES = {"rows": "*i64", "automata": "*i32", "classes": "*i32"}
 WINDOW = dict.fromkeys(("first_of", "budget_of", "width_of"), "*i64")
 FREE = dict.fromkeys(("forced_of", "likeliest_of", "drawn_of", "keys_of"), "*i64")
@@ -37,7 +40,7 @@ def read_case(kind: str, warm: bool) -> Case:
     types |= {"rows": "*i64", "classes": "*i32"} | WINDOW | FREE | CHUNKS | LOGITS
     types |= strides("chunks") | ({"temperature_of": "*fp32"} if warm else {})
     constants = {"BLOCK": path_kernels.CHUNKS} | ({} if warm else {"temperature_of": None})
-    return Case(MODULE, "read_kernel", types, constants, ("read", "by_canvas"), {"num_warps": 4})
+    return Case(MODULE, "read_kernel", types, constants, (*ANYWHERE, "read", "by_canvas"), WARPS)
 
 
 def weigh_case(warm: bool) -> Case:
@@ -47,7 +50,7 @@ def weigh_case(warm: bool) -> Case:
     types |= {"temperature_of": "*fp32"} if warm else {}
     constants = {name: getattr(path_kernels, name) for name in ("GROUPS", "TERMS", "KINDS")}
     constants |= {} if warm else {"temperature_of": None}
-    return Case(MODULE, "weigh_kernel", types, constants, (), {"num_warps": 4})
+    return Case(MODULE, "weigh_kernel", types, constants, ANYWHERE, WARPS)
 
 
 def walk_case(both: bool) -> Case:
@@ -58,7 +61,7 @@ def walk_case(both: bool) -> Case:
     constants = {"GROUPS": path_kernels.WALK_GROUPS, "TERMS": path_kernels.WALK_TERMS}
     constants |= {"EDGES": path_kernels.EDGES} | nothing
     options = {"num_warps": path_kernels.WALK_WARPS}
-    return Case(MODULE, "walk_kernel", types | others, constants, (), options)
+    return Case(MODULE, "walk_kernel", types | others, constants, ANYWHERE, options)
 
 
 def choose_case(both: bool) -> Case:
@@ -67,7 +70,7 @@ def choose_case(both: bool) -> Case:
     types |= {f"{name}_out": kind for name, kind in PATH.items()}
     others, nothing = second(both, PATH | REST)
     constants = {"BLOCK": path_kernels.MEMBERS} | nothing
-    return Case(MODULE, "choose_kernel", types | others, constants, (), {"num_warps": 4})
+    return Case(MODULE, "choose_kernel", types | others, constants, ANYWHERE, WARPS)
 
 
 def cases() -> Iterator[tuple[str, Case]]:

@@ -219,7 +219,10 @@ class ConstrainedStep:
         if not len(where):
             return
         if isinstance(chosen, NoiseRows):
-            self._follow_in_noise_rows(chosen, self.constraints.plan(request.on_host, where, True))
+            own, rows = chosen.statistics, chosen.logits[None]
+            chosen.statistics = self.choose_noise_paths(
+                own.view(1, -1), request, where, chosen.keys[None], lambda *_: rows, 1
+            ).view(-1)
             return
         # Those that draw come last, because their logits are others.
         where = where[np.argsort(slots.samples[request.on_host[where]], kind="stable")]
@@ -278,33 +281,13 @@ class ConstrainedStep:
             token, share = drawn_from_logits(kept, keys.flatten())
             return FreeTokens(likeliest, token.view(keys.shape), share.view(keys.shape), keys)
         token, total = torch.zeros_like(keys), torch.zeros(keys.shape)
-        wanted = (self.window.wanted() & followed.draws).flatten()
-        for some in wanted.nonzero()[:, 0].split(ROWS_AT_ONCE_CPU):
+        wanted = np.flatnonzero((self.window.wanted() & followed.draws).numpy())
+        for first, end in _runs(wanted, ROWS_AT_ONCE_CPU):
+            some = slice(int(wanted[first]), int(wanted[end - 1]) + 1)
             drawn = draw_and_sum(kept[some], keys.flatten()[some])
             token.view(-1)[some], total.view(-1)[some] = drawn
         top = kept.gather(1, likeliest.view(-1, 1)).view(keys.shape)
         return FreeTokens(likeliest, token, (top - total).exp(), keys)
-
-    def _follow_in_noise_rows(self, rows: NoiseRows, followed: Followed) -> None:
-        """Replace a uniform-noise model's tokens with those of the best path and of a drawn path.
-
-        They come from the whole rows of one canvas. See `choose_noise_paths`.
-        """
-        own = rows.statistics
-        free = FreeTokens(
-            own.token[None], own.sample[None], own.probability[None], rows.keys[None],
-            rows.temperature[:1],
-        )  # fmt: skip
-        second = self.path.like() if followed.count > followed.greedy else None
-        step = PathStep(followed.plan, self.window, free, self.path, second)
-        self.constraints.finder.read(step, range(1), rows.logits[None])
-        self.constraints.finder.follow(step)
-        best, drawn = self.path, second or self.path
-        token = torch.where(best.behind[0], own.token, best.token[0])
-        sample = torch.where(drawn.behind[0], own.sample, drawn.token[0])
-        pick = [rows.distribution.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
-        entropy = torch.where(best.inside[0], own.entropy, 0.0)
-        rows.statistics = SampledStatistics(token, pick[0], sample, pick[1], entropy)
 
     def choose_noise_paths(
         self,
@@ -325,8 +308,7 @@ class ConstrainedStep:
         Args:
             own: the statistics of the whole batch, ``[n, L]``.
             request: the request for the batch.
-            where: which canvases follow a constraint and have no options of whole rows, int
-                ``[m]``, ascending.
+            where: which canvases follow a constraint and are read here, int ``[m]``, ascending.
             keys: int64 ``[n, L]``, the keys of the random numbers.
             logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
             at_once: the most canvases whose logits may exist at a time.

@@ -85,7 +85,6 @@ class NoiseRows:
         statistics: ``[L]``; those of a constrained canvas have the tokens of its paths.
         distribution: float32 ``[L, ids]``, the probabilities at the temperature.
         logits: ``[L, ids]``, the biased and filtered logits.
-        temperature: float32 ``[L]``.
         keys: int64 ``[L]``, the keys of the random numbers.
         divisor: float32 ``[1]``, the number that logits are divided by before logprobs are
             computed.
@@ -94,7 +93,6 @@ class NoiseRows:
     statistics: SampledStatistics
     distribution: torch.Tensor
     logits: torch.Tensor
-    temperature: torch.Tensor
     keys: torch.Tensor
     divisor: torch.Tensor
 
@@ -326,4 +324,4 @@ class NoisePipeline(LogitsPipeline[NoiseRows]):
         statistics, distribution = sampled_statistics(kept, temperature, flat)
         plain = self.slots.read_only.index_select(0, request.slots) | (request.temperature == 0)
         divisor = torch.where(plain, 1.0, request.temperature)
-        return NoiseRows(statistics, distribution, kept, temperature, flat, divisor)
+        return NoiseRows(statistics, distribution, kept, flat, divisor)

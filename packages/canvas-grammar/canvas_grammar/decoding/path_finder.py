@@ -171,22 +171,23 @@ class CpuPathFinder:
         planned = [step.plan[number] for number in canvases]
         places = [one.index if whole else n for n, one in enumerate(planned)]
         rows = [_contiguous(logits[place]) for place in places]
-        for draws in (False, True):
-            found = [n for n, one in enumerate(planned) if (one.draws if draws else one.best)]
-            for is_second in (False, True):
-                group = [n for n in found if (draws and planned[n].best) == is_second]
-                path = step.second if is_second else step.path
-                if group and path is not None:
-                    self._find(
-                        step, [planned[n] for n in group], [rows[n] for n in group], path, draws
-                    )
-                    index = torch.tensor([planned[n].index for n in group])
-                    own = logits if exact is None else exact
-                    at = torch.tensor([places[n] for n in group])[:, None, None]
-                    pair = torch.stack([path.token[index], step.free.likeliest[index]], -1)
-                    position = torch.arange(pair.shape[1])[:, None]
-                    picked = own[at, position, pair.clamp_(max=own.shape[2] - 1)].float()
-                    path.margin[index] = picked[..., 0] - picked[..., 1]
+        own = logits if exact is None else exact
+        position = torch.arange(own.shape[1])[:, None]
+        for draws, path, some in (
+            (False, step.path, [n for n, one in enumerate(planned) if one.best]),
+            (True, step.path, [n for n, one in enumerate(planned) if one.draws and not one.best]),
+            (True, step.second, [n for n, one in enumerate(planned) if one.draws and one.best]),
+        ):
+            if not some:
+                continue
+            assert path is not None
+            group = [planned[n] for n in some]
+            self._find(step, group, [rows[n] for n in some], path, draws)
+            index = torch.tensor([one.index for one in group])
+            pair = torch.stack([path.token[index], step.free.likeliest[index]], -1)
+            at = torch.tensor([places[n] for n in some])[:, None, None]
+            picked = own[at, position, pair.clamp_(max=own.shape[2] - 1)].float()
+            path.margin[index] = picked[..., 0] - picked[..., 1]
 
     def _find(
         self,

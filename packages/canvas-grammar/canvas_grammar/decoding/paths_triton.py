@@ -49,6 +49,14 @@ CLASS_OF_TOKEN, IDS = tl.constexpr(int(Column.CLASS_OF_TOKEN)), tl.constexpr(int
 END_TOKEN, CANVAS = tl.constexpr(int(Column.END_TOKEN)), tl.constexpr(int(Column.CANVAS))
 DRAWS, SECOND = tl.constexpr(int(Column.DRAWS)), tl.constexpr(int(Column.SECOND))
 NO = tl.constexpr(float("-inf"))
+# These may be parts of a batch's tensors, and begin anywhere. Kernels read and write one number of
+# them at a time, so they are compiled once for all alignments.
+ANYWHERE = [
+    *("state_of", "first_of", "budget_of", "width_of", "forced_of", "likeliest_of", "drawn_of"),
+    *("share_of", "temperature_of", "keys_of", "states", "feasible", "second_states"),
+    *("second_feasible", "token_out", "margin_out", "inside_out", "behind_out", "second_token"),
+    *("second_margin", "second_inside", "second_behind"),
+]
 
 
 @triton.jit
@@ -85,7 +93,7 @@ def _largest(x):  # type: ignore[no-untyped-def]
     return tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
 
 
-@triton.jit(do_not_specialize=["read", "by_canvas"])
+@triton.jit(do_not_specialize=["read", "by_canvas"], do_not_specialize_on_alignment=ANYWHERE)
 def read_kernel(  # type: ignore[no-untyped-def]
     logits, exact, canvas_stride, row_stride, reads, read, by_canvas, rows, classes,
     first_of, budget_of, width_of, forced_of, likeliest_of, drawn_of, temperature_of, keys_of,
@@ -208,7 +216,7 @@ def _groups(  # type: ignore[no-untyped-def]
         tl.store(joined + group, _folded(top, total, 1.0, draws), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ANYWHERE)
 def weigh_kernel(  # type: ignore[no-untyped-def]
     rows, automata, classes, first_of, budget_of, width_of, forced_of, share_of, temperature_of,
     length, chunks_stride, by_chunk, top_logit,
@@ -280,7 +288,7 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
         tl.store(last, tl.maximum(tl.load(last), whole * rate))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ANYWHERE)
 def walk_kernel(  # type: ignore[no-untyped-def]
     rows, automata, state_of, first_of, budget_of, width_of, keys_of, length,
     labels_stride, by_label, states_stride, messages, label_of_path, weight_of_path,
@@ -369,7 +377,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
         tl.store(into + position + 1, state.to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ANYWHERE)
 def choose_kernel(  # type: ignore[no-untyped-def]
     rows, automata, classes, first_of, budget_of, width_of, forced_of, likeliest_of, drawn_of,
     keys_of, length, chunks_stride, by_chunk, place_in_chunk, exact_in_chunk, chosen_logit,
