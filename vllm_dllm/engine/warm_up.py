@@ -41,6 +41,10 @@ def compile_sampler(state: DiffusionModelState) -> None:
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
     if state.served.choose().is_ours:
         compile_updates(state)
+    if state.slots.device.type != "cpu":  # a CPU does it with the first constraint: see `cpu_paths`
+        from canvas_grammar.decoding.path_finder import warm_up
+
+        warm_up(state.slots.device, state.slots.length)
     logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
 

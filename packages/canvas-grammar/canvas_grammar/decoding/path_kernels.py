@@ -18,7 +18,7 @@ from canvas_grammar.decoding.tables import COLUMNS, Column, Tables
 # How much of its work a program takes at a time. For an H100 (132 multiprocessors): a block of
 # chunks is 4 KiB of bfloat16 logits, and each thread has 4 edges at a time.
 CHUNKS, KINDS, GROUPS, TERMS, MEMBERS = 32, 32, 32, 16, 256
-WALK_GROUPS, WALK_TERMS, EDGES, WALK_WARPS = 64, 16, 1024, 8
+WALK_GROUPS, WALK_TERMS, EDGES, WALK_WARPS = 512, 8, 128, 16
 
 
 @dataclass(frozen=True)
