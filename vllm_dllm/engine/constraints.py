@@ -246,12 +246,18 @@ class ConstrainedStep:
             free = self._drawn_freely(rows, greedy.token, followed)
         step = PathStep(followed.plan, self.window, free, path)
         finder = self.constraints.finder
+
+        def own_rows(logits: torch.Tensor) -> torch.Tensor:
+            return logits.view(*shape, -1) if rows.place is None else logits
+
         if followed.greedy:
-            finder.read(step, range(followed.greedy), rows.logits.view(*shape, -1))
+            greedy_ones = range(followed.greedy)
+            finder.read(step, greedy_ones, own_rows(rows.logits), place=rows.place)
         if draws:
             assert rows.filtered is not None and rows.tempered is not None
-            kept, exact = (each.view(*shape, -1) for each in (rows.filtered, rows.tempered))
-            finder.read(step, range(followed.greedy, followed.count), kept, exact)
+            kept, exact = own_rows(rows.filtered), own_rows(rows.tempered)
+            drawn_ones = range(followed.greedy, followed.count)
+            finder.read(step, drawn_ones, kept, exact, rows.place)
         finder.follow(step)
         sure = path.probability(greedy.probability)
         if draws:
@@ -281,12 +287,14 @@ class ConstrainedStep:
             token, share = drawn_from_logits(kept, keys.flatten())
             return FreeTokens(likeliest, token.view(keys.shape), share.view(keys.shape), keys)
         token, total = torch.zeros_like(keys), torch.zeros(keys.shape)
-        wanted = np.flatnonzero((self.window.wanted() & followed.draws).numpy())
-        for first, end in _runs(wanted, ROWS_AT_ONCE_CPU):
-            some = slice(int(wanted[first]), int(wanted[end - 1]) + 1)
-            drawn = draw_and_sum(kept[some], keys.flatten()[some])
-            token.view(-1)[some], total.view(-1)[some] = drawn
-        top = kept.gather(1, likeliest.view(-1, 1)).view(keys.shape)
+        top = torch.zeros(keys.shape)
+        wanted = (self.window.wanted() & followed.draws).flatten().nonzero()[:, 0]
+        own = wanted if rows.place is None else rows.place.flatten()[wanted]
+        for first, end in _runs(own.numpy(), ROWS_AT_ONCE_CPU):
+            some, at = slice(int(own[first]), int(own[end - 1]) + 1), wanted[first:end]
+            drawn = draw_and_sum(kept[some], keys.flatten()[at])
+            token.view(-1)[at], total.view(-1)[at] = drawn
+        top.view(-1)[wanted] = kept[own, likeliest.flatten()[wanted]]
         return FreeTokens(likeliest, token, (top - total).exp(), keys)
 
     def choose_noise_paths(

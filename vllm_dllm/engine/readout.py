@@ -50,6 +50,8 @@ class ReadRequest:
             batch asks for it.
         logprob: whether `Readings.logprob` is needed.
         masked: bool ``[n, L]``, the only positions whose statistics are read; None for all.
+        rows: int64 ``[k]``, the positions, counted over the batch, whose logits exist; None for
+            all.
     """
 
     slots: torch.Tensor
@@ -66,6 +68,17 @@ class ReadRequest:
     own_confidence_temperature: torch.Tensor | None = None
     logprob: bool = False
     masked: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+    def masked_rows(self) -> torch.Tensor | None:
+        """The rows of masked positions, int64 ``[k]``, at least one; None to read all rows.
+
+        Only a CPU need not wait to know them.
+        """
+        if self.masked is None or self.masked.device.type != "cpu":
+            return None
+        found = self.masked.flatten().nonzero()[:, 0]
+        return found if len(found) else torch.zeros(1, dtype=torch.int64)
 
     def part(self, first: int, end: int) -> ReadRequest:
         """The request for the canvases ``first..end`` of the batch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -79,18 +78,10 @@ class MaskedReadout:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
             return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
-        if request.masked is None or hidden.device.type != "cpu":
+        rows = request.masked_rows()
+        if rows is None:
             return self._of_rows(hidden, request.entropy)
-        # A CPU need not wait to know which rows are read.
-        read = request.masked.flatten()
-        found = self._of_rows(hidden[read], request.entropy)
-        every = {
-            field.name: torch.zeros(read.shape, dtype=getattr(found, field.name).dtype)
-            for field in fields(found)
-        }
-        for name, values in every.items():
-            values[read] = getattr(found, name)
-        return type(found)(**every)
+        return self._of_rows(hidden[rows], request.entropy).spread(rows, len(hidden))
 
     def _of_rows(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics of these rows, some at a time."""

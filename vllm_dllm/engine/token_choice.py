@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.compiled import any_batch, compiled, compiled_for_batches
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import (
@@ -52,6 +52,8 @@ class MaskedRows:
         tempered: ``[rows, ids]``, logits divided by the temperature; None if no request draws.
         filtered: ``[rows, ids]``, `tempered` with -inf for tokens that filters exclude, or None.
         keys: int64 ``[n, L]``, the keys of the random numbers, or None.
+        place: int64 ``[n, L]``, the row of each position in these logits, or -1 if it was not read;
+            None if every position has its own.
     """
 
     statistics: RowStatistics
@@ -62,6 +64,7 @@ class MaskedRows:
     tempered: torch.Tensor | None = None
     filtered: torch.Tensor | None = None
     keys: torch.Tensor | None = None
+    place: torch.Tensor | None = None
 
     def reported(self, index: int, positions: slice) -> torch.Tensor:
         """The scores from which logprobs are computed, ``[positions, vocabulary]``.
@@ -212,7 +215,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         self.mask_token = mask_token
         self.statistics = statistics
         self.kernels = kernels
-        self.draw = compiled(draw) if compile else draw
+        self.draw = compiled_for_batches(draw) if compile else draw
         self.keys = compiled(candidate_keys) if compile else candidate_keys
 
     def readings(
@@ -225,8 +228,9 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         at_once = max(1, canvases // 2) if copies else canvases
         for first in range(0, count, at_once):
             end = min(first + at_once, count)
-            part = request.part(first, end)
-            logits = head(hidden[first * length : end * length])
+            part, own = request.part(first, end), hidden[first * length : end * length]
+            part.rows = self._rows_of(part)
+            logits = head(own if part.rows is None else own[part.rows])
             keys = self._keys_of(part.slots) if request.draws else None
             chosen = self.read(logits, part, keys)
             statistics.append(chosen.statistics)
@@ -244,6 +248,13 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             logprob=torch.cat(logprob).view(-1, length) if logprob else None,
         )
 
+    def _rows_of(self, request: ReadRequest) -> torch.Tensor | None:
+        """See `ReadRequest.rows`."""
+        whole = request.adjust is not None or request.ask is not None or request.logprob
+        if whole or self.slots.needs_rows[request.on_host].any():
+            return None
+        return request.masked_rows()
+
     def _keys_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n, L]``."""
         return self.keys(Counters.of_canvases(self.slots, slots)).view(-1, self.slots.length)
@@ -256,18 +267,40 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             return
         # Make it contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
-        self.draw(scaled, torch.arange(len(logits), device=logits.device))
+        rows = torch.arange(len(logits), device=logits.device)
+        any_batch(scaled, rows)
+        self.draw(scaled, rows)
 
     def choose(
         self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
     ) -> MaskedRows:
         """See `LogitsPipeline`. Filters apply after the temperature."""
-        length, samples = self.slots.length, self.slots.samples[request.on_host]
+        chosen = self._choose(logits, request, keys)
+        if request.rows is None:
+            return chosen
+        count = len(request.slots) * self.slots.length
+        place = torch.full((count,), -1).index_copy_(
+            0, request.rows, torch.arange(len(request.rows))
+        )
+        return replace(
+            chosen,
+            statistics=chosen.statistics.spread(request.rows, count),
+            greedy=chosen.greedy.spread(request.rows, count),
+            place=place.view(-1, self.slots.length),
+        )
+
+    def _choose(
+        self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
+    ) -> MaskedRows:
+        """`choose` in the rows that are read."""
+        samples = self.slots.samples[request.on_host]
         greedy = self.statistics(logits, self.mask_token, request.entropy)
         logprob = greedy.probability.log() if request.logprob else None
         if keys is None or not samples.any():
             return MaskedRows(greedy, greedy, logits, samples, logprob)
-        temperature, flat = request.temperature.repeat_interleave(length), keys.flatten()
+        temperature, flat = self._per_row(request.temperature, request), keys.flatten()
+        if request.rows is not None:
+            flat = flat.index_select(0, request.rows)
         draws = temperature > 0
         needs_rows = self.slots.needs_rows[request.on_host].any()
         constrained = self.slots.constrained[request.on_host]
@@ -289,8 +322,13 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             chosen, logprob = self._drawn(greedy, request, temperature, draws, drawn, weight)
         return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
 
-    @staticmethod
+    def _per_row(self, values: torch.Tensor, request: ReadRequest) -> torch.Tensor:
+        """The values ``[n]`` of canvases for each row that is read."""
+        rows = values.repeat_interleave(self.slots.length)
+        return rows if request.rows is None else rows.index_select(0, request.rows)
+
     def _drawn(
+        self,
         greedy: RowStatistics,
         request: ReadRequest,
         temperature: torch.Tensor,
@@ -301,7 +339,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         """The statistics with drawn tokens, and `Readings.logprob`; tensors are ``[rows]``."""
         own = request.own_confidence_temperature
         if own is not None:
-            own = own.repeat_interleave(len(drawn) // len(own))
+            own = self._per_row(own, request)
         chosen = with_drawn(greedy, weight, draws, drawn, own)
         logprob = drawn_logprob(greedy, weight, temperature) if request.logprob else None
         return chosen, logprob

@@ -36,6 +36,14 @@ class RowStatistics:
         """The statistics of the rows or slots in ``index``, int64 ``[n]``."""
         return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
 
+    def spread(self: Statistics, index: torch.Tensor, rows: int) -> Statistics:
+        """These statistics as those of the rows in ``index`` (int64 ``[n]``) of `rows`.
+
+        The others are 0.
+        """
+        parts = (getattr(self, f.name) for f in fields(self))
+        return type(self)(*(part.new_zeros(rows).index_copy_(0, index, part) for part in parts))
+
     @classmethod
     def join(cls: type[Statistics], parts: list[Statistics]) -> Statistics:
         """Concatenate the rows of several parts."""

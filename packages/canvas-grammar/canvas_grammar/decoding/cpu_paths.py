@@ -488,15 +488,16 @@ def _drawn_token(row: Any, tokens: Any, scale: Any, key: Any, buffer: Any) -> An
 
 @_compiled
 def find_path(
-    a: Any, at: Any, c: Any, ct: Any, values: Any, bits: Any, draws: Any,
+    a: Any, at: Any, c: Any, ct: Any, values: Any, bits: Any, place: Any, draws: Any,
     temperature: Any, bounds: Any, forced: Any, likeliest: Any, free: Any, share: Any, keys: Any,
     token: Any, inside: Any, behind: Any, states: Any, feasible: Any,
 ) -> Any:  # fmt: skip
     """Write the best path, or a drawn one, of one canvas, but for its margins.
 
     `a` and `c` are int32 ``[N]``, `at` and `ct` int64 ``[COLUMNS]``. Logits are float32 `values`
-    ``[L, ids or more]``, or if these have no rows uint16 `bits` of the same shape, those of
-    bfloat16 numbers; they must be divided by `temperature`. `bounds`, int64 ``[4]``, are the state
+    ``[rows, ids or more]``, or if these have no rows uint16 `bits` of the same shape, those of
+    bfloat16 numbers; they must be divided by `temperature`. `place`, int64 ``[L]``, is the row of
+    each position. `bounds`, int64 ``[4]``, are the state
     before the window, its first position and its end, and how many tokens may follow it. `free` is
     what would be chosen without a constraint, drawn or not; `forced`, `likeliest`, `share` and
     `keys` are as in `FreeTokens`, and what is written as in `ConstrainedPath`: ``[L]``, states
@@ -524,7 +525,7 @@ def find_path(
                 for label in range(at[LABELS]):
                     labels[i, label] = 0.0 if allowed[i, label] else -np.inf
             else:
-                row = _row(values, bits, p, into)
+                row = _row(values, bits, place[p], into)
                 top = np.float64(row[likeliest[p]])
                 whole = top / temperature - math.log(share[p]) if draws else top
                 kind = c[ct[CLASS_OF_TOKEN] + free[p]]
@@ -550,7 +551,7 @@ def find_path(
                 if c[ct[CLASS_OF_TOKEN] + free[p]] == kind:
                     token[p] = free[p]
                 else:
-                    row = _row(values, bits, p, into)
+                    row = _row(values, bits, place[p], into)
                     tokens = _tokens_of(c, ct, kind)
                     if draws:
                         token[p] = _drawn_token(row, tokens, temperature, key, buffer)

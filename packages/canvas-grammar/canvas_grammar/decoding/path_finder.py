@@ -83,6 +83,7 @@ class PathFinder(Protocol):
         canvases: range,
         logits: torch.Tensor,
         exact: torch.Tensor | None = None,
+        place: torch.Tensor | None = None,
     ) -> None:
         """Read the logits of some of the planned canvases, which then are no longer needed.
 
@@ -95,6 +96,9 @@ class PathFinder(Protocol):
                 ``[m, L, ids]``, those of these canvases alone if they are fewer than ``n``. -inf
                 excludes a token. They need not be normalized.
             exact: the same logits before tokens were excluded, by which margins are computed.
+            place: int64 ``[n, L]``, for a CPU alone: the row of each position in logits ``[rows,
+                ids]``, or -1 if it has none. Only positions of windows that are not forced need a
+                row; margins of others are 0.
         """
         ...
 
@@ -165,14 +169,18 @@ class CpuPathFinder:
         canvases: range,
         logits: torch.Tensor,
         exact: torch.Tensor | None = None,
+        place: torch.Tensor | None = None,
     ) -> None:
         """See `PathFinder`."""
-        whole = len(logits) == len(step.window.state)
         planned = [step.plan[number] for number in canvases]
+        if place is None:
+            count, length = logits.shape[:2]
+            place = torch.arange(count * length).view(count, length)
+            logits = logits.flatten(0, 1)
+            exact = None if exact is None else exact.flatten(0, 1)
+        whole = len(place) == len(step.window.state)
         places = [one.index if whole else n for n, one in enumerate(planned)]
-        rows = [_contiguous(logits[place]) for place in places]
-        own = logits if exact is None else exact
-        position = torch.arange(own.shape[1])[:, None]
+        rows, own = _contiguous(logits), logits if exact is None else exact
         for draws, path, some in (
             (False, step.path, [n for n, one in enumerate(planned) if one.best]),
             (True, step.path, [n for n, one in enumerate(planned) if one.draws and not one.best]),
@@ -182,22 +190,28 @@ class CpuPathFinder:
                 continue
             assert path is not None
             group = [planned[n] for n in some]
-            self._find(step, group, [rows[n] for n in some], path, draws)
+            at = place[[places[n] for n in some]]  # [group, L]
+            self._find(step, group, rows, at, path, draws)
             index = torch.tensor([one.index for one in group])
             pair = torch.stack([path.token[index], step.free.likeliest[index]], -1)
-            at = torch.tensor([places[n] for n in some])[:, None, None]
-            picked = own[at, position, pair.clamp_(max=own.shape[2] - 1)].float()
-            path.margin[index] = picked[..., 0] - picked[..., 1]
+            pair.clamp_(max=own.shape[1] - 1)
+            picked = own[at.clamp_min(0)[..., None], pair].float()
+            margin = picked[..., 0] - picked[..., 1]
+            path.margin[index] = torch.where(at >= 0, margin, 0.0)
 
     def _find(
         self,
         step: PathStep,
         canvases: Sequence[PlannedCanvas],
-        rows: Sequence[torch.Tensor],
+        rows: torch.Tensor,
+        places: torch.Tensor,
         path: ConstrainedPath,
         draws: bool,
     ) -> list[float]:
-        """Write paths but for their margins, and return their weights; see `cpu_paths`."""
+        """Write paths but for their margins, and return their weights; see `cpu_paths`.
+
+        `places` are those of the canvases' positions in `rows`, int64 ``[canvases, L]``.
+        """
         from canvas_grammar.decoding.cpu_paths import find_path
 
         window, free = step.window, step.free
@@ -211,16 +225,16 @@ class CpuPathFinder:
             chosen, share, keys = _array(free.drawn), _array(free.share), _array(free.keys)
         token, inside, behind = path.token.numpy(), path.inside.numpy(), path.behind.numpy()
         states, feasible, weights = path.states.numpy(), path.feasible.numpy(), []
-        for canvas, own in zip(canvases, rows, strict=True):
+        is_half = rows.dtype == torch.bfloat16
+        values = _NO_VALUES if is_half else rows.numpy()
+        bits = rows.view(torch.uint16).numpy() if is_half else _NO_BITS
+        for canvas, place in zip(canvases, places.numpy(), strict=True):
             i, temperature = canvas.index, 1.0
             if draws and free.temperature is not None:
                 temperature = float(free.temperature[i]) or 1.0
-            is_half = own.dtype == torch.bfloat16
             weight = find_path(
                 canvas.automaton.numbers.numpy(), canvas.automaton.columns,
-                canvas.classes.numbers.numpy(), canvas.classes.columns,
-                _NO_VALUES if is_half else own.numpy(),
-                own.view(torch.uint16).numpy() if is_half else _NO_BITS,
+                canvas.classes.numbers.numpy(), canvas.classes.columns, values, bits, place,
                 draws, temperature, bounds[i], forced[i], likeliest[i], chosen[i],
                 share[i] if draws else _NO_SHARE[0], keys[i], token[i], inside[i], behind[i],
                 states[i], feasible[i : i + 1],
@@ -243,15 +257,15 @@ def _array(of: torch.Tensor) -> np.ndarray:
 
 
 def _contiguous(rows: torch.Tensor) -> torch.Tensor:
-    """Rows ``[L, ids]`` as contiguous ``[L, ids or more]``, float32 or bfloat16; a copy if needed.
+    """Rows ``[n, ids]`` as contiguous ``[n, ids or more]``, float32 or bfloat16; a copy if needed.
 
     A head may have more ids than the model, so that its rows are parts of wider ones.
     """
     if rows.dtype not in (torch.float32, torch.bfloat16):
         return rows.float().contiguous()
-    length, width = len(rows), rows.stride(0)
-    ends = rows.storage_offset() + length * width
+    count, width = len(rows), rows.stride(0)
+    ends = rows.storage_offset() + count * width
     wider = rows.stride(1) == 1 and width > rows.shape[1]
     if wider and ends <= rows.untyped_storage().nbytes() // rows.element_size():
-        return rows.as_strided((length, width), (width, 1))
+        return rows.as_strided((count, width), (width, 1))
     return rows.contiguous()

@@ -104,9 +104,15 @@ class TritonPathFinder:
         )
 
     def read(
-        self, step: PathStep, canvases: range, logits: Tensor, exact: Tensor | None = None
+        self,
+        step: PathStep,
+        canvases: range,
+        logits: Tensor,
+        exact: Tensor | None = None,
+        place: Tensor | None = None,
     ) -> None:
         """See `PathFinder`."""
+        assert place is None
         plan, free, of = step.plan, step.free, self._per_position(step)
         if logits.stride(2) != 1:
             logits = logits.contiguous()
