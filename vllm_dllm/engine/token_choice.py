@@ -144,11 +144,10 @@ class LogitsPipeline(Generic[Rows]):
             ids, amount = (part.reshape(-1, 1) for part in request.adjust)
             logits.scatter_add_(1, ids, amount.to(logits.dtype))
         # The tokens to report are known only after biases have been applied.
-        canvases = logits.unflatten(0, (-1, self.slots.length))
-        raw = {
-            index: canvases[index].clone() if options.biases else canvases[index]
-            for index, _, options in self._reported_raw(on_host)
-        }
+        raw = {}
+        for index, _, options in self._reported_raw(on_host):
+            own = logits.unflatten(0, (-1, self.slots.length))[index]
+            raw[index] = own.clone() if options.biases else own
         if self.slots.needs_rows[on_host].any():
             self.parts.rows.apply_biases(logits, request)
         chosen = self.choose(logits, request, keys)

@@ -60,7 +60,7 @@ def is_compiled(running: Engine) -> bool:
     functions = {
         readout.statistics: compiled_for_batches(pure_row_statistics),
         readout.pipeline.keys: compiled(candidate_keys),
-        readout.pipeline.draw: compiled(draw),
+        readout.pipeline.draw: compiled_for_batches(draw),
     }
     (same,) = {has == wanted for has, wanted in functions.items()}
     return same

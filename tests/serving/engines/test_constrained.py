@@ -20,6 +20,7 @@ from tests.support.constrained import CASES, MODELS, fuzz, prompts
 from tests.support.drive import Driver
 from tests.support.engine import Engine, engine, greedy
 from vllm_dllm.engine.constraints import ConstrainedStep
+from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import Phase
 from vllm_dllm.ops.statistics.sampled import draw_and_sum
 
@@ -134,7 +135,7 @@ def test_a_preempted_request_finds_its_state_again(running: Engine) -> None:
 def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails for an `.item()`, a boolean index or a `nonzero` between forward and output.
 
-    On a CPU a step reads which rows a path draws from; here it draws from all, like a GPU.
+    On a CPU a step reads which rows are masked; here it takes all, like a GPU.
     """
 
     def drawn(_: Any, rows: Any, likeliest: Any, __: Any) -> FreeTokens:
@@ -144,6 +145,7 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
         return FreeTokens(likeliest, token.view(shape), (top - total).exp().view(shape), rows.keys)
 
     monkeypatch.setattr(ConstrainedStep, "_drawn_freely", drawn)
+    monkeypatch.setattr(ReadRequest, "masked_rows", lambda _: None)
     slow = {"diffusion_max_steps": 20, "diffusion_stability_threshold": 1000}
     pace = slow if running.slots.kind.mask_token is None else {"diffusion_threshold": 2.0}
     driver, found = Driver(running), Counter[str]()
