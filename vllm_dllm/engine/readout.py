@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
 EXAMPLE_ROWS = 128
+# So few logits take a CPU less time than the choice of rows.
+FEW_LOGITS = 1 << 16
 
 
 @dataclass
@@ -70,12 +72,14 @@ class ReadRequest:
     masked: torch.Tensor | None = None
     rows: torch.Tensor | None = None
 
-    def masked_rows(self) -> torch.Tensor | None:
+    def masked_rows(self, vocabulary: int) -> torch.Tensor | None:
         """The rows of masked positions, int64 ``[k]``, at least one; None to read all rows.
 
         Only a CPU need not wait to know them.
         """
         if self.masked is None or self.masked.device.type != "cpu":
+            return None
+        if self.masked.numel() * vocabulary < FEW_LOGITS:
             return None
         found = self.masked.flatten().nonzero()[:, 0]
         return found if len(found) else torch.zeros(1, dtype=torch.int64)

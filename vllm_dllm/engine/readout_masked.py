@@ -78,7 +78,7 @@ class MaskedReadout:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
             return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
-        rows = request.masked_rows()
+        rows = request.masked_rows(self.slots.kind.vocabulary)
         if rows is None:
             return self._of_rows(hidden, request.entropy)
         return self._of_rows(hidden[rows], request.entropy).spread(rows, len(hidden))

@@ -252,7 +252,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         whole = request.adjust is not None or request.ask is not None or request.logprob
         if whole or self.slots.needs_rows[request.on_host].any():
             return None
-        return request.masked_rows()
+        return request.masked_rows(self.slots.kind.vocabulary)
 
     def _keys_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n, L]``."""

@@ -134,7 +134,7 @@ def test_nothing_is_read_back(family: Family, monkeypatch: pytest.MonkeyPatch) -
     Also with logprobs, for some requests of the batch or for all of them. On a CPU a step reads
     which rows are masked; here it takes all, like a GPU.
     """
-    monkeypatch.setattr(ReadRequest, "masked_rows", lambda _: None)
+    monkeypatch.setattr(ReadRequest, "masked_rows", lambda *_: None)
     kinds: list[list[dict[str, Any]]] = [[{}], [{}, {"logprobs": 2}], [{"logprobs": 3}]]
     with family.start() as running:
         for kind in kinds:
