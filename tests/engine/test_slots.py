@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.engine.slots import MAX_END_TOKENS, AlgorithmBatch, CanvasKind, Phase, SlotState
+from vllm_dllm.engine.slots import (
+    CHANGING,
+    MAX_END_TOKENS,
+    AlgorithmBatch,
+    CanvasKind,
+    Phase,
+    SlotRows,
+    SlotState,
+)
 from vllm_dllm.settings.resolution import ResolvedDecoding, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -79,6 +87,14 @@ def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> No
     assert not used.samples[2]
 
 
+def advanced(
+    slots: SlotState, some: torch.Tensor, before: SlotRows, leaves: torch.Tensor
+) -> torch.Tensor:
+    """What slots read next after a step that has changed nothing but which canvases leave."""
+    same = {name: getattr(before, name) for name in CHANGING if name != "start"}
+    return slots.advance(some, before, before.canvas, leaves, L, **same)
+
+
 def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
     """Whatever slot a request gets, and whether it was preempted before the canvas."""
     slots = noisy_slots()
@@ -89,9 +105,7 @@ def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
     assert not torch.equal(slots.tokens[0], slots.tokens[1])
     first = slots.tokens[0].clone()
     some = torch.tensor([0, 1])
-    reads = slots.advance(
-        some, (now := slots.read(some)), now.canvas, torch.tensor([True, False]), L
-    )
+    reads = advanced(slots, some, slots.read(some), torch.tensor([True, False]))
     assert torch.equal(reads, slots.tokens[:2])
     assert torch.equal(slots.tokens[0], slots.tokens[2])
     assert not torch.equal(slots.tokens[0], first)
@@ -107,7 +121,7 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     (bank,) = slots.algorithms.by_name.values()
     before, masked = slots.tokens.clone(), slots.masked.clone()
     some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
-    slots.advance(some, (now := slots.read(some)), now.canvas, leaves, L)
+    advanced(slots, some, slots.read(some), leaves)
     bank.keep(some, {n: torch.full_like(t[some], 3) for n, t in bank.state.items()}, leaves)
     assert torch.equal(slots.tokens[:2], before[:2])
     assert torch.equal(slots.masked[:2], masked[:2])
@@ -161,7 +175,7 @@ def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
     before = slots.read(order)
     slots.enter(0, [7], seed=0)
     slots.enter(2, [7], seed=0)
-    slots.advance(order, before, before.canvas, torch.zeros(2, dtype=torch.bool), L)
+    advanced(slots, order, before, torch.zeros(2, dtype=torch.bool))
     assert slots.tokens[0, :2].tolist() == [1, 2]
     assert slots.tokens[2, :1].tolist() == [3]
     assert slots.start.tolist() == [0, 0, 0]

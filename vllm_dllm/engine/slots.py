@@ -66,12 +66,14 @@ class CanvasKind:
     aligned: bool
 
 
-# The columns of a slot's integers and flags, see `SlotState`: None for one column, else how many.
-# What `configure` writes is adjacent, so that it is one copy.
+# The columns of a slot's integers and flags before those of its canvas, see `SlotState`: None for
+# one column, else how many. A step changes those in `CHANGING`, which come last. What `configure`
+# writes is adjacent, so that it is one copy.
+CHANGING = ("remaining", "start", "tail", "ready", "step", "phase")
 INTEGERS: dict[str, int | None] = {
     **dict.fromkeys(("seed", "after_prefill", "max_steps", "schedule_steps")),
     "end_tokens": MAX_END_TOKENS,
-    **dict.fromkeys(("remaining", "start", "tail", "ready", "step", "phase")),
+    **dict.fromkeys(CHANGING),
 }
 FLAGS: dict[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
 
@@ -108,16 +110,10 @@ class Columns:
             row[self._at[name]] = value
         return row
 
-    def changed(self, rows: torch.Tensor, **columns: torch.Tensor) -> torch.Tensor:
-        """A copy of a matrix ``[rows, count]`` with other values for some names, as in `at`."""
-        parts = [columns[name] if name in columns else self.at(rows, name) for name in self]
-        return torch.cat([part[:, None] if part.ndim == 1 else part for part in parts], 1)
-
-    def between(self, first: str, last: str) -> slice:
-        """The columns from one name to another, of one column each; both included."""
-        begin, end = self._at[first], self._at[last]
-        assert isinstance(begin, int) and isinstance(end, int)
-        return slice(begin, end + 1)
+    def before(self, name: str) -> int:
+        """How many columns come before those of a name."""
+        at = self._at[name]
+        return at.start if isinstance(at, slice) else at
 
 
 @dataclass(frozen=True)
@@ -419,10 +415,10 @@ class SlotState:
             end_tokens=end_tokens,
             remaining=tokens,
         )
-        own = self._integers.between("max_steps", "remaining")
+        own = slice(self._integers.before("max_steps"), self._integers.before("start"))
         copy_into(self.integers[slot, own], integers[own])
         flags = np.array([read_only, streams, whole])
-        copy_into(self.flags[slot, self._flags.between("read_only", "whole")], flags)
+        copy_into(self.flags[slot, : len(flags)], flags)
         self.temperature[slot].fill_(temperature)
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
@@ -479,7 +475,7 @@ class SlotState:
             width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
                 canvas begins that many positions after the one that leaves.
             fresh: int64 ``[n, L]``, the tokens of the next canvases, if already known.
-            progress: int64 ``[n]``, new values of other tensors by name.
+            progress: int64 ``[n]``, the values of the other tensors in `CHANGING`.
 
         Returns:
             The tokens that the model reads next, int64 ``[n, L]``.
@@ -491,8 +487,10 @@ class SlotState:
         masked = after.masked
         if self.kind.mask_token is not None:
             masked = masked | replaced
-        rows = self._integers.changed(before.integers, start=start, tokens=tokens, **progress)
-        self.integers.index_copy_(0, slots, rows)
-        flags = self._flags.changed(before.flags, masked=masked, fixed=after.fixed & ~replaced)
-        self.flags.index_copy_(0, slots, flags)
+        numbers = progress | {"start": start}
+        constant = before.integers[:, : self._integers.before(CHANGING[0])]
+        changed = torch.stack([numbers[name] for name in CHANGING], 1)
+        self.integers.index_copy_(0, slots, torch.cat([constant, changed, tokens], 1))
+        flags = [before.flags[:, : len(FLAGS)], masked, after.fixed & ~replaced]
+        self.flags.index_copy_(0, slots, torch.cat(flags, 1))
         return tokens

@@ -74,7 +74,9 @@ class Reference:
         canvases: range,
         logits: torch.Tensor,
         exact: torch.Tensor | None = None,
+        place: torch.Tensor | None = None,
     ) -> None:
+        assert place is None
         exact = logits if exact is None else exact
         for number in canvases:
             canvas: PlannedCanvas = step.plan[number]
@@ -123,11 +125,11 @@ def interpreted_finder() -> Any:
     path_kernels, kernels = _kernels()
 
     class Interpreted(path_kernels.TritonPathFinder):  # type: ignore[name-defined,misc]
-        def read(self, step: PathStep, canvases: range, *logits: Any) -> None:
+        def read(self, step: PathStep, canvases: range, *logits: Any, **place: Any) -> None:
             if canvases.start == 0:
                 garbage(self.scratch.parts.values())
             with mock.patch.object(path_kernels, "paths_triton", kernels):
-                super().read(step, canvases, *logits)
+                super().read(step, canvases, *logits, **place)
 
         def follow(self, step: PathStep) -> None:
             with mock.patch.object(path_kernels, "paths_triton", kernels):
