@@ -210,7 +210,7 @@ class DiffusionSampler:
             return finish(self, plan, readings, hidden, present, paths)
         readings = replace(readings, logprob=None)  # which only observers read
         paths = self._paths_of_all(plan, paths)
-        own = self.canvas_update.function(finish, compile=True)
+        own = self.canvas_update.compilable(finish, compile=True)
         return own(self, plan, readings, hidden, None, paths)
 
     def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:

@@ -185,7 +185,7 @@ class CanvasUpdate:
         )
         temperature = now.temperature
         if any(type(b.algorithm).temperature is not Algorithm.temperature for b in batches):
-            temperature = self.function(_temperatures, compile)(batches, now)
+            temperature = self.compilable(_temperatures, compile)(batches, now)
         plan = StepPlan(
             slots,
             on_host,
@@ -211,7 +211,7 @@ class CanvasUpdate:
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def function(self, function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
+    def compilable(self, function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
         """A function of a batch, or its compiled form."""
         if not compile:
             return function
