@@ -83,9 +83,9 @@ def test_what_is_written_back(sync: bool) -> None:
     )
     tokens = torch.arange(2 * L).view(2, L)
     rows = Readings(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
-    outcome = update.decide(plan, rows, None)
+    outcome = update.decide(plan, plan.status, rows, None)
     decided = update.decided(plan, outcome)
-    reads = update.keep(plan, outcome)
+    reads = update.keep(plan, plan.status, outcome)
     assert torch.equal(reads, slots.tokens)
     assert reads.tolist() == [[0, 1, 2, 3], [MASK, 5, MASK, MASK]]
     assert decided.tolist() == [[True] * L, [False, True, False, False]]
@@ -96,8 +96,8 @@ def test_what_is_written_back(sync: bool) -> None:
     assert outcome.goes_on().tolist() == [sync, True]
 
     update, plan = plan_of(slots, update.policy)
-    outcome = update.decide(plan, rows, None)
-    update.keep(plan, outcome)
+    outcome = update.decide(plan, plan.status, rows, None)
+    update.keep(plan, plan.status, outcome)
     assert outcome.leaves.tolist() == [not sync, False]
     assert outcome.out.tolist() == [0 if sync else L, 0]
     assert slots.step.tolist() == [2 if sync else 0, 2]
@@ -116,8 +116,8 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     update, plan = plan_of(slots, replace(FDFO, fused=True, granted=True))
     tokens = torch.arange(L).expand(4, L)
     sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
-    outcome = update.decide(plan, Readings(RowStatistics(tokens, sure)), None)
-    update.keep(plan, outcome)
+    outcome = update.decide(plan, plan.status, Readings(RowStatistics(tokens, sure)), None)
+    update.keep(plan, plan.status, outcome)
     assert outcome.leaves.tolist() == [True, True, True, False]
     assert outcome.advances.tolist() == [False, True, True, False]
     assert outcome.out.tolist() == [L, L, L, 0]
@@ -132,7 +132,7 @@ def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
     slots = slots_with(*kinds, temperature=0.0, tokens=2)
     update, plan = plan_of(slots)
     assert [batch.index.tolist() for batch in plan.batches] == [[0, 2], [1]]
-    outcome = update.decide(plan, rows, None)
+    outcome = update.decide(plan, plan.status, rows, None)
     assert outcome.canvas.masked.sum(1).tolist() == [3, 0, 3]
     # Only two of its tokens are wanted, and nobody reads its keys and values.
     assert outcome.leaves.tolist() == [False, True, False]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vllm_dllm.decoding.low_confidence import LowConfidence
-from vllm_dllm.engine import readout
+from vllm_dllm.engine import readout_masked, token_choice
 from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
@@ -25,7 +26,8 @@ def test_masked_positions_have_the_statistics_of_all_rows(
     temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One canvas is partly decided, one not at all, and one is finished."""
-    monkeypatch.setattr(readout, "FEW_LOGITS", 0)
+    monkeypatch.setattr(readout_masked, "FEW_LOGITS", 0)
+    monkeypatch.setattr(token_choice, "FEW_LOGITS", 0)
     slots = SlotState(
         3, CanvasKind(L, VOCABULARY, VOCABULARY - 1, aligned=True), torch.device("cpu")
     )
@@ -57,8 +59,7 @@ def test_masked_positions_have_the_statistics_of_all_rows(
     assert found.probability.isfinite().all()
 
 
-def test_a_batch_without_masks_reads_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readout, "FEW_LOGITS", 0)
+def test_a_batch_without_masks_reads_one_row() -> None:
     nothing = torch.zeros(2, L, dtype=torch.bool)
-    request = readout.ReadRequest(torch.arange(2), np.arange(2), L, torch.zeros(2), masked=nothing)
-    assert request.masked_rows(VOCABULARY).tolist() == [0]
+    request = ReadRequest(torch.arange(2), np.arange(2), L, torch.zeros(2), masked=nothing)
+    assert request.masked_rows().tolist() == [0]

@@ -25,15 +25,19 @@ def model_bytes(model: torch.nn.Module) -> dict[str, int]:
 
 
 def tensor_bytes(held: Any) -> int:
-    """Bytes of all tensors that an object of this package holds, each once."""
+    """Bytes of all tensors that an object of this package holds; their memory counts once."""
     seen: set[int] = set()
+    places: set[int] = set()
 
     def count(thing: Any) -> int:
         if id(thing) in seen:
             return 0
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
-            return thing.nbytes
+            memory = thing.untyped_storage()
+            known = memory.data_ptr() in places
+            places.add(memory.data_ptr())
+            return 0 if known else memory.nbytes()
         if isinstance(thing, dict):
             return sum(map(count, thing.values()))
         if isinstance(thing, list | tuple):

@@ -130,7 +130,7 @@ class Constraints:
             revises: bool ``[n]``, canvases whose visible tokens may change in this step.
         """
         self._begin_canvases()
-        now, before = plan.status, plan.before
+        now, before = plan.status, plan.status.canvas
         stays = torch.where(revises[:, None], before.fixed, ~before.masked)
         window = CanvasWindow(
             state=self.state.index_select(0, plan.slots),

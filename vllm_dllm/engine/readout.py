@@ -72,14 +72,12 @@ class ReadRequest:
     masked: torch.Tensor | None = None
     rows: torch.Tensor | None = None
 
-    def masked_rows(self, vocabulary: int) -> torch.Tensor | None:
+    def masked_rows(self) -> torch.Tensor | None:
         """The rows of masked positions, int64 ``[k]``, at least one; None to read all rows.
 
         Only a CPU need not wait to know them.
         """
         if self.masked is None or self.masked.device.type != "cpu":
-            return None
-        if self.masked.numel() * vocabulary < FEW_LOGITS:
             return None
         found = self.masked.flatten().nonzero()[:, 0]
         return found if len(found) else torch.zeros(1, dtype=torch.int64)

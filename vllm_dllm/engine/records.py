@@ -112,7 +112,7 @@ class PassRecorder:
         if by_model is not None:
             chosen = chosen & by_model
         probability = torch.where(chosen, probability, UNDECIDED)
-        probability = probability.masked_fill(rows(plan.before.fixed), GIVEN)
+        probability = probability.masked_fill(rows(plan.status.canvas.fixed), GIVEN)
         if not isinstance(plan.width, int):
             tokens = tokens.masked_fill(state.position >= rows(plan.width)[:, None], ABSENT)
         on_host = plan.on_host[recorded]

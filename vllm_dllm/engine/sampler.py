@@ -27,7 +27,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings, Readout
-from vllm_dllm.engine.slots import Phase, SlotState
+from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
 from vllm_dllm.engine.step import (
     CanvasUpdate,
     CommitPolicy,
@@ -253,13 +253,15 @@ class DiffusionSampler:
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _finished(self, plan: StepPlan, outcome: StepOutcome, sound: torch.Tensor) -> Finished:
+    def _finished(
+        self, plan: StepPlan, now: SlotStatus, outcome: StepOutcome, sound: torch.Tensor
+    ) -> Finished:
         """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
 
         To vLLM, streamed tokens look like a longer prompt: its scheduler continues after them,
         while the worker continues at the start of the canvas.
         """
-        length, tail, tokens = self.slots.length, plan.status.tail, outcome.shown
+        length, tail, tokens = self.slots.length, now.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.slots].clamp_min(int(Failure.UNSOUND))
         if self.slots.window is None:
@@ -309,19 +311,20 @@ def finish(
     When this is compiled, a few hundred small operators become a handful of kernels.
     """
     update, slot = sampler.canvas_update, plan.slots
-    outcome = update.decide(plan, readings, present, paths)
+    now = sampler.slots.status(plan.rows_before) if plan.compile else plan.status
+    outcome = update.decide(plan, now, readings, present, paths)
     if plan.observers:
         decided = update.decided(plan, outcome)
         for observer in plan.observers:
             observer.observe(plan, outcome, decided, readings)
-    tokens = update.keep(plan, outcome, readings.next_canvas)
+    tokens = update.keep(plan, now, outcome, readings.next_canvas)
     if sampler.predictions is not None:
         soft = readings.soft_embedding
         if soft is None:
             sampler.predictions.drop(slot)
         else:
-            sampler.predictions.store(slot, soft, outcome.goes_on(), plan.before.fixed)
+            sampler.predictions.store(slot, soft, outcome.goes_on(), now.canvas.fixed)
     sound = sampler._sound(plan, outcome, readings, hidden, paths)
-    finished = sampler._finished(plan, outcome, sound)
+    finished = sampler._finished(plan, now, outcome, sound)
     sampler._read_next(slot, tokens)
     return finished

@@ -14,7 +14,7 @@ State that only some requests need (constraints, biases, logprobs, records) is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -93,15 +93,9 @@ class Columns:
             first, self.count = self.count, self.count + (1 if width is None else width)
             self._at[name] = first if width is None else slice(first, self.count)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._at)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._at
-
-    def at(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """A view of the columns of a name, ``[rows]`` or ``[rows, width]``."""
-        return rows[:, self._at[name]]
+    def of(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of a matrix' columns by name: ``[rows]``, or ``[rows, width]``."""
+        return {name: rows[:, at] for name, at in self._at.items()}
 
     def on_host(self, dtype: type, **values: Any) -> np.ndarray:
         """One row on the host, ``[count]``, with 0 for names that are not given."""
@@ -118,30 +112,45 @@ class Columns:
 
 @dataclass(frozen=True)
 class SlotRows:
-    """The rows of a batch's slots before a step, in batch order.
+    """Copies of the rows of a batch's slots before a step, in batch order.
 
-    Its attributes are `SlotState`'s names, with ``[n]`` for ``[slots]``. A name is a view of one of
-    the matrices, made when it is read: compiled functions get few tensors.
+    A compiled function gets these few tensors, and names their columns itself.
 
     Attributes:
-        integers, flags: copies of the rows of `SlotState`'s matrices.
-        columns: the names of their columns.
+        integers, flags: of `SlotState`'s matrices, ``[n, columns]``.
         temperature: float32 ``[n]``.
     """
 
     integers: torch.Tensor
     flags: torch.Tensor
-    columns: tuple[Columns, Columns]
     temperature: torch.Tensor
 
-    def __getattr__(self, name: str) -> torch.Tensor:
-        integers, flags = self.columns
-        return integers.at(self.integers, name) if name in integers else flags.at(self.flags, name)
 
-    @property
-    def canvas(self) -> Canvas:
-        """The canvases, ``[n, L]``."""
-        return Canvas(self.tokens, self.masked, self.fixed)
+@dataclass(frozen=True)
+class SlotStatus:
+    """The columns of `SlotRows`: the progress of requests before a step.
+
+    The fields are named as the tensors of `SlotState`, with ``[n]`` for ``[slots]``.
+
+    Attributes:
+        canvas: the canvases, ``[n, L]``.
+    """
+
+    canvas: Canvas
+    temperature: torch.Tensor
+    seed: torch.Tensor
+    phase: torch.Tensor
+    start: torch.Tensor
+    tail: torch.Tensor
+    ready: torch.Tensor
+    remaining: torch.Tensor
+    step: torch.Tensor
+    max_steps: torch.Tensor
+    schedule_steps: torch.Tensor
+    end_tokens: torch.Tensor
+    read_only: torch.Tensor
+    streams: torch.Tensor
+    whole: torch.Tensor
 
 
 class AlgorithmSlots:
@@ -189,7 +198,8 @@ class AlgorithmSlots:
     def batch(self, index: torch.Tensor | None, slots: torch.Tensor) -> AlgorithmBatch:
         """Read the rows of some canvases; `index` and `slots` are those of `AlgorithmBatch`."""
         state = {name: t.index_select(0, slots) for name, t in self.state.items()}
-        return AlgorithmBatch(self, index, slots, self.parameters.index_select(0, slots), state)
+        settings = self.parameters.index_select(0, slots)
+        return AlgorithmBatch(self.algorithm, self, index, slots, settings, state)
 
 
 @dataclass(frozen=True)
@@ -197,6 +207,7 @@ class AlgorithmBatch:
     """The canvases of a batch that share an algorithm, with their rows of the algorithm's tensors.
 
     Attributes:
+        algorithm: the decoding rule.
         all_slots: the algorithm's tensors for all slots.
         index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
         slots: int64 ``[m]``, the slots of these canvases.
@@ -204,6 +215,7 @@ class AlgorithmBatch:
         state: the algorithm's tensors by name, ``[m, ...]`` each.
     """
 
+    algorithm: Algorithm
     all_slots: AlgorithmSlots
     index: torch.Tensor | None
     slots: torch.Tensor
@@ -211,18 +223,9 @@ class AlgorithmBatch:
     state: Mapping[str, torch.Tensor]
 
     @property
-    def algorithm(self) -> Algorithm:
-        """The decoding rule."""
-        return self.all_slots.algorithm
-
-    @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """The algorithm's settings by name, float32 ``[m]`` each."""
         return dict(zip(self.all_slots.names, self.settings.unbind(1), strict=True))
-
-    def canvas(self, every: Canvas) -> Canvas:
-        """These canvases, of those of the whole batch."""
-        return every if self.index is None else every.take(self.index)
 
 
 class AlgorithmStates:
@@ -338,9 +341,7 @@ class SlotState:
         self._flags = Columns(FLAGS | {"masked": length, "fixed": length})
         self.integers = torch.zeros((slots, self._integers.count), dtype=torch.int64, device=device)
         self.flags = torch.zeros((slots, self._flags.count), dtype=torch.bool, device=device)
-        for columns, matrix in ((self._integers, self.integers), (self._flags, self.flags)):
-            for name in columns:
-                setattr(self, name, columns.at(matrix, name))
+        vars(self).update(self._integers.of(self.integers) | self._flags.of(self.flags))
         self.tokens.fill_(kind.mask_token or 0)
         self.masked.fill_(kind.mask_token is not None)
         self.end_tokens.fill_(NO_TOKEN)
@@ -429,8 +430,14 @@ class SlotState:
     def read(self, slots: torch.Tensor) -> SlotRows:
         """Copy the rows of the requests in ``slots`` (int64 ``[n]``)."""
         integers, flags = (of.index_select(0, slots) for of in (self.integers, self.flags))
-        temperature = self.temperature.index_select(0, slots)
-        return SlotRows(integers, flags, (self._integers, self._flags), temperature)
+        return SlotRows(integers, flags, self.temperature.index_select(0, slots))
+
+    def status(self, rows: SlotRows) -> SlotStatus:
+        """Name the columns of some rows."""
+        named = {**self._integers.of(rows.integers), **self._flags.of(rows.flags)}
+        canvas = Canvas(*(named.pop(name) for name in ("tokens", "masked", "fixed")))
+        del named["after_prefill"]
+        return SlotStatus(canvas, rows.temperature, **named)
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""
@@ -459,6 +466,7 @@ class SlotState:
         self,
         slots: torch.Tensor,
         before: SlotRows,
+        now: SlotStatus,
         after: Canvas,
         leaves: torch.Tensor,
         width: torch.Tensor | int,
@@ -470,6 +478,7 @@ class SlotState:
         Args:
             slots: int64 ``[n]``.
             before: the slots' rows before the step.
+            now: their columns.
             after: the updated canvases, ``[n, L]``.
             leaves: bool ``[n]``. Where it is true, a fresh canvas replaces the old one.
             width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
@@ -480,9 +489,9 @@ class SlotState:
         Returns:
             The tokens that the model reads next, int64 ``[n, L]``.
         """
-        replaced, start = leaves[:, None], before.start + leaves * width
+        replaced, start = leaves[:, None], now.start + leaves * width
         if fresh is None:
-            fresh = self._fresh(before.seed, start)
+            fresh = self._fresh(now.seed, start)
         tokens = torch.where(replaced, fresh, after.tokens)
         masked = after.masked
         if self.kind.mask_token is not None:

@@ -24,7 +24,7 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import Readings, ReadRequest
-from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState
+from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState, SlotStatus
 from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.vllm_seams.channels import PassFlags
 
@@ -92,23 +92,20 @@ class StepPlan(ReadRequest):
     """The batch before the update, and what must be read from the model's output for it.
 
     Attributes:
-        status: the rows of the batch's slots.
+        rows_before: the rows of the batch's slots.
+        status: their columns; a compiled function names them itself.
         batches: the canvases, grouped by algorithm.
         observers: the observers that see what this step decides.
         streams: whether the decided beginning of a canvas may leave in this step.
         compile: whether a compiled function updates the canvases.
     """
 
-    status: SlotRows
+    rows_before: SlotRows
+    status: SlotStatus
     batches: Sequence[AlgorithmBatch]
     observers: Sequence[StepObserver]
     streams: bool
     compile: bool
-
-    @property
-    def before(self) -> Canvas:
-        """The canvases, ``[n, L]``."""
-        return self.status.canvas
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,8 @@ class CanvasUpdate:
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
         state = self.slots
-        now = state.read(slots)
+        rows = state.read(slots)
+        now = state.status(rows)
         batches = state.algorithms.batches(slots, on_host)
         draws = bool(state.samples[on_host].any())
         observers = self.parts.observers(on_host)
@@ -184,8 +182,8 @@ class CanvasUpdate:
             and isinstance(width, int)
         )
         temperature = now.temperature
-        if any(type(b.algorithm).temperature is not Algorithm.temperature for b in batches):
-            temperature = self.compilable(_temperatures, compile)(batches, now)
+        if _override(batches, "temperature"):
+            temperature = self.compilable(_temperatures, compile)(state, rows, batches)
         plan = StepPlan(
             slots,
             on_host,
@@ -193,13 +191,14 @@ class CanvasUpdate:
             temperature,
             draws=draws,
             needs_rows=bool(state.needs_rows[on_host].any()),
-            adjust=_adjustments(batches, now.canvas),
-            ask=_in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches),
+            adjust=_adjustments(batches, now.canvas) if _override(batches, "adjust") else None,
+            ask=_asked(batches) if _override(batches, "ask") else None,
             entropy=any(batch.algorithm.reads_entropy for batch in batches),
             may_go_on=not state.one_step[on_host].all(),
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
-            masked=None if any(b.algorithm.reads_decided for b in batches) else now.masked,
+            masked=None if any(b.algorithm.reads_decided for b in batches) else now.canvas.masked,
+            rows_before=rows,
             status=now,
             batches=batches,
             observers=observers,
@@ -222,22 +221,24 @@ class CanvasUpdate:
 
         return ahead if self.compiles_ahead else compiled_for_batches(function)
 
-    def _finished(self, now: SlotRows) -> torch.Tensor:
+    def _finished(self, now: SlotStatus) -> torch.Tensor:
         """Canvases that were finished before this pass and commit or wait, bool ``[n]``."""
         return now.ready > 0 if self.policy.sync else now.phase == int(Phase.COMMIT)
 
     def decide(
         self,
         plan: StepPlan,
+        now: SlotStatus,
         readings: Readings,
         present: torch.Tensor | None,
         paths: FollowedPaths | None = None,
     ) -> StepOutcome:
         """Run the algorithms, and decide for each canvas whether it goes on, commits or leaves.
 
-        `present` is as in `StepContext`; `paths` is None if no canvas has a constraint.
+        `now` has the columns of the plan's rows, `present` is as in `StepContext`, and `paths` is
+        None if no canvas has a constraint.
         """
-        now, policy = plan.status, self.policy
+        policy = self.policy
         commits = now.phase == int(Phase.COMMIT)
         # Without lockstep a finished canvas commits at once, and one comparison is enough.
         skips = self._finished(now) if policy.sync else commits
@@ -246,26 +247,26 @@ class CanvasUpdate:
             skips = skips | waits
         stays = skips if policy.sync else waits
 
-        canvas, done, state = _denoised(plan, readings, present)
+        canvas, done, state = _denoised(plan, now, readings, present)
         if paths is not None and self.slots.kind.mask_token is not None:
             canvas = paths.kept(canvas, skips)
         if stays is not None:
-            canvas = _kept_where(stays, plan.before, canvas)
+            canvas = _kept_where(stays, now.canvas, canvas)
 
         limit = (now.tail + now.remaining).clamp_min(1)
         reach = torch.minimum(first_end(canvas, now.end_tokens), limit)
-        ready = self._ready(plan, canvas, done, reach)
+        ready = self._ready(plan, now, canvas, done, reach)
         if stays is not None:
             ready = torch.where(stays, now.ready, ready)
 
         ready_to_leave = (ready > 0) & (ready > 0).all() if policy.sync else ready > 0
-        needs_no_commit = self._needs_no_commit(plan, canvas, reach <= ready)
+        needs_no_commit = self._needs_no_commit(now, canvas, reach <= ready)
         leaves = commits | (ready_to_leave if policy.fused else ready_to_leave & needs_no_commit)
         advances = leaves & (commits | needs_no_commit) if policy.granted else leaves
-        streamed = self._streamed(plan, canvas, ready_to_leave, limit)
+        streamed = self._streamed(plan, now, canvas, ready_to_leave, limit)
         return StepOutcome(
             canvas=canvas,
-            shown=torch.where(commits[:, None], plan.before.tokens, canvas.tokens),
+            shown=torch.where(commits[:, None], now.canvas.tokens, canvas.tokens),
             state=state,
             ready=ready,
             skips_denoise=skips,
@@ -294,7 +295,7 @@ class CanvasUpdate:
 
     def decided(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
         """The positions whose token was chosen in this step, bool ``[n, L]``."""
-        before, after = plan.before, outcome.canvas
+        before, after = plan.status.canvas, outcome.canvas
         if self.slots.kind.mask_token is None:
             chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
         else:
@@ -302,25 +303,31 @@ class CanvasUpdate:
         return chosen & ~(after.masked | outcome.skips_denoise[:, None])
 
     def keep(
-        self, plan: StepPlan, outcome: StepOutcome, fresh: torch.Tensor | None = None
+        self,
+        plan: StepPlan,
+        now: SlotStatus,
+        outcome: StepOutcome,
+        fresh: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the outcome to the slots.
 
         Args:
             plan: the batch before the update.
+            now: the columns of the plan's rows.
             outcome: the batch after it.
             fresh: see `Readings.next_canvas`.
 
         Returns:
             The tokens to read next, int64 ``[n, L]``.
         """
-        now, leaves, begins = plan.status, outcome.leaves, outcome.begins
+        leaves, begins = outcome.leaves, outcome.begins
         for batch, new in zip(plan.batches, outcome.state, strict=True):
             if batch.algorithm.state:
                 batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
         commits_next = outcome.ready_to_leave & ~leaves
         return self.slots.advance(
             plan.slots,
+            plan.rows_before,
             now,
             outcome.canvas,
             leaves,
@@ -334,7 +341,12 @@ class CanvasUpdate:
         )
 
     def _ready(
-        self, plan: StepPlan, canvas: Canvas, done: torch.Tensor, reach: torch.Tensor
+        self,
+        plan: StepPlan,
+        now: SlotStatus,
+        canvas: Canvas,
+        done: torch.Tensor,
+        reach: torch.Tensor,
     ) -> torch.Tensor:
         """The length of the prefix that may leave, int64 ``[n]``; edited canvases leave whole."""
         width = plan.width
@@ -342,39 +354,44 @@ class CanvasUpdate:
         if all(edits):
             return torch.where(done, width, 0)
         if self.policy.early:
-            reach = torch.where(plan.status.whole, self.slots.length, reach)
+            reach = torch.where(now.whole, self.slots.length, reach)
         ready = emitted_length(canvas, reach, self.policy.early)
         if any(edits):
             ready = torch.where(_having(plan.batches, "edits"), torch.where(done, width, 0), ready)
         return ready
 
     def _needs_no_commit(
-        self, plan: StepPlan, canvas: Canvas, is_last: torch.Tensor
+        self, now: SlotStatus, canvas: Canvas, is_last: torch.Tensor
     ) -> torch.Tensor:
         """Canvases that need no (further) forward pass over their final tokens, bool ``[n]``.
 
         ``is_last`` (bool ``[n]``) is true for canvases in which their request ends.
         """
-        needless = plan.status.read_only
+        needless = now.read_only
         if self.policy.skip_last_commit:
             needless = needless | is_last
         if self.policy.in_place:
-            unread = (canvas.tokens != plan.before.tokens) | canvas.masked
+            unread = (canvas.tokens != now.canvas.tokens) | canvas.masked
             needless = needless | ~unread.any(1)
         return needless
 
     def _streamed(
-        self, plan: StepPlan, canvas: Canvas, ready_to_leave: torch.Tensor, limit: torch.Tensor
+        self,
+        plan: StepPlan,
+        now: SlotStatus,
+        canvas: Canvas,
+        ready_to_leave: torch.Tensor,
+        limit: torch.Tensor,
     ) -> torch.Tensor:
         """The length of the prefix that has been output while a canvas stays, int64 ``[n]``.
 
         It is unchanged unless `streams` lets the prefix decided so far leave.
         """
-        state, tail = self.slots, plan.status.tail
+        state, tail = self.slots, now.tail
         # A compiled function is the same whether a request streams or not.
         if state.kind.mask_token is None or not (plan.streams or plan.compile):
             return tail
-        sends = plan.status.streams & ~ready_to_leave
+        sends = now.streams & ~ready_to_leave
         # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
         # share a page that has been output in full before its keys and values are final.
         decided = decided_prefix(canvas).clamp_max(state.length - 1)
@@ -382,7 +399,7 @@ class CanvasUpdate:
 
 
 def _denoised(
-    plan: StepPlan, readings: Readings, present: torch.Tensor | None
+    plan: StepPlan, now: SlotStatus, readings: Readings, present: torch.Tensor | None
 ) -> tuple[Canvas, torch.Tensor, list[Mapping[str, torch.Tensor]]]:
     """Run every algorithm on its canvases.
 
@@ -390,7 +407,7 @@ def _denoised(
         The canvases and whether they are done (bool ``[n]``), in batch order, and what each
         algorithm keeps for its next step.
     """
-    now, statistics, updates = plan.status, readings.statistics, []
+    statistics, updates = readings.statistics, []
     for batch in plan.batches:
         step = _rows(batch, now.step)
         context = StepContext(
@@ -403,14 +420,14 @@ def _denoised(
             present=_rows(batch, present),
             asked=_rows(batch, readings.log_probabilities),
         )
-        updates.append(batch.algorithm.step(batch.canvas(plan.before), context))
+        updates.append(batch.algorithm.step(_canvas(batch, now.canvas), context))
     state = [update.state for update in updates]
     if len(updates) == 1:
         return updates[0].canvas, updates[0].done, state
     tokens = _in_batch_order([update.canvas.tokens for update in updates], plan.batches)
     masked = _in_batch_order([update.canvas.masked for update in updates], plan.batches)
     done = _in_batch_order([update.done for update in updates], plan.batches)
-    return Canvas(tokens, masked, plan.before.fixed), done, state
+    return Canvas(tokens, masked, now.canvas.fixed), done, state
 
 
 def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
@@ -421,6 +438,11 @@ def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
         torch.where(keep, before.masked, after.masked),
         after.fixed,
     )
+
+
+def _canvas(batch: AlgorithmBatch, every: Canvas) -> Canvas:
+    """An algorithm's canvases, of those of the whole batch."""
+    return every if batch.index is None else every.take(batch.index)
 
 
 def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
@@ -452,9 +474,22 @@ def _having(batches: Sequence[AlgorithmBatch], flag: str) -> torch.Tensor:
     return _in_batch_order(parts, batches)
 
 
-def _temperatures(batches: Sequence[AlgorithmBatch], now: SlotRows) -> torch.Tensor:
+def _override(batches: Sequence[AlgorithmBatch], method: str) -> bool:
+    """Whether any algorithm of the batch has a method of its own."""
+    stock = getattr(Algorithm, method)
+    return any(getattr(type(batch.algorithm), method) is not stock for batch in batches)
+
+
+def _asked(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
+    """See `ReadRequest.ask`."""
+    return _in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches)
+
+
+def _temperatures(
+    slots: SlotState, rows: SlotRows, batches: Sequence[AlgorithmBatch]
+) -> torch.Tensor:
     """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
-    parts = []
+    now, parts = slots.status(rows), []
     for batch in batches:
         of_all = now.temperature, now.step, now.schedule_steps
         own, step, last = (_rows(batch, tensor) for tensor in of_all)
@@ -466,7 +501,7 @@ def _adjustments(
     batches: Sequence[AlgorithmBatch], before: Canvas
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `ReadRequest.adjust`."""
-    parts = [batch.algorithm.adjust(batch.canvas(before), batch.parameters) for batch in batches]
+    parts = [batch.algorithm.adjust(_canvas(batch, before), batch.parameters) for batch in batches]
     ids = _in_batch_order([part and part[0] for part in parts], batches)
     amounts = _in_batch_order([part and part[1] for part in parts], batches)
     return None if ids is None or amounts is None else (ids, amounts)
