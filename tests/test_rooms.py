@@ -130,6 +130,7 @@ OPTIONAL = {
     "vllm_dllm.frontend.tool_calls",
     "vllm_dllm.frontend.traces",
     "vllm_dllm.metrics",
+    "vllm_dllm.selftest.steps",
     "vllm_dllm.settings.parsing",
     "vllm_dllm.settings.unknown_names",
     "vllm_dllm.tracing.assembly",
