@@ -170,7 +170,7 @@ def test_every_canvas_of_a_mixed_batch(name: str, policy: str) -> None:
 
         def recorded(plan: Any, *rest: Any) -> Any:
             outcome = decide(plan, *rest)
-            changed = (outcome.canvas.tokens != plan.before.tokens).any(1)
+            changed = (outcome.canvas.tokens != plan.status.canvas.tokens).any(1)
             changed &= plan.status.phase != Phase.COMMIT
             for n in changed.nonzero()[:, 0].tolist():
                 slot = int(plan.on_host[n])
@@ -202,7 +202,7 @@ def record_canvases(running: Engine) -> list[list[int]]:
     def recorded(plan: Any, *rest: Any) -> Any:
         outcome = decide(plan, *rest)
         commits = plan.status.phase.item() == Phase.COMMIT
-        if not commits and not outcome.canvas.tokens.equal(plan.before.tokens):
+        if not commits and not outcome.canvas.tokens.equal(plan.status.canvas.tokens):
             canvases.append(outcome.canvas.tokens[0].tolist())
         return outcome
 
