@@ -53,13 +53,13 @@ class FirstSteps:
         self.decide = self.decoder.decide
         self.decoder.decide = self._recorded
 
-    def _recorded(self, plan: Any, rows: Any, *rest: Any) -> Any:
-        (group,), step = plan.batches, plan.status.step
+    def _recorded(self, plan: Any, now: Any, rows: Any, *rest: Any) -> Any:
+        (group,), step = plan.batches, now.step
         accept = within_bound(rows.statistics.entropy, group.parameters["entropy_bound"])
         tokens = torch.where(accept, rows.statistics.sample, REJECTED)
         self.accepted.append(tokens[step == 0])
         self.entropy.append(rows.statistics.entropy[step == 0].mean(1))
-        outcome = self.decide(plan, rows, *rest)
+        outcome = self.decide(plan, now, rows, *rest)
         # Each request is one canvas, which leaves without a commit.
         self.steps.append(step[outcome.leaves] + 1)
         return outcome
