@@ -67,9 +67,11 @@ class DiffusionSampler:
         self.predictions = predictions
         self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
-        none = torch.zeros_like(slots.masked)
-        # The fields of `FollowedPaths` for canvases without constraints, in compiled functions.
-        self.no_paths = torch.zeros_like(slots.tokens), none, ~none[:, 0], none[:, 0]
+        # The fields of `FollowedPaths` without constraints, for compiled functions. They
+        # are inference tensors like those of a step: a compiled function tells them from others.
+        with torch.inference_mode():
+            none = torch.zeros_like(slots.masked)
+            self.no_paths = torch.zeros_like(slots.tokens), none, ~none[:, 0], none[:, 0]
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 

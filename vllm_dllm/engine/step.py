@@ -389,7 +389,7 @@ class CanvasUpdate:
         """
         state, tail = self.slots, now.tail
         # A compiled function is the same whether a request streams or not.
-        if state.kind.mask_token is None or not (plan.streams or plan.compile):
+        if state.kind.mask_token is None or not (plan.compile or plan.streams):
             return tail
         sends = now.streams & ~ready_to_leave
         # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
