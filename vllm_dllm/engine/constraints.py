@@ -282,10 +282,11 @@ class ConstrainedStep:
         keys, kept = rows.keys, rows.filtered
         assert keys is not None and kept is not None
         if keys.device.type != "cpu":
-            from vllm_dllm.ops.statistics.rows_triton import drawn_from_logits
+            from vllm_dllm.ops.statistics.rows_triton import logits_statistics
 
-            token, share = drawn_from_logits(kept, keys.flatten())
-            return FreeTokens(likeliest, token.view(keys.shape), share.view(keys.shape), keys)
+            found = logits_statistics(kept, keys=keys.flatten())
+            share = found.greedy_statistics(entropy=False).probability.view(keys.shape)
+            return FreeTokens(likeliest, found.sample.view(keys.shape), share, keys)
         token, total = torch.zeros_like(keys), torch.zeros(keys.shape)
         top = torch.zeros(keys.shape)
         wanted = (self.window.wanted() & followed.draws).flatten().nonzero()[:, 0]

@@ -115,24 +115,6 @@ def logits_statistics(
     return _statistics(source, range(logits.shape[1]), temperature, keys, forbidden, tile)
 
 
-def drawn_from_logits(
-    logits: torch.Tensor, keys: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `sampled.draw` draws from logits, and the probability of the likeliest token.
-
-    Args:
-        logits: float32 ``[rows, vocabulary]``, divided by the temperature, as for
-            `logits_statistics`.
-        keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
-
-    Returns:
-        Ids, int64 ``[rows]``, and probabilities, float32 ``[rows]``.
-    """
-    source = logits, logits.stride(0), None, 0, 0, None
-    found = _statistics(source, range(logits.shape[1]), None, keys, None, IN_MEMORY)
-    return found.sample, torch.exp(found.best - found.origin) / found.sum
-
-
 def head_statistics(
     hidden: torch.Tensor,
     head: Head,
