@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vllm_dllm.decoding.low_confidence import LowConfidence
-from vllm_dllm.engine import readout_masked, token_choice
+from vllm_dllm.engine import step
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.readout_masked import MaskedReadout
@@ -26,8 +26,7 @@ def test_masked_positions_have_the_statistics_of_all_rows(
     temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One canvas is partly decided, one not at all, and one is finished."""
-    monkeypatch.setattr(readout_masked, "FEW_LOGITS", 0)
-    monkeypatch.setattr(token_choice, "FEW_LOGITS", 0)
+    monkeypatch.setattr(step, "FEW_LOGITS", 0)
     slots = SlotState(
         3, CanvasKind(L, VOCABULARY, VOCABULARY - 1, aligned=True), torch.device("cpu")
     )

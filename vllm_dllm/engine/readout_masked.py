@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
+from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
@@ -78,8 +78,7 @@ class MaskedReadout:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
             return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
-        few = len(hidden) * self.slots.kind.vocabulary < FEW_LOGITS
-        rows = None if few else request.masked_rows()
+        rows = None if request.masked is None else request.masked_rows()
         if rows is None:
             return self._of_rows(hidden, request.entropy)
         return self._of_rows(hidden[rows], request.entropy).spread(rows, len(hidden))

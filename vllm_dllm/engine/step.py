@@ -23,7 +23,7 @@ import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
-from vllm_dllm.engine.readout import Readings, ReadRequest
+from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
 from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState, SlotStatus
 from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
 from vllm_dllm.vllm_seams.channels import PassFlags
@@ -197,7 +197,7 @@ class CanvasUpdate:
             may_go_on=not state.one_step[on_host].all(),
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and bool(state.records[on_host].any()),
-            masked=None if any(b.algorithm.reads_decided for b in batches) else now.canvas.masked,
+            masked=self._masked(now, batches),
             rows_before=rows,
             status=now,
             batches=batches,
@@ -209,6 +209,13 @@ class CanvasUpdate:
             may_revise = _having(batches, "edits") & ~self._finished(now)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
+
+    def _masked(self, now: SlotStatus, batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
+        """See `ReadRequest.masked`."""
+        if any(batch.algorithm.reads_decided for batch in batches):
+            return None
+        masked = now.canvas.masked
+        return masked if masked.numel() * self.slots.kind.vocabulary >= FEW_LOGITS else None
 
     def compilable(self, function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
         """A function of a batch, or its compiled form."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import torch
 
-from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
+from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.ops.compiled import any_batch, compiled, compiled_for_batches
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
@@ -250,8 +250,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
     def _rows_of(self, request: ReadRequest) -> torch.Tensor | None:
         """See `ReadRequest.rows`."""
         whole = request.adjust is not None or request.ask is not None or request.logprob
-        few = len(request.slots) * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
-        if few or whole or self.slots.needs_rows[request.on_host].any():
+        if whole or self.slots.needs_rows[request.on_host].any():
             return None
         return request.masked_rows()
 
