@@ -12,9 +12,10 @@ from tests.ops.test_sampled_stats import case, in_float64
 from vllm_dllm.ops.compiled import compiled, compiling_ahead
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys, row_keys, step_noise
 from vllm_dllm.ops.statistics import tiled as tiled_stats
+from vllm_dllm.ops.statistics.groups import GROUP
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.rows import EntropyStatistics, pure_row_statistics, row_statistics
-from vllm_dllm.ops.statistics.sampled import GROUP, draw, sampled_statistics
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, grouped_statistics, row_statistics
+from vllm_dllm.ops.statistics.sampled import draw, sampled_statistics
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def test_a_row_is_computed_alike_whatever_stands_beside_it() -> None:
 
 @pytest.mark.parametrize("entropy", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_rows(entropy: bool) -> None:
-    function, forbidden = compiled(pure_row_statistics), 7
+    function, forbidden = compiled(grouped_statistics), 7
     ahead(lambda rows: function(case(300, rows=8 + rows)["logits"], forbidden, entropy))
     made = graphs()
     for rows in (9, 24, 97):

@@ -19,9 +19,9 @@ from tests.support.ops.triton_statistics import (
     rows_triton,
     soft_embedding,
 )
+from vllm_dllm.ops.statistics.groups import GROUP
 from vllm_dllm.ops.statistics.head import Shard
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics, row_statistics
-from vllm_dllm.ops.statistics.sampled import GROUP
 
 pytestmark = pytest.mark.usefixtures("garbage_before_kernels")
 

@@ -10,8 +10,9 @@ import torch
 from tests.support.ops.chi_square import chi_square, limit
 from tests.support.ops.ranks import ThreadCollectives
 from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.groups import GROUP
 from vllm_dllm.ops.statistics.head import Head, Shard
-from vllm_dllm.ops.statistics.sampled import GROUP, sampled_statistics
+from vllm_dllm.ops.statistics.sampled import sampled_statistics
 from vllm_dllm.ops.statistics.tiled import TILE_COPIES, average, tile_shape, tiled_statistics
 
 VOCABULARIES = (1, 7, 128, 300, 1000)

@@ -22,8 +22,8 @@ from tests.support.ops.triton_statistics import (
     unread,
 )
 from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.groups import GROUP
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.sampled import GROUP
 
 pytestmark = [pytest.mark.usefixtures("garbage_before_kernels"), pytest.mark.slow]
 

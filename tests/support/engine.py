@@ -119,10 +119,10 @@ def our_graphs() -> int:
     from vllm_dllm.engine.sampler import finish
     from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
     from vllm_dllm.ops.statistics import tiled as tiled_stats
-    from vllm_dllm.ops.statistics.rows import pure_row_statistics
+    from vllm_dllm.ops.statistics.rows import grouped_statistics
     from vllm_dllm.ops.statistics.sampled import draw
 
-    rows = (candidate_keys, draw, pure_row_statistics, step_noise)
+    rows = (candidate_keys, draw, grouped_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
     return sum(len(entries(function.__code__)) for function in (*rows, *tiles, finish))
 

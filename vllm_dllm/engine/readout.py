@@ -128,6 +128,12 @@ class Readings:
     log_probabilities: torch.Tensor | None = None
     logprob: torch.Tensor | None = None
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a compiled function may tell these readings from others by."""
+        optional = self.noise, self.next_canvas, self.soft_embedding, self.log_probabilities
+        return type(self.statistics), *(part is None for part in (*optional, self.logprob))
+
 
 class Readout(Protocol):
     """Computes `Readings` from hidden states; an engine has one, chosen when it starts.

@@ -10,16 +10,22 @@ import torch
 
 from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
-from vllm_dllm.ops.statistics.rows import RowStatistics, pure_row_statistics, row_statistics
+from vllm_dllm.ops.compiled import CompiledOnce
+from vllm_dllm.ops.statistics.rows import RowStatistics, grouped_statistics, row_statistics
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.readout_triton import MaskedKernels
-    from vllm_dllm.engine.token_choice import MaskedPipeline
+    from vllm_dllm.engine.token_choice import MaskedPipeline, StatisticsOfRows
 
 # How many bytes whole rows of logits may use at a time.
 HEAD_BYTES = 256 << 20
+
+
+def compiled_statistics() -> StatisticsOfRows:
+    """`row_statistics`, compiled once for each value of `entropy`."""
+    by_entropy = [CompiledOnce(grouped_statistics) for _ in (False, True)]
+    return lambda logits, forbidden, entropy: by_entropy[entropy](logits, forbidden, entropy)
 
 
 class MaskedReadout:
@@ -50,8 +56,8 @@ class MaskedReadout:
         self.kernels = kernels
         self.triton = kernels is not None
         self.compile = compile
-        own = compiled_for_batches(pure_row_statistics) if compile else row_statistics
-        self.statistics = own if kernels is None else kernels.from_logits
+        own = compiled_statistics() if compile else row_statistics
+        self.statistics: StatisticsOfRows = own if kernels is None else kernels.from_logits
 
     @cached_property
     def pipeline(self) -> MaskedPipeline:
@@ -81,7 +87,9 @@ class MaskedReadout:
         rows = None if request.masked is None else request.masked_rows()
         if rows is None:
             return self._of_rows(hidden, request.entropy)
-        return self._of_rows(hidden[rows], request.entropy).spread(rows, len(hidden))
+        return self._of_rows(hidden.index_select(0, rows), request.entropy).spread(
+            rows, len(hidden)
+        )
 
     def _of_rows(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics of these rows, some at a time."""
@@ -95,8 +103,6 @@ class MaskedReadout:
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
         logits = self.head(hidden)
-        if self.compile:
-            any_batch(logits)
         for entropy in (False, True):
             self.statistics(logits, self.mask_token, entropy)
         self.pipeline.warm_up(logits)

@@ -67,11 +67,8 @@ class DiffusionSampler:
         self.predictions = predictions
         self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
-        # The fields of `FollowedPaths` without constraints, for compiled functions. They
-        # are inference tensors like those of a step: a compiled function tells them from others.
-        with torch.inference_mode():
-            none = torch.zeros_like(slots.masked)
-            self.no_paths = torch.zeros_like(slots.tokens), none, ~none[:, 0], none[:, 0]
+        # `FollowedPaths` without constraints by number of canvases, for compiled functions.
+        self.no_paths: dict[int, FollowedPaths] = {}
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
@@ -212,15 +209,22 @@ class DiffusionSampler:
             return finish(self, plan, readings, hidden, present, paths)
         readings = replace(readings, logprob=None)  # which only observers read
         paths = self._paths_of_all(plan, paths)
-        own = self.canvas_update.compilable(finish, compile=True)
+        own = self.canvas_update.compilable(finish, True, readings.kind)
         return own(self, plan, readings, hidden, None, paths)
 
     def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:
         """The paths with tensors for all fields, as a compiled function takes them."""
-        none = FollowedPaths(*(part[: len(plan.slots)] for part in self.no_paths))
-        if paths is None:
-            return none
-        return paths if paths.waits is not None else replace(paths, waits=none.waits)
+        if paths is not None and paths.waits is not None:
+            return paths
+        none = self.no_paths.get(count := len(plan.slots))
+        if none is None:
+            # They are inference tensors like those of a step: a compiled function tells them
+            # from others.
+            with torch.inference_mode():
+                tokens = torch.zeros_like(self.slots.tokens[:count])
+                no = torch.zeros_like(tokens, dtype=torch.bool)
+                none = self.no_paths[count] = FollowedPaths(tokens, no, ~no[:, 0], no[:, 0].clone())
+        return none if paths is None else replace(paths, waits=none.waits)
 
     def _sound(
         self,

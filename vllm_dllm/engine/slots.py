@@ -76,6 +76,16 @@ INTEGERS: dict[str, int | None] = {
     **dict.fromkeys(CHANGING),
 }
 FLAGS: dict[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
+# What a request asks of its steps, on the host; see `SlotState`.
+HOST_FLAGS = (
+    "samples",
+    "several_steps",
+    "may_stream",
+    "records",
+    "constrained",
+    "needs_rows",
+    "reports",
+)
 
 
 class Columns:
@@ -96,6 +106,10 @@ class Columns:
     def of(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a matrix' columns by name: ``[rows]``, or ``[rows, width]``."""
         return {name: rows[:, at] for name, at in self._at.items()}
+
+    def one(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        """A view of the columns of one name."""
+        return rows[:, self._at[name]]
 
     def on_host(self, dtype: type, **values: Any) -> np.ndarray:
         """One row on the host, ``[count]``, with 0 for names that are not given."""
@@ -301,8 +315,9 @@ class SlotState:
             else 0.
         algorithms: the tensors of the decoding algorithms.
         position: int64 ``[L]``, 0 to L - 1.
+        on_host: on the host, bool ``[slots, flags]``; `HOST_FLAGS` names its columns.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
-        one_step: on the host, bool ``[slots]``, whether `max_steps` is 1.
+        several_steps: on the host, bool ``[slots]``, whether `max_steps` is above 1.
         may_stream: on the host, bool ``[slots]``, `streams`.
         records: on the host, bool ``[slots]``, every pass over the request's canvases is recorded.
         constrained: on the host, bool ``[slots]``, whether the request follows a constraint.
@@ -332,6 +347,13 @@ class SlotState:
     whole: torch.Tensor
     masked: torch.Tensor
     fixed: torch.Tensor
+    samples: np.ndarray
+    several_steps: np.ndarray
+    may_stream: np.ndarray
+    records: np.ndarray
+    constrained: np.ndarray
+    needs_rows: np.ndarray
+    reports: np.ndarray
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.kind = kind
@@ -350,13 +372,8 @@ class SlotState:
         self.temperature = torch.zeros(slots, device=device)
         self.position = torch.arange(length, device=device)
         self.algorithms = AlgorithmStates(slots, length, device)
-        self.samples: np.ndarray = np.zeros(slots, dtype=bool)
-        self.one_step: np.ndarray = np.zeros(slots, dtype=bool)
-        self.may_stream: np.ndarray = np.zeros(slots, dtype=bool)
-        self.records: np.ndarray = np.zeros(slots, dtype=bool)
-        self.constrained: np.ndarray = np.zeros(slots, dtype=bool)
-        self.needs_rows: np.ndarray = np.zeros(slots, dtype=bool)
-        self.reports: np.ndarray = np.zeros(slots, dtype=bool)
+        self.on_host: np.ndarray = np.zeros((slots, len(HOST_FLAGS)), dtype=bool)
+        vars(self).update(zip(HOST_FLAGS, self.on_host.T, strict=True))
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
         self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
@@ -423,9 +440,13 @@ class SlotState:
         self.temperature[slot].fill_(temperature)
         self.algorithms.enter(slot, choice.algorithm, choice.settings)
         self.samples[slot] = temperature > 0
-        self.one_step[slot] = choice.max_steps == 1
+        self.several_steps[slot] = choice.max_steps > 1
         self.may_stream[slot] = streams
         self.records[slot] = records
+
+    def asked(self, on_host: np.ndarray) -> dict[str, bool]:
+        """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""
+        return dict(zip(HOST_FLAGS, self.on_host[on_host].any(0).tolist(), strict=True))
 
     def read(self, slots: torch.Tensor) -> SlotRows:
         """Copy the rows of the requests in ``slots`` (int64 ``[n]``)."""
@@ -438,6 +459,10 @@ class SlotState:
         canvas = Canvas(*(named.pop(name) for name in ("tokens", "masked", "fixed")))
         del named["after_prefill"]
         return SlotStatus(canvas, rows.temperature, **named)
+
+    def masked_of(self, rows: SlotRows) -> torch.Tensor:
+        """`masked` of some rows, bool ``[n, L]``."""
+        return self._flags.one(rows.flags, "masked")
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""

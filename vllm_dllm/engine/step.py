@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
 from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState, SlotStatus
-from vllm_dllm.ops.compiled import any_batch, compiled_for_batches
+from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
@@ -92,20 +93,25 @@ class StepPlan(ReadRequest):
     """The batch before the update, and what must be read from the model's output for it.
 
     Attributes:
+        state: the engine's slots.
         rows_before: the rows of the batch's slots.
-        status: their columns; a compiled function names them itself.
         batches: the canvases, grouped by algorithm.
         observers: the observers that see what this step decides.
         streams: whether the decided beginning of a canvas may leave in this step.
         compile: whether a compiled function updates the canvases.
     """
 
+    state: SlotState
     rows_before: SlotRows
-    status: SlotStatus
     batches: Sequence[AlgorithmBatch]
     observers: Sequence[StepObserver]
     streams: bool
     compile: bool
+
+    @cached_property
+    def status(self) -> SlotStatus:
+        """The columns of `rows_before`. A compiled function names them itself."""
+        return self.state.status(self.rows_before)
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,7 @@ class CanvasUpdate:
         self.parts = parts
         self.compiled_algorithm: str | None = None
         self.compiles_ahead = False
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
         """Group the canvases by algorithm, and determine what must be read from the model's output.
@@ -171,62 +178,65 @@ class CanvasUpdate:
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
         state = self.slots
-        rows = state.read(slots)
-        now = state.status(rows)
+        rows, asked = state.read(slots), state.asked(on_host)
         batches = state.algorithms.batches(slots, on_host)
-        draws = bool(state.samples[on_host].any())
         observers = self.parts.observers(on_host)
         compile = (
             [batch.algorithm.name for batch in batches] == [self.compiled_algorithm]
             and not observers
             and isinstance(width, int)
         )
-        temperature = now.temperature
+        temperature = rows.temperature
         if _override(batches, "temperature"):
             temperature = self.compilable(_temperatures, compile)(state, rows, batches)
+        draws = asked["samples"]
         plan = StepPlan(
             slots,
             on_host,
             width,
             temperature,
             draws=draws,
-            needs_rows=bool(state.needs_rows[on_host].any()),
-            adjust=_adjustments(batches, now.canvas) if _override(batches, "adjust") else None,
+            needs_rows=asked["needs_rows"],
             ask=_asked(batches) if _override(batches, "ask") else None,
             entropy=any(batch.algorithm.reads_entropy for batch in batches),
-            may_go_on=not state.one_step[on_host].all(),
+            may_go_on=asked["several_steps"],
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
-            logprob=draws and bool(state.records[on_host].any()),
-            masked=self._masked(now, batches),
+            logprob=draws and asked["records"],
+            masked=self._masked(rows, batches),
+            state=state,
             rows_before=rows,
-            status=now,
             batches=batches,
             observers=observers,
-            streams=bool(state.may_stream[on_host].any()),
+            streams=asked["may_stream"],
             compile=compile,
         )
-        if state.constrained[on_host].any():
-            may_revise = _having(batches, "edits") & ~self._finished(now)
+        if _override(batches, "adjust"):
+            plan.adjust = _adjustments(batches, plan.status.canvas)
+        if asked["constrained"]:
+            may_revise = _having(batches, "edits") & ~self._finished(plan.status)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def _masked(self, now: SlotStatus, batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
+    def _masked(self, rows: SlotRows, batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
         """See `ReadRequest.masked`."""
         if any(batch.algorithm.reads_decided for batch in batches):
             return None
-        masked = now.canvas.masked
+        masked = self.slots.masked_of(rows)
         return masked if masked.numel() * self.slots.kind.vocabulary >= FEW_LOGITS else None
 
-    def compilable(self, function: Callable[..., Any], compile: bool) -> Callable[..., Any]:
-        """A function of a batch, or its compiled form."""
+    def compilable(
+        self, function: Callable[..., Any], compile: bool, kind: tuple[Any, ...] = ()
+    ) -> Callable[..., Any]:
+        """A function of a batch, or its compiled form for this kind of arguments, if there is one.
+
+        Compiled forms are made while `compiles_ahead` is true, and at no other time.
+        """
         if not compile:
             return function
-
-        def ahead(*arguments: Any) -> Any:
-            any_batch(*arguments)
-            return compiled_for_batches(function)(*arguments)
-
-        return ahead if self.compiles_ahead else compiled_for_batches(function)
+        key = function, *kind
+        if self.compiles_ahead:
+            self._compiled[key] = CompiledOnce(function)
+        return self._compiled.get(key, function)
 
     def _finished(self, now: SlotStatus) -> torch.Tensor:
         """Canvases that were finished before this pass and commit or wait, bool ``[n]``."""

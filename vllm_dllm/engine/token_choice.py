@@ -16,7 +16,7 @@ import torch
 
 from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.row_options import RowOptions
-from vllm_dllm.ops.compiled import any_batch, compiled, compiled_for_batches
+from vllm_dllm.ops.compiled import CompiledOnce, compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import (
@@ -214,7 +214,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         self.mask_token = mask_token
         self.statistics = statistics
         self.kernels = kernels
-        self.draw = compiled_for_batches(draw) if compile else draw
+        self.draw = CompiledOnce(draw) if compile else draw
         self.keys = compiled(candidate_keys) if compile else candidate_keys
 
     def readings(
@@ -229,7 +229,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             end = min(first + at_once, count)
             part, own = request.part(first, end), hidden[first * length : end * length]
             part.rows = self._rows_of(part)
-            logits = head(own if part.rows is None else own[part.rows])
+            logits = head(own if part.rows is None else own.index_select(0, part.rows))
             keys = self._keys_of(part.slots) if request.draws else None
             chosen = self.read(logits, part, keys)
             statistics.append(chosen.statistics)
@@ -267,7 +267,6 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         # Make it contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         rows = torch.arange(len(logits), device=logits.device)
-        any_batch(scaled, rows)
         self.draw(scaled, rows)
 
     def choose(

@@ -11,13 +11,15 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch._dynamo.decorators import mark_unbacked
 from torch.fx.experimental import _config as symbolic_shapes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _OPTIONS: dict[str, int | bool] = {
     # The compiler repeats an expression of up to this many operators wherever its result is used;
@@ -46,38 +48,50 @@ def compiled(function: Function) -> Function:
     Tensors may have any sizes, but sizes 0 and 1 are compiled separately. A function that cannot be
     compiled as a whole raises an error rather than run without compilation.
     """
-    return _compile(function, OF_ROWS)
+    return torch.compile(function, fullgraph=True, recompile_limit=_KINDS, **OF_ROWS)
 
 
-@functools.cache
-def compiled_for_batches(function: Function) -> Function:
-    """Return `function`, compiled at its first call for each kind of arguments.
+class CompiledOnce(Generic[Arguments, Result]):
+    """A function of a batch, compiled at its first call for batches of any size, even 1.
 
-    Sizes of tensors are constants, so that a reduction over the positions of a canvas shares a
-    kernel with what surrounds it; but see `any_batch`. Otherwise this is as `compiled`.
+    Arguments are tensors, and dataclasses, sequences and mappings of tensors. The first dimension
+    of all of them is the batch's; their other sizes are constants, so that a reduction over the
+    positions of a canvas shares a kernel with what surrounds it.
+
+    No guards choose a graph for each call. Their hundreds of objects leave the processor's caches
+    during the forward pass, so that checking them takes longer than a step's small loops. So later
+    arguments must be as the first ones: the same types and dtypes, the same attributes but for
+    tensors, and None where there was None. Sizes and strides of tensors are checked.
     """
-    return _compile(function, OF_BATCHES)
+
+    def __init__(self, function: Callable[Arguments, Result]) -> None:
+        how = {**OF_BATCHES}
+        unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        how["options"] = OF_BATCHES["options"] | unguarded
+        self._compiled: Callable[Arguments, Result] = torch.compile(
+            function, fullgraph=True, isolate_recompiles=True, **how
+        )
+        self._is_first = True
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Call the function."""
+        if self._is_first:
+            _any_size(args, kwargs)
+            self._is_first = False
+        return self._compiled(*args, **kwargs)
 
 
-def _compile(function: Function, how: Mapping[str, Any]) -> Function:
-    return torch.compile(function, fullgraph=True, recompile_limit=_KINDS, **how)
-
-
-def any_batch(*arguments: Any) -> None:
-    """Let the first dimension of all tensors in these arguments be of any size, even 1.
-
-    The next call of a function from `compiled_for_batches` with these arguments compiles one graph
-    for all sizes. Tensors are found in dataclasses, sequences and mappings.
-    """
+def _any_size(*arguments: Any) -> None:
+    """Let the first dimension of all tensors in these arguments be of any (one) size."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            mark_unbacked(argument, 0, hint_override=len(argument))
+            mark_unbacked(argument, 0, hint_override=len(argument), shape_id="batch")
         elif is_dataclass(argument):
-            any_batch(*(getattr(argument, field.name) for field in fields(argument)))
+            _any_size(*(getattr(argument, field.name) for field in fields(argument)))
         elif isinstance(argument, Mapping):
-            any_batch(*argument.values())
+            _any_size(*argument.values())
         elif isinstance(argument, Sequence) and not isinstance(argument, str):
-            any_batch(*argument)
+            _any_size(*argument)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ wrapper function, and returns every tensor that the kernel may have touched, poi
 
 import importlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,8 @@ def compute_slot_mappings(rng: np.random.Generator) -> Outputs:
     for table in tables.block_tables:
         table.gpu.copy_(ints(rng, 1, 99, table.gpu.shape))
     positions = ints(rng, 0, 200, batch.tokens + 5, np.int64)
+    for start, end in pairwise(batch.starts.tolist()):
+        positions[start:end] = positions[start] + torch.arange(end - start)
     tables.compute_slot_mappings(batch.idx, batch.starts, positions, batch.tokens)
     return {"slots": tables.slot_mappings.clone()}
 

@@ -88,7 +88,8 @@ def gather_block_tables(
         for row, slot in enumerate(slots):
             start = source + slot * row_bytes
             ctypes.memmove(target + row * row_bytes, start, 4 * int(num_blocks[slot]))
-        ctypes.memset(target + num_reqs * row_bytes, 0, (grid[1] - num_reqs) * row_bytes)
+        if grid[1] > num_reqs:
+            ctypes.memset(target + num_reqs * row_bytes, 0, (grid[1] - num_reqs) * row_bytes)
     if MASK_SLIDING_WINDOW:
         assert num_computed_tokens_ptr is not None and block_sizes_ptr is not None
         assert sliding_window_reach_ptr is not None
@@ -108,7 +109,7 @@ def compute_slot_mappings(
     max_num_tokens: int,
     idx_mapping: Tensor,  # [R]
     query_start_loc: Tensor,  # [R + 1]
-    pos: Tensor,  # [T]
+    pos: Tensor,  # [T], consecutive within a request
     block_table_ptrs: Tensor,  # uint64 [G], each the address of int32 [S, stride]
     block_table_strides: Tensor,  # [G]
     block_sizes: Tensor,  # [G]
@@ -119,20 +120,24 @@ def compute_slot_mappings(
 ) -> None:
     """Write every token's slot in the KV cache, and `PAD_ID` where there is no token."""
     assert CP_SIZE == 1 and all(slot_mapping_enabled.tolist())
-    starts, slots = query_start_loc.numpy()[: grid[1]], idx_mapping.numpy()
-    count, rows = int(starts[-1]), int(slots.max(initial=0)) + 1
-    token_slots: np.ndarray = np.repeat(slots, np.diff(starts))  # [T]
-    positions, out = pos.numpy()[:count], slot_mappings_ptr.numpy()
+    starts, positions, out = query_start_loc.tolist(), pos.numpy(), slot_mappings_ptr.numpy()
     tables = zip(
         block_table_ptrs.tolist(), block_table_strides.tolist(), block_sizes.tolist(), strict=True
     )
     for group, (address, stride, size) in enumerate(tables):
-        table = np.frombuffer((ctypes.c_int32 * (rows * stride)).from_address(address), np.int32)
-        block = positions // size
-        # block number * size + (position - block * size), with one multiplication fewer
-        slot_ids = (table[token_slots * stride + block] - block) * size + positions
-        out[group, :count] = slot_ids
-        out[group, count:max_num_tokens] = PAD_ID
+        slot_ids = out[group]
+        for i, slot in enumerate(idx_mapping.tolist()):
+            token, end = starts[i], starts[i + 1]
+            if token == end:
+                continue
+            block, offset = divmod(int(positions[token]), size)
+            entry = address + 4 * (slot * stride + block)
+            while token < end:  # a request's tokens are consecutive, a run of them in each block
+                run = min(size - offset, end - token)
+                first = ctypes.c_int32.from_address(entry).value * size + offset
+                slot_ids[token : token + run] = np.arange(first, first + run)
+                token, entry, offset = token + run, entry + 4, 0
+        slot_ids[starts[grid[1] - 1] : max_num_tokens] = PAD_ID
 
 
 def prepare_prefill_inputs(
@@ -172,14 +177,13 @@ def prepare_pos_seq_lens(
     max_num_reqs: int,
 ) -> None:
     """Write positions of the batch's tokens, sequence lengths, and 0 for unused rows."""
-    num_reqs, starts = grid[0] - 1, query_start_loc_ptr.numpy()[: grid[0]]
-    lengths = np.diff(starts)
-    computed = num_computed_tokens_ptr.numpy()[idx_mapping_ptr.numpy()]
-    seq_lens = seq_lens_ptr.numpy()
-    seq_lens[:num_reqs] = computed + lengths
-    seq_lens[num_reqs:max_num_reqs] = 0
-    positions = np.arange(starts[-1]) + np.repeat(computed - starts[:-1], lengths)
-    pos_ptr.numpy()[: len(positions)] = positions
+    starts, positions = query_start_loc_ptr.tolist(), pos_ptr.numpy()
+    seq_lens, computed = seq_lens_ptr.numpy(), num_computed_tokens_ptr.numpy()
+    for i, slot in enumerate(idx_mapping_ptr.tolist()):
+        start, end, first = starts[i], starts[i + 1], int(computed[slot])
+        seq_lens[i] = first + end - start
+        positions[start:end] = np.arange(first, first + end - start)
+    seq_lens[grid[0] - 1 : max_num_reqs] = 0
 
 
 def combine_sampled_and_draft_tokens(
@@ -196,8 +200,7 @@ def combine_sampled_and_draft_tokens(
 ) -> None:
     """Write which rows get logits, and the input ids of the canvases, which are draft tokens."""
     assert NUM_NEW_SAMPLED_TOKENS == 0  # no token comes before the drafts
-    slots = idx_mapping_ptr.tolist()
-    limits = prefill_len_ptr.numpy()[slots].tolist()
+    slots, limits = idx_mapping_ptr.tolist(), prefill_len_ptr.numpy()
     seq_lens, ends = seq_lens_ptr.tolist(), query_start_loc_ptr.tolist()[1:]
     cu = cu_num_logits_ptr.tolist()
     input_ids, indices = input_ids_ptr.numpy(), logits_indices_ptr.numpy()
@@ -206,7 +209,7 @@ def combine_sampled_and_draft_tokens(
         length = cu[i + 1] - cu[i]
         start, end = ends[i] - length, ends[i]
         indices[cu[i] : cu[i + 1]] = np.arange(start, end)
-        if seq_lens[i] > limits[i]:  # otherwise all of them are in the prompt
+        if seq_lens[i] > limits[slot]:  # otherwise all of them are in the prompt
             input_ids[start:end] = drafts[slot, :length]
 
 
@@ -231,10 +234,9 @@ def post_update(
     function drops the surplus tokens, but counts lengths as the kernel does.
     """
     assert output_bin_counts_ptr is None
-    delta = -num_rejected_ptr.numpy()
+    rejected, starts = num_rejected_ptr.tolist(), None
     if query_start_loc_ptr is not None:
-        delta = delta + np.diff(query_start_loc_ptr.numpy()[: grid[0] + 1])
-    deltas = delta.tolist()
+        starts = query_start_loc_ptr.tolist()
     computed, total = num_computed_tokens_ptr.numpy(), total_len_ptr.numpy()
     last, sampled = last_sampled_tokens_ptr.view(-1).numpy(), sampled_tokens_ptr.numpy()
     tokens, num_sampled = all_token_ids_ptr.numpy(), num_sampled_ptr.tolist()
@@ -249,8 +251,7 @@ def post_update(
             total[slot] += len(run)
             room = tokens[slot, begin : begin + len(run)]
             room[:] = run[: len(room)]
-        if deltas[i]:
-            computed[slot] += deltas[i]
+        computed[slot] += (0 if starts is None else starts[i + 1] - starts[i]) - rejected[i]
 
 
 def post_update_num_computed_tokens(
@@ -272,10 +273,13 @@ def expand_idx_mapping(
     cu_num_logits_ptr: Tensor,  # [R + 1]
 ) -> None:
     """Write for every row of logits its request's slot and its index within the request."""
-    cu = cu_num_logits_ptr.numpy()
-    counts = np.diff(cu)
-    expanded_idx_mapping_ptr.numpy()[:] = np.repeat(idx_mapping_ptr.numpy(), counts)
-    expanded_local_pos_ptr.numpy()[:] = np.arange(cu[-1]) - np.repeat(cu[:-1], counts)
+    slots, positions = expanded_idx_mapping_ptr.numpy(), expanded_local_pos_ptr.numpy()
+    start = 0
+    ends = cu_num_logits_ptr.tolist()[1:]
+    for slot, end in zip(idx_mapping_ptr.tolist(), ends, strict=True):
+        slots[start:end] = slot
+        positions[start:end] = np.arange(end - start)
+        start = end
 
 
 def topk_log_softmax(

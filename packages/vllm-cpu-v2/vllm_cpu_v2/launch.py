@@ -59,9 +59,9 @@ class KernelStandIn:
         self.function = function
         taken = dict(inspect.signature(function).parameters)
         del taken["grid"]
-        self.taken = taken.keys()
+        self.taken = tuple(taken)
         unknown = {name for name in self.arg_names if not name.endswith("_stride")}
-        unknown -= self.taken | _NOT_NEEDED
+        unknown -= taken.keys() | _NOT_NEEDED
         # An argument with a default is not in every version of the kernel.
         needed = {name for name, taker in taken.items() if taker.default is taker.empty}
         missing = needed - {*self.arg_names}
@@ -81,7 +81,7 @@ class KernelStandIn:
         The rest are those of `_NOT_NEEDED`, and Triton's options of a launch, such as `num_warps`.
         """
         bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        self.function(grid, **{name: bound[name] for name in self.taken & bound.keys()})
+        self.function(grid, **{name: bound[name] for name in self.taken if name in bound})
 
 
 def swap_kernels() -> None:

@@ -15,7 +15,7 @@ from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.ops.compiled import compiled, compiled_for_batches
 from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
-from vllm_dllm.ops.statistics.rows import pure_row_statistics
+from vllm_dllm.ops.statistics.rows import grouped_statistics
 from vllm_dllm.ops.statistics.sampled import draw
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -58,7 +58,7 @@ def is_compiled(running: Engine) -> bool:
         return readout.noise == compiled(step_noise)
     assert type(readout) is MaskedReadout
     functions = {
-        readout.statistics: compiled_for_batches(pure_row_statistics),
+        readout.statistics: compiled_for_batches(grouped_statistics),
         readout.pipeline.keys: compiled(candidate_keys),
         readout.pipeline.draw: compiled_for_batches(draw),
     }

@@ -12,16 +12,10 @@ import torch
 from tests.support.ops.interpreter import interpreted
 from vllm_dllm.ops.noise import keyed
 from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.groups import GROUP, group_starts, grouped, take_group
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.ops.statistics.sampled import (
-    GROUP,
-    draw,
-    group_noise,
-    group_starts,
-    grouped,
-    take_group,
-)
+from vllm_dllm.ops.statistics.sampled import draw, group_noise
 
 rows_triton = interpreted("vllm_dllm.ops.statistics.rows_triton")
 soft_embedding = interpreted("vllm_dllm.ops.statistics.soft_embedding_triton")

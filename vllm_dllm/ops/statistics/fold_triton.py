@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from vllm_dllm.ops.noise.keyed_triton import gumbel
-from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX, GROUP
+from vllm_dllm.ops.statistics.groups import GROUP
+from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
 
 # Two to a power below this is 0 in float32. Exponents are clamped to it, because 0 * -inf would be
 # NaN in the sums.

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from vllm_dllm.ops.statistics.groups import FAR, GROUP, grouped, take_group
+
 Statistics = TypeVar("Statistics", bound="RowStatistics")
 
 
@@ -101,26 +103,36 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
     logits[:, forbidden] = -torch.inf
     token = logits.argmax(dim=-1)  # [rows]
     logits[:, forbidden] = column
-    return _of_choice(token, probability, entropy)
-
-
-def pure_row_statistics(
-    logits: torch.Tensor, forbidden: int, entropy: bool = False
-) -> RowStatistics:
-    """`row_statistics` as a function without side effects, to be compiled.
-
-    Compiled, it makes no copy of the logits; run as operators, it would copy them to leave out the
-    forbidden token. A compiled `row_statistics` would copy the logits because it writes to them.
-    """
-    probability = logits.softmax(dim=-1, dtype=torch.float32)
-    allowed = torch.arange(logits.shape[1], device=logits.device) != forbidden
-    token = torch.where(allowed, logits, -torch.inf).argmax(-1)
-    return _of_choice(token, probability, entropy)
-
-
-def _of_choice(token: torch.Tensor, probability: torch.Tensor, entropy: bool) -> RowStatistics:
-    """The statistics of chosen tokens (int64 ``[rows]``), given all probabilities of the rows."""
     top = probability.gather(1, token[:, None])[:, 0]
     if not entropy:
         return RowStatistics(token, top)
     return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
+
+
+def grouped_statistics(
+    logits: torch.Tensor, forbidden: int, entropy: bool = False
+) -> RowStatistics:
+    """`row_statistics` as a function to be compiled: without side effects, and by groups of ids.
+
+    Compiled, it makes no copy of the logits, and a CPU takes a sixth of the time; run as operators,
+    it would copy them several times.
+    """
+    groups = grouped(logits.float())  # [rows, groups, GROUP]
+    best = groups.amax(-1)
+    largest = best.amax(-1, keepdim=True)
+    inside = torch.arange(GROUP, device=logits.device)
+    group, place = divmod(forbidden, GROUP)
+    allowed = groups[:, group].masked_fill(inside == place, -torch.inf).amax(-1, keepdim=True)
+    is_group = torch.arange(groups.shape[1], device=logits.device) == group
+    chosen = torch.where(is_group, allowed, best).argmax(-1, keepdim=True)  # [rows, 1]
+    ids = chosen * GROUP + inside
+    choice = take_group(groups, chosen[:, 0]).masked_fill(ids == forbidden, -torch.inf)
+    index = choice.argmax(-1, keepdim=True)
+    distance = (logits.float() - largest).clamp_min(FAR)
+    weight = distance.exp()
+    total = weight.sum(-1)
+    top = (choice.gather(1, index) - largest)[:, 0].exp() / total
+    token = (chosen * GROUP + index)[:, 0]
+    if not entropy:
+        return RowStatistics(token, top)
+    return EntropyStatistics(token, top, total.log() - (distance * weight).sum(-1) / total)

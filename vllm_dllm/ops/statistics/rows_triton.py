@@ -32,9 +32,9 @@ from vllm_dllm.ops.statistics.fold_triton import (
     inverse_temperature,
     merge_splits,
 )
+from vllm_dllm.ops.statistics.groups import GROUP
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
-from vllm_dllm.ops.statistics.sampled import GROUP
 
 # A merge reads the states of all splits of a row at once.
 MAX_SPLITS = 512

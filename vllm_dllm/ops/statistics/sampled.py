@@ -16,9 +16,9 @@ from dataclasses import replace
 import torch
 
 from vllm_dllm.ops.noise.keyed import gumbel
+from vllm_dllm.ops.statistics.groups import GROUP, group_starts, grouped, take_group
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
 
-GROUP = 64
 # Groups draw with the same keys as ids, so their indices must be larger than those of all ids.
 FIRST_GROUP_INDEX = 1 << 30
 _LOG2_E = 1.4426950408889634
@@ -89,24 +89,6 @@ def _logsumexp(x: torch.Tensor) -> torch.Tensor:
     # The difference of two -inf would be NaN.
     origin = x.amax(-1).clamp_min_(-1e38)
     return (x - origin[..., None]).mul_(_LOG2_E).exp2_().sum(-1).log_().add_(origin)
-
-
-def grouped(scaled: torch.Tensor) -> torch.Tensor:
-    """``[rows, ids]`` as ``[rows, groups, GROUP]``, with the last group padded with -inf."""
-    missing = -scaled.shape[1] % GROUP
-    if missing:
-        scaled = torch.nn.functional.pad(scaled, (0, missing), value=-torch.inf)
-    return scaled.view(len(scaled), scaled.shape[1] // GROUP, GROUP)
-
-
-def group_starts(first: int, end: int, device: torch.device) -> torch.Tensor:
-    """The first id of every group of the ids ``first..end``, int64 ``[groups]``."""
-    return torch.arange(first, end, GROUP, device=device)
-
-
-def take_group(groups: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """One group of each row: ``[rows, GROUP]`` for an index int64 ``[rows]``."""
-    return groups.gather(1, index[:, None, None].expand(-1, 1, GROUP))[:, 0]
 
 
 def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:

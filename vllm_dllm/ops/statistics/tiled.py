@@ -14,17 +14,11 @@ from typing import Any, TypeVar
 import torch
 
 from vllm_dllm.ops.compiled import compiled
+from vllm_dllm.ops.statistics.groups import FAR, GROUP, group_starts, grouped, take_group
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.ops.statistics.sampled import (
-    GROUP,
-    draw_in_group,
-    group_noise,
-    group_starts,
-    grouped,
-    take_group,
-)
+from vllm_dllm.ops.statistics.sampled import draw_in_group, group_noise
 
 # Statistics [rows], and the soft embedding [rows, hidden], if there is one.
 Result = tuple[SampledStatistics, torch.Tensor | None]
@@ -35,9 +29,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # distance to the maximum, weights, and a copy of the logits if the last group is incomplete.
 TILE_COPIES = 4
 MAX_ROWS = 2048
-# Weights below exp(FAR) are raised to it. It is negligible against a row's sum (at least 1), and
-# still a normal float32: denormal numbers make a CPU many times slower.
-FAR = -87.0
 
 
 def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
