@@ -39,7 +39,7 @@ class AttentionBatch:
     @property
     def max_seq_len(self) -> int:
         """An upper bound on the tokens of a sequence, known on the host."""
-        return int(self.input.seq_lens_cpu_upper_bound[: self.rows].max())
+        return int(self.input.seq_lens_cpu_upper_bound.numpy()[: self.rows].max())
 
     def one_query_per_request(self, causal: bool | torch.Tensor) -> dict[str, Any]:
         """Return attention metadata for every layer, with the requests as they are.

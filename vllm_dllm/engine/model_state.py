@@ -307,6 +307,8 @@ def read_again(input_batch: Any, history: torch.Tensor) -> None:
         input_batch: vLLM's ``InputBatch``.
         history: int ``[slots, positions]``, every token of the requests.
     """
+    if input_batch.num_draft_tokens == input_batch.num_tokens:
+        return
     drafts = input_batch.num_draft_tokens_per_req
     before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)
     is_prompt = input_batch.num_computed_prefill_tokens_np < input_batch.prefill_len_np

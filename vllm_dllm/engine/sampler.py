@@ -89,28 +89,38 @@ class DiffusionSampler:
         Returns:
             A row for each request, whether it has a canvas or not; see above.
         """
-        rows = input_batch.num_reqs
-        widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
-        if widths.any() and not input_batch.num_draft_tokens:
-            # Only in the dummy batch, each request has one token of logits.
-            self.prepare()
+        rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         observers = self.parts.observers(on_host)
         # The position in the canvas where the tokens that leave begin; the update resets it.
         first = self.slots.tail[slot] if observers else None
-        if self.slots.window is not None and input_batch.num_draft_tokens:
-            hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
-            widths //= 2
-        if input_batch.num_draft_tokens and widths.all():
-            output = self.update(hidden_states, slot, on_host, self._width(widths))
+        if self.slots.window is None and drafts == rows * self.slots.length:
+            output = self.update(hidden_states, slot, on_host, self.slots.length)
         else:
-            output = self._among_prefills(hidden_states, input_batch, slot, widths)
-        if first is not None and input_batch.num_draft_tokens:
+            output = self._of_mixed(hidden_states, input_batch, slot)
+        if first is not None and drafts:
             for observer in observers:
                 output.logprobs_tensors = observer.add_to(
                     output.logprobs_tensors, slot, on_host, output.num_sampled, first
                 )
         return output
+
+    def _of_mixed(
+        self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor
+    ) -> SamplerOutput:
+        """Update a batch of prefills and of canvases of any width."""
+        rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
+        widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
+        if not drafts and widths.any():
+            # Only in the dummy batch, each request has one token of logits.
+            self.prepare()
+        if self.slots.window is not None and drafts:
+            hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
+            widths //= 2
+        if drafts and widths.all():
+            on_host = input_batch.idx_mapping_np[:rows]
+            return self.update(hidden_states, slot, on_host, self._width(widths))
+        return self._among_prefills(hidden_states, input_batch, slot, widths)
 
     def _width(self, widths: np.ndarray) -> torch.Tensor | int:
         """The number of positions scheduled of each canvas: int64 ``[n]``, or L for all of them."""
