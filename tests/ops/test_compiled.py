@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters as dynamo
 
 from tests.ops.test_sampled_stats import case, in_float64
-from vllm_dllm.ops.compiled import compiled, compiling_ahead
+from vllm_dllm.ops.compiled import CompiledOnce, compiled, compiling_ahead
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys, row_keys, step_noise
 from vllm_dllm.ops.statistics import tiled as tiled_stats
 from vllm_dllm.ops.statistics.groups import GROUP
@@ -125,11 +125,11 @@ def test_a_row_is_computed_alike_whatever_stands_beside_it() -> None:
 
 @pytest.mark.parametrize("entropy", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_rows(entropy: bool) -> None:
-    function, forbidden = compiled(grouped_statistics), 7
+    function, forbidden = CompiledOnce(grouped_statistics), 7
     ahead(lambda rows: function(case(300, rows=8 + rows)["logits"], forbidden, entropy))
     made = graphs()
-    for rows in (9, 24, 97):
-        logits = case(300, rows=rows)["logits"]
+    for rows in (1, 9, 24, 97):
+        logits = case(300, rows=97)["logits"][:rows]
         logits[0, forbidden] = 50.0  # the likeliest, and not to be chosen
         before = logits.clone()
         got, want = function(logits, forbidden, entropy), row_statistics(before, forbidden, entropy)
@@ -150,10 +150,10 @@ def test_rows(entropy: bool) -> None:
 
 @pytest.mark.parametrize("vocabulary", [300, pytest.param(5 * GROUP, marks=pytest.mark.long)])
 def test_draws(vocabulary: int) -> None:
-    function = compiled(draw)
+    function = CompiledOnce(draw)
     ahead(lambda rows: function(torch.zeros(rows, vocabulary), torch.arange(rows)))
     made = graphs()
-    for rows in (2, 96):
+    for rows in (1, 2, 96):
         logits, keys = case(vocabulary, rows=96)["logits"][:rows], row_keys(torch.arange(rows), 5)
         assert torch.equal(function(logits, keys), draw(logits, keys))
     assert graphs() == made

@@ -114,7 +114,7 @@ def our_graphs() -> int:
 
     Its own count also has vLLM's, among them one for an embedding that is spread over ranks.
     """
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
+    from torch._dynamo.eval_frame import _get_total_cache_entry_count as entries
 
     from vllm_dllm.engine.sampler import finish
     from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
@@ -124,7 +124,7 @@ def our_graphs() -> int:
 
     rows = (candidate_keys, draw, grouped_statistics, step_noise)
     tiles = (tiled_stats._fold, tiled_stats._only_tile)
-    return sum(len(entries(function.__code__)) for function in (*rows, *tiles, finish))
+    return sum(entries(function) for function in (*rows, *tiles, finish))
 
 
 def answers_of_child(

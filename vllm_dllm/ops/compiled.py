@@ -76,22 +76,22 @@ class CompiledOnce(Generic[Arguments, Result]):
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Call the function."""
         if self._is_first:
-            _any_size(args, kwargs)
+            any_size(args, kwargs)
             self._is_first = False
         return self._compiled(*args, **kwargs)
 
 
-def _any_size(*arguments: Any) -> None:
+def any_size(*arguments: Any) -> None:
     """Let the first dimension of all tensors in these arguments be of any (one) size."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             mark_unbacked(argument, 0, hint_override=len(argument), shape_id="batch")
         elif is_dataclass(argument):
-            _any_size(*(getattr(argument, field.name) for field in fields(argument)))
+            any_size(*(getattr(argument, field.name) for field in fields(argument)))
         elif isinstance(argument, Mapping):
-            _any_size(*argument.values())
+            any_size(*argument.values())
         elif isinstance(argument, Sequence) and not isinstance(argument, str):
-            _any_size(*argument)
+            any_size(*argument)
 
 
 @contextmanager

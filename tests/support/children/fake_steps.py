@@ -32,7 +32,7 @@ from vllm_dllm.engine import readout_masked, readout_noise, step, token_choice
 from vllm_dllm.engine.model_state import read_again
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
-from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS
+from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS, any_size
 from vllm_dllm.ops.statistics import rows_triton, soft_embedding_triton, tiled
 from vllm_dllm.selftest.steps import MODELS, POSITIONS, PROMPT, BareModel, Published
 
@@ -45,7 +45,8 @@ class FakeModel(BareModel):
         super().__init__(model, device, triton=on_gpu, compile=on_gpu)
         if on_gpu:
             algorithm = model.served.choose().algorithm
-            self.sampler.canvas_update.compiled_algorithm = algorithm.name
+            update = self.sampler.canvas_update
+            update.compiled_algorithm, update.compiles_ahead = algorithm.name, True
         masked = model.kind.mask_token is not None
         self.attention: Any = (
             BlockCausal(model.kind.length, device) if masked else CausalUnlessDenoised(self.slots)
@@ -141,7 +142,7 @@ class Launches:
             if hasattr(module, "empty"):
                 self._patch(module, "empty", _zeros)
         for module in COMPILING:
-            for name, how in (("compiled", OF_ROWS), ("compiled_for_batches", OF_BATCHES)):
+            for name, how in (("compiled", OF_ROWS), ("CompiledOnce", OF_BATCHES)):
                 if hasattr(module, name):
                     self._patch(module, name, partial(self._compiled, how=how))
         return self
@@ -158,6 +159,8 @@ class Launches:
         def run(*args: Any) -> Any:
             name = function.__name__
             if self.finds_out and name not in self.generated:
+                if how is OF_BATCHES:
+                    any_size(args)
                 self.generated[name] = len(generated_kernels(function, *args, **how))
             cost = FakeDevice.cost
             before = cost and cost.kernels.copy()
@@ -192,7 +195,6 @@ def generated(name: str) -> dict[str, int]:
     """The kernels of each function that is compiled for a model of `MODELS`."""
     with Launches() as found, torch.inference_mode():
         model = small(MODELS[name])
-        model.sampler.canvas_update.compiles_ahead = True
         for temperature in (0.0, 0.7):
             for slot in range(2):
                 model.admit(slot, temperature=temperature)

@@ -121,7 +121,7 @@ def grouped_statistics(
     best = groups.amax(-1)
     largest = best.amax(-1, keepdim=True)
     inside = torch.arange(GROUP, device=logits.device)
-    group, place = divmod(forbidden, GROUP)
+    group, place = forbidden // GROUP, forbidden % GROUP
     allowed = groups[:, group].masked_fill(inside == place, -torch.inf).amax(-1, keepdim=True)
     is_group = torch.arange(groups.shape[1], device=logits.device) == group
     chosen = torch.where(is_group, allowed, best).argmax(-1, keepdim=True)  # [rows, 1]
