@@ -16,8 +16,8 @@ from vllm_dllm.engine.slots import (
     AlgorithmBatch,
     CanvasKind,
     Phase,
-    SlotRows,
     SlotState,
+    SlotStatus,
 )
 from vllm_dllm.settings.resolution import ResolvedDecoding, Served
 from vllm_dllm.settings.server import DllmSettings
@@ -88,12 +88,11 @@ def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> No
 
 
 def advanced(
-    slots: SlotState, some: torch.Tensor, before: SlotRows, leaves: torch.Tensor
+    slots: SlotState, some: torch.Tensor, now: SlotStatus, leaves: torch.Tensor
 ) -> torch.Tensor:
     """What slots read next after a step that has changed nothing but which canvases leave."""
-    now = slots.status(before)
     same = {name: getattr(now, name) for name in CHANGING if name != "start"}
-    return slots.advance(some, before, now, now.canvas, leaves, L, **same)
+    return slots.advance(some, now, now.canvas, leaves, L, **same)
 
 
 def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
@@ -146,13 +145,13 @@ def test_slots_with_different_algorithms() -> None:
 
     (only,) = batches(2, 0)
     assert (only.all_slots.algorithm.name, only.index) == ("LowConfidence", None)
-    assert only.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
+    assert only.parameters()["threshold"].tolist() == pytest.approx([2.1, 0.1])
     slots.tokens[:] = torch.arange(3)[:, None]
     both = {batch.all_slots.algorithm.name: batch for batch in batches(1, 2, 0)}
     low, high = both["LowConfidence"], both["Hierarchical"]
     assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
     assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])
-    assert low.parameters["threshold"].tolist() == pytest.approx([2.1, 0.1])
+    assert low.parameters()["threshold"].tolist() == pytest.approx([2.1, 0.1])
 
 
 def test_seed_canvas_and_pins() -> None:

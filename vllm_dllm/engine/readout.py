@@ -73,11 +73,8 @@ class ReadRequest:
     rows: torch.Tensor | None = None
 
     def masked_rows(self) -> torch.Tensor | None:
-        """The rows of masked positions, int64 ``[k]``, at least one; None to read all rows.
-
-        Only a CPU need not wait to know them.
-        """
-        if self.masked is None or self.masked.device.type != "cpu":
+        """The rows of masked positions, int64 ``[k]``, at least one; None to read all rows."""
+        if self.masked is None:
             return None
         found = self.masked.flatten().nonzero()[:, 0]
         return found if len(found) else torch.zeros(1, dtype=torch.int64)

@@ -67,7 +67,11 @@ class DiffusionSampler:
         self.predictions = predictions
         self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
-        # `FollowedPaths` without constraints by number of canvases, for compiled functions.
+        # `FollowedPaths` without constraints, for compiled functions; by number of canvases.
+        none = torch.zeros_like(slots.masked)
+        self._no_paths = FollowedPaths(
+            torch.zeros_like(slots.tokens), none, ~none[:, 0], none[:, 0]
+        )
         self.no_paths: dict[int, FollowedPaths] = {}
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
@@ -226,14 +230,11 @@ class DiffusionSampler:
         """The paths with tensors for all fields, as a compiled function takes them."""
         if paths is not None and paths.waits is not None:
             return paths
-        none = self.no_paths.get(count := len(plan.slots))
-        if none is None:
-            # They are inference tensors like those of a step: a compiled function tells them
-            # from others.
-            with torch.inference_mode():
-                tokens = torch.zeros_like(self.slots.tokens[:count])
-                no = torch.zeros_like(tokens, dtype=torch.bool)
-                none = self.no_paths[count] = FollowedPaths(tokens, no, ~no[:, 0], no[:, 0].clone())
+        count = len(plan.slots)
+        if count not in self.no_paths:
+            parts = vars(self._no_paths)
+            self.no_paths[count] = FollowedPaths(**{name: parts[name][:count] for name in parts})
+        none = self.no_paths[count]
         return none if paths is None else replace(paths, waits=none.waits)
 
     def _sound(
@@ -327,7 +328,7 @@ def finish(
     When this is compiled, a few hundred small operators become a handful of kernels.
     """
     update, slot = sampler.canvas_update, plan.slots
-    now = sampler.slots.status(plan.rows_before) if plan.compile else plan.status
+    now = sampler.slots.read(slot) if plan.compile else plan.status
     outcome = update.decide(plan, now, readings, present, paths)
     if plan.observers:
         decided = update.decided(plan, outcome)

@@ -107,10 +107,6 @@ class Columns:
         """Views of a matrix' columns by name: ``[rows]``, or ``[rows, width]``."""
         return {name: rows[:, at] for name, at in self._at.items()}
 
-    def one(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """A view of the columns of one name."""
-        return rows[:, self._at[name]]
-
     def on_host(self, dtype: type, **values: Any) -> np.ndarray:
         """One row on the host, ``[count]``, with 0 for names that are not given."""
         row: np.ndarray = np.zeros(self.count, dtype=dtype)
@@ -125,31 +121,18 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class SlotRows:
-    """Copies of the rows of a batch's slots before a step, in batch order.
-
-    A compiled function gets these few tensors, and names their columns itself.
-
-    Attributes:
-        integers, flags: of `SlotState`'s matrices, ``[n, columns]``.
-        temperature: float32 ``[n]``.
-    """
-
-    integers: torch.Tensor
-    flags: torch.Tensor
-    temperature: torch.Tensor
-
-
-@dataclass(frozen=True)
 class SlotStatus:
-    """The columns of `SlotRows`: the progress of requests before a step.
+    """Copies of the rows of a batch's slots before a step, in batch order, and their columns.
 
     The fields are named as the tensors of `SlotState`, with ``[n]`` for ``[slots]``.
 
     Attributes:
+        integers, flags: the rows, ``[n, columns]``.
         canvas: the canvases, ``[n, L]``.
     """
 
+    integers: torch.Tensor
+    flags: torch.Tensor
     canvas: Canvas
     temperature: torch.Tensor
     seed: torch.Tensor
@@ -210,36 +193,35 @@ class AlgorithmSlots:
             self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
 
     def batch(self, index: torch.Tensor | None, slots: torch.Tensor) -> AlgorithmBatch:
-        """Read the rows of some canvases; `index` and `slots` are those of `AlgorithmBatch`."""
-        state = {name: t.index_select(0, slots) for name, t in self.state.items()}
-        settings = self.parameters.index_select(0, slots)
-        return AlgorithmBatch(self.algorithm, self, index, slots, settings, state)
+        """Some of the canvases; `index` and `slots` are those of `AlgorithmBatch`."""
+        return AlgorithmBatch(self.algorithm, self, index, slots)
 
 
 @dataclass(frozen=True)
 class AlgorithmBatch:
-    """The canvases of a batch that share an algorithm, with their rows of the algorithm's tensors.
+    """The canvases of a batch that share an algorithm.
 
     Attributes:
         algorithm: the decoding rule.
         all_slots: the algorithm's tensors for all slots.
         index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
         slots: int64 ``[m]``, the slots of these canvases.
-        settings: float32 ``[m, settings]``, the algorithm's settings.
-        state: the algorithm's tensors by name, ``[m, ...]`` each.
     """
 
     algorithm: Algorithm
     all_slots: AlgorithmSlots
     index: torch.Tensor | None
     slots: torch.Tensor
-    settings: torch.Tensor
-    state: Mapping[str, torch.Tensor]
 
-    @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """The algorithm's settings by name, float32 ``[m]`` each."""
-        return dict(zip(self.all_slots.names, self.settings.unbind(1), strict=True))
+        """Copy the algorithm's settings of these canvases: by name, float32 ``[m]`` each."""
+        values = self.all_slots.parameters.index_select(0, self.slots)
+        return dict(zip(self.all_slots.names, values.unbind(1), strict=True))
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """Copy the algorithm's tensors of these canvases: by name, ``[m, ...]`` each."""
+        tensors = self.all_slots.state
+        return {name: each.index_select(0, self.slots) for name, each in tensors.items()}
 
 
 class AlgorithmStates:
@@ -448,21 +430,14 @@ class SlotState:
         """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""
         return dict(zip(HOST_FLAGS, self.on_host[on_host].any(0).tolist(), strict=True))
 
-    def read(self, slots: torch.Tensor) -> SlotRows:
-        """Copy the rows of the requests in ``slots`` (int64 ``[n]``)."""
+    def read(self, slots: torch.Tensor) -> SlotStatus:
+        """Copy the rows of the requests in ``slots`` (int64 ``[n]``), and name their columns."""
         integers, flags = (of.index_select(0, slots) for of in (self.integers, self.flags))
-        return SlotRows(integers, flags, self.temperature.index_select(0, slots))
-
-    def status(self, rows: SlotRows) -> SlotStatus:
-        """Name the columns of some rows."""
-        named = {**self._integers.of(rows.integers), **self._flags.of(rows.flags)}
+        named = {**self._integers.of(integers), **self._flags.of(flags)}
         canvas = Canvas(*(named.pop(name) for name in ("tokens", "masked", "fixed")))
         del named["after_prefill"]
-        return SlotStatus(canvas, rows.temperature, **named)
-
-    def masked_of(self, rows: SlotRows) -> torch.Tensor:
-        """`masked` of some rows, bool ``[n, L]``."""
-        return self._flags.one(rows.flags, "masked")
+        temperature = self.temperature.index_select(0, slots)
+        return SlotStatus(integers, flags, canvas, temperature, **named)
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""
@@ -490,7 +465,6 @@ class SlotState:
     def advance(
         self,
         slots: torch.Tensor,
-        before: SlotRows,
         now: SlotStatus,
         after: Canvas,
         leaves: torch.Tensor,
@@ -502,8 +476,7 @@ class SlotState:
 
         Args:
             slots: int64 ``[n]``.
-            before: the slots' rows before the step.
-            now: their columns.
+            now: their rows before the step.
             after: the updated canvases, ``[n, L]``.
             leaves: bool ``[n]``. Where it is true, a fresh canvas replaces the old one.
             width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
@@ -522,9 +495,9 @@ class SlotState:
         if self.kind.mask_token is not None:
             masked = masked | replaced
         numbers = progress | {"start": start}
-        constant = before.integers[:, : self._integers.before(CHANGING[0])]
+        constant = now.integers[:, : self._integers.before(CHANGING[0])]
         changed = torch.stack([numbers[name] for name in CHANGING], 1)
         self.integers.index_copy_(0, slots, torch.cat([constant, changed, tokens], 1))
-        flags = [before.flags[:, : len(FLAGS)], masked, after.fixed & ~replaced]
+        flags = [now.flags[:, : len(FLAGS)], masked, after.fixed & ~replaced]
         self.flags.index_copy_(0, slots, torch.cat(flags, 1))
         return tokens

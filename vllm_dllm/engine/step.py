@@ -25,7 +25,7 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
-from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotRows, SlotState, SlotStatus
+from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotState, SlotStatus
 from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.vllm_seams.channels import PassFlags
 
@@ -94,7 +94,6 @@ class StepPlan(ReadRequest):
 
     Attributes:
         state: the engine's slots.
-        rows_before: the rows of the batch's slots.
         batches: the canvases, grouped by algorithm.
         observers: the observers that see what this step decides.
         streams: whether the decided beginning of a canvas may leave in this step.
@@ -102,7 +101,6 @@ class StepPlan(ReadRequest):
     """
 
     state: SlotState
-    rows_before: SlotRows
     batches: Sequence[AlgorithmBatch]
     observers: Sequence[StepObserver]
     streams: bool
@@ -110,8 +108,8 @@ class StepPlan(ReadRequest):
 
     @cached_property
     def status(self) -> SlotStatus:
-        """The columns of `rows_before`. A compiled function names them itself."""
-        return self.state.status(self.rows_before)
+        """The batch's slots before the update, for what runs uncompiled."""
+        return self.state.read(self.slots)
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class CanvasUpdate:
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
         state = self.slots
-        rows, asked = state.read(slots), state.asked(on_host)
+        asked = state.asked(on_host)
         batches = state.algorithms.batches(slots, on_host)
         observers = self.parts.observers(on_host)
         compile = (
@@ -186,9 +184,10 @@ class CanvasUpdate:
             and not observers
             and isinstance(width, int)
         )
-        temperature = rows.temperature
         if _override(batches, "temperature"):
-            temperature = self.compilable(_temperatures, compile)(state, rows, batches)
+            temperature = self.compilable(_temperatures, compile)(state, slots, batches)
+        else:
+            temperature = state.temperature.index_select(0, slots)
         draws = asked["samples"]
         plan = StepPlan(
             slots,
@@ -202,9 +201,8 @@ class CanvasUpdate:
             may_go_on=asked["several_steps"],
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and asked["records"],
-            masked=self._masked(rows, batches),
+            masked=self._masked(slots, batches),
             state=state,
-            rows_before=rows,
             batches=batches,
             observers=observers,
             streams=asked["may_stream"],
@@ -217,12 +215,15 @@ class CanvasUpdate:
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def _masked(self, rows: SlotRows, batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
-        """See `ReadRequest.masked`."""
-        if any(batch.algorithm.reads_decided for batch in batches):
+    def _masked(
+        self, slots: torch.Tensor, batches: Sequence[AlgorithmBatch]
+    ) -> torch.Tensor | None:
+        """See `ReadRequest.masked`. Only a CPU need not wait to know which positions they are."""
+        few = len(slots) * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
+        reads_all = few or any(batch.algorithm.reads_decided for batch in batches)
+        if reads_all or self.slots.device.type != "cpu":
             return None
-        masked = self.slots.masked_of(rows)
-        return masked if masked.numel() * self.slots.kind.vocabulary >= FEW_LOGITS else None
+        return self.slots.masked.index_select(0, slots)
 
     def compilable(
         self, function: Callable[..., Any], compile: bool, kind: tuple[Any, ...] = ()
@@ -344,7 +345,6 @@ class CanvasUpdate:
         commits_next = outcome.ready_to_leave & ~leaves
         return self.slots.advance(
             plan.slots,
-            plan.rows_before,
             now,
             outcome.canvas,
             leaves,
@@ -430,8 +430,8 @@ def _denoised(
         context = StepContext(
             statistics=statistics if batch.index is None else statistics.take(batch.index),
             last=step + 1 >= _rows(batch, now.max_steps),
-            parameters=batch.parameters,
-            state=batch.state,
+            parameters=batch.parameters(),
+            state=batch.state(),
             step=step,
             noise=_rows(batch, readings.noise),
             present=_rows(batch, present),
@@ -499,18 +499,18 @@ def _override(batches: Sequence[AlgorithmBatch], method: str) -> bool:
 
 def _asked(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
     """See `ReadRequest.ask`."""
-    return _in_batch_order([batch.algorithm.ask(batch.state) for batch in batches], batches)
+    return _in_batch_order([batch.algorithm.ask(batch.state()) for batch in batches], batches)
 
 
 def _temperatures(
-    slots: SlotState, rows: SlotRows, batches: Sequence[AlgorithmBatch]
+    state: SlotState, slots: torch.Tensor, batches: Sequence[AlgorithmBatch]
 ) -> torch.Tensor:
     """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
-    now, parts = slots.status(rows), []
+    now, parts = state.read(slots), []
     for batch in batches:
         of_all = now.temperature, now.step, now.schedule_steps
         own, step, last = (_rows(batch, tensor) for tensor in of_all)
-        parts.append(batch.algorithm.temperature(own, (step, last), batch.parameters))
+        parts.append(batch.algorithm.temperature(own, (step, last), batch.parameters()))
     return _in_batch_order(parts, batches)
 
 
@@ -518,7 +518,9 @@ def _adjustments(
     batches: Sequence[AlgorithmBatch], before: Canvas
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `ReadRequest.adjust`."""
-    parts = [batch.algorithm.adjust(_canvas(batch, before), batch.parameters) for batch in batches]
+    parts = [
+        batch.algorithm.adjust(_canvas(batch, before), batch.parameters()) for batch in batches
+    ]
     ids = _in_batch_order([part and part[0] for part in parts], batches)
     amounts = _in_batch_order([part and part[1] for part in parts], batches)
     return None if ids is None or amounts is None else (ids, amounts)
