@@ -68,10 +68,8 @@ class DiffusionSampler:
         self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
         # `FollowedPaths` without constraints, for compiled functions; by number of canvases.
-        none = torch.zeros_like(slots.masked)
-        self._no_paths = FollowedPaths(
-            torch.zeros_like(slots.tokens), none, ~none[:, 0], none[:, 0]
-        )
+        tokens, no = torch.zeros_like(slots.tokens), torch.zeros_like(slots.masked)
+        self._no_paths = FollowedPaths(tokens, no, ~no[:, 0], no[:, 0].clone())
         self.no_paths: dict[int, FollowedPaths] = {}
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
