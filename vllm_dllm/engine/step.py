@@ -219,9 +219,9 @@ class CanvasUpdate:
         self, slots: torch.Tensor, batches: Sequence[AlgorithmBatch]
     ) -> torch.Tensor | None:
         """See `ReadRequest.masked`. Only a CPU need not wait to know which positions they are."""
+        reads_all = any(batch.algorithm.reads_decided for batch in batches)
         few = len(slots) * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
-        reads_all = few or any(batch.algorithm.reads_decided for batch in batches)
-        if reads_all or self.slots.device.type != "cpu":
+        if reads_all or few or self.slots.device.type != "cpu":
             return None
         return self.slots.masked.index_select(0, slots)
 

@@ -11,10 +11,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch._dynamo.decorators import mark_unbacked
+from torch._dynamo.eval_frame import _get_cache_entries_for_region
 from torch.fx.experimental import _config as symbolic_shapes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -65,20 +67,29 @@ class CompiledOnce(Generic[Arguments, Result]):
     """
 
     def __init__(self, function: Callable[Arguments, Result]) -> None:
-        how = {**OF_BATCHES}
-        unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-        how["options"] = OF_BATCHES["options"] | unguarded
-        self._compiled: Callable[Arguments, Result] = torch.compile(
-            function, fullgraph=True, isolate_recompiles=True, **how
-        )
-        self._is_first = True
+        self.function = function
+        self._compiled: Callable[Arguments, Result] | None = None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Call the function."""
-        if self._is_first:
-            any_size(args, kwargs)
-            self._is_first = False
+        if self._compiled is None:
+            return self._compile(*args, **kwargs)
         return self._compiled(*args, **kwargs)
+
+    def _compile(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Compile the function for these arguments, and call it."""
+        how = {**OF_BATCHES}
+        unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+        how["options"] = OF_BATCHES["options"] | unguarded
+        any_size(args, kwargs)
+        own: Any = torch.compile(self.function, fullgraph=True, isolate_recompiles=True, **how)
+        result = own(*args, **kwargs)
+        # What is left without guards is to call the code that was made, as vLLM does with that of
+        # its models (`TorchCompileWithNoGuardsWrapper`).
+        (made,) = _get_cache_entries_for_region(self.function, own._isolate_recompiles_id)
+        scope = self.function.__globals__
+        self._compiled = FunctionType(made.code, scope, closure=self.function.__closure__)
+        return result
 
 
 def any_size(*arguments: Any) -> None:
