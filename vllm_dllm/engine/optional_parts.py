@@ -6,11 +6,10 @@ flags on the host to see whether its batch needs one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.engine.slots import SlotState
@@ -123,11 +122,11 @@ class OptionalParts:
             if name in vars(self):  # it has been made
                 getattr(self, name).leave(slot)
 
-    def observers(self, on_host: np.ndarray) -> Sequence[StepObserver]:
-        """The observers of the requests in these slots, int ``[n]``."""
+    def observers(self, asked: Mapping[str, bool]) -> Sequence[StepObserver]:
+        """The observers of the requests of a step, see `SlotState.asked`."""
         found: list[StepObserver] = []
-        if self.slots.reports[on_host].any():
+        if asked["reports"]:
             found.append(self.logprobs)
-        if self.slots.records[on_host].any():
+        if asked["records"]:
             found.append(self.records)
         return found

@@ -16,7 +16,7 @@ and it never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -93,11 +93,11 @@ class DiffusionSampler:
         """
         rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
-        observers = self.parts.observers(on_host)
+        observers = self.parts.observers(asked := self.slots.asked(on_host))
         # The position in the canvas where the tokens that leave begin; the update resets it.
         first = self.slots.tail[slot] if observers else None
         if self.slots.window is None and drafts == rows * self.slots.length:
-            output = self.update(hidden_states, slot, on_host, self.slots.length)
+            output = self.update(hidden_states, slot, on_host, self.slots.length, asked)
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
         if first is not None and drafts:
@@ -182,6 +182,7 @@ class DiffusionSampler:
         slot: torch.Tensor,
         on_host: np.ndarray,
         width: torch.Tensor | int,
+        asked: Mapping[str, bool] | None = None,
     ) -> SamplerOutput:
         """Update the canvases of a batch; the output has a row for each of them.
 
@@ -190,12 +191,13 @@ class DiffusionSampler:
             slot: int64 ``[n]``, their slots.
             on_host: the same slots as a numpy array.
             width: see `_width`.
+            asked: see `CanvasUpdate.plan`.
         """
         state, present = self.slots, None
         if not isinstance(width, int):
             present = state.position < width[:, None]
             hidden_states = self._padded(hidden_states, width)
-        plan = self.canvas_update.plan(slot, on_host, width)
+        plan = self.canvas_update.plan(slot, on_host, width, asked)
         readings = self.readout.read(hidden_states, plan)
         finished = self._finish(plan, readings, hidden_states, present)
         if plan.constraint is not None:

@@ -167,18 +167,26 @@ class CanvasUpdate:
         self.compiles_ahead = False
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def plan(self, slots: torch.Tensor, on_host: np.ndarray, width: torch.Tensor | int) -> StepPlan:
+    def plan(
+        self,
+        slots: torch.Tensor,
+        on_host: np.ndarray,
+        width: torch.Tensor | int,
+        asked: Mapping[str, bool] | None = None,
+    ) -> StepPlan:
         """Group the canvases by algorithm, and determine what must be read from the model's output.
 
         Args:
             slots: int64 ``[n]``, the slots of the batch.
             on_host: the same slots as a numpy array.
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+            asked: `SlotState.asked` of them, if it is known.
         """
         state = self.slots
-        asked = state.asked(on_host)
+        if asked is None:
+            asked = state.asked(on_host)
         batches = state.algorithms.batches(slots, on_host)
-        observers = self.parts.observers(on_host)
+        observers = self.parts.observers(asked)
         compile = (
             [batch.algorithm.name for batch in batches] == [self.compiled_algorithm]
             and not observers
