@@ -55,7 +55,7 @@ class FirstSteps:
 
     def _recorded(self, plan: Any, now: Any, rows: Any, *rest: Any) -> Any:
         (group,), step = plan.batches, now.step
-        accept = within_bound(rows.statistics.entropy, group.parameters["entropy_bound"])
+        accept = within_bound(rows.statistics.entropy, group.parameters()["entropy_bound"])
         tokens = torch.where(accept, rows.statistics.sample, REJECTED)
         self.accepted.append(tokens[step == 0])
         self.entropy.append(rows.statistics.entropy[step == 0].mean(1))
