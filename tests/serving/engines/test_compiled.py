@@ -87,16 +87,33 @@ def test_compiled_engine(family: Family) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("llada2", 30), *(pytest.param(name, 600, marks=pytest.mark.long) for name in FAMILIES)],
+    [
+        *(("llada2", 30), ("gemma", 30)),
+        *(pytest.param(name, 600, marks=pytest.mark.long) for name in FAMILIES),
+    ],
 )
 def test_mixed_requests_compile_nothing(name: str, count: int) -> None:
-    """Alone, and with up to fifteen others; after the start nothing is left to compile."""
+    """Alone, and with up to fifteen others; after the start nothing is left to compile.
+
+    Every update that may be compiled finds the form that was compiled at the start.
+    """
     draw = random.Random(0)
     path, block = FAMILIES[name][:2]
     with engine(path, block, max_num_seqs=8, enforce_eager=False) as running:
         made = dynamo["stats"]["unique_graphs"]
+        update, found = running.runner.sampler.canvas_update, []
+        compilable = update.compilable
+
+        def looked_up(function: Any, compile: bool, *kind: Any) -> Any:
+            form = compilable(function, compile, *kind)
+            if compile:
+                found.append(isinstance(form, CompiledOnce))
+            return form
+
+        update.compilable = looked_up
         asked = mixed_requests(name, count)
         while asked:
             batch = [asked.pop() for _ in range(min(len(asked), draw.choice([1, 2, 5, 8, 16])))]
             completions(running, batch, {})
         assert dynamo["stats"]["unique_graphs"] == made
+        assert found and all(found), f"{found.count(False)} of {len(found)} ran uncompiled"
