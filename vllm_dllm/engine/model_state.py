@@ -307,7 +307,7 @@ def read_again(input_batch: Any, history: torch.Tensor) -> None:
         input_batch: vLLM's ``InputBatch``.
         history: int ``[slots, positions]``, every token of the requests.
     """
-    if input_batch.num_draft_tokens == input_batch.num_tokens:
+    if input_batch.num_draft_tokens == input_batch.num_tokens:  # nothing but canvases
         return
     drafts = input_batch.num_draft_tokens_per_req
     before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)

@@ -84,12 +84,11 @@ class MaskedReadout:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
             return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
-        rows = None if request.masked is None else request.masked_rows()
+        rows = request.masked_rows()
         if rows is None:
             return self._of_rows(hidden, request.entropy)
-        return self._of_rows(hidden.index_select(0, rows), request.entropy).spread(
-            rows, len(hidden)
-        )
+        found = self._of_rows(hidden.index_select(0, rows), request.entropy)
+        return found.spread(rows, len(hidden))
 
     def _of_rows(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics of these rows, some at a time."""

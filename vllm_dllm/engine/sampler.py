@@ -67,10 +67,11 @@ class DiffusionSampler:
         self.predictions = predictions
         self.prepare = prepare
         slots.history = req_states.all_token_ids.gpu
-        # `FollowedPaths` without constraints, for compiled functions; by number of canvases.
+        # The paths of canvases without constraints, for compiled functions: of every slot, and by
+        # number of canvases.
         tokens, no = torch.zeros_like(slots.tokens), torch.zeros_like(slots.masked)
         self._no_paths = FollowedPaths(tokens, no, ~no[:, 0], no[:, 0].clone())
-        self.no_paths: dict[int, FollowedPaths] = {}
+        self._no_paths_of: dict[int, FollowedPaths] = {}
         # The runner would count output tokens for penalties; None switches that off.
         self.penalties_state = SimpleNamespace(output_bin_counts=None)
 
@@ -231,10 +232,10 @@ class DiffusionSampler:
         if paths is not None and paths.waits is not None:
             return paths
         count = len(plan.slots)
-        if count not in self.no_paths:
-            parts = vars(self._no_paths)
-            self.no_paths[count] = FollowedPaths(**{name: parts[name][:count] for name in parts})
-        none = self.no_paths[count]
+        if count not in self._no_paths_of:
+            parts = vars(self._no_paths).items()
+            self._no_paths_of[count] = FollowedPaths(**{name: part[:count] for name, part in parts})
+        none = self._no_paths_of[count]
         return none if paths is None else replace(paths, waits=none.waits)
 
     def _sound(

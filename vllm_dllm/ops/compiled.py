@@ -78,10 +78,11 @@ class CompiledOnce(Generic[Arguments, Result]):
 
     def _compile(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Compile the function for these arguments, and call it."""
-        how = {**OF_BATCHES}
+        # A new dictionary, because `torch.compile` takes the filter out of the one that it gets.
         unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-        how["options"] = OF_BATCHES["options"] | unguarded
+        how = {**OF_BATCHES, "options": OF_BATCHES["options"] | unguarded}
         any_size(args, kwargs)
+        # Engines of one process would find each other's graphs otherwise, and take them unchecked.
         own: Any = torch.compile(self.function, fullgraph=True, isolate_recompiles=True, **how)
         result = own(*args, **kwargs)
         # What is left without guards is to call the code that was made, as vLLM does with that of

@@ -117,7 +117,8 @@ def grouped_statistics(
     Compiled, it makes no copy of the logits, and a CPU takes a sixth of the time; run as operators,
     it would copy them several times.
     """
-    groups = grouped(logits.float())  # [rows, groups, GROUP]
+    logits = logits.float()
+    groups = grouped(logits)  # [rows, groups, GROUP]
     best = groups.amax(-1)
     largest = best.amax(-1, keepdim=True)
     inside = torch.arange(GROUP, device=logits.device)
@@ -128,7 +129,7 @@ def grouped_statistics(
     ids = chosen * GROUP + inside
     choice = take_group(groups, chosen[:, 0]).masked_fill(ids == forbidden, -torch.inf)
     index = choice.argmax(-1, keepdim=True)
-    distance = (logits.float() - largest).clamp_min(FAR)
+    distance = (logits - largest).clamp_min(FAR)
     weight = distance.exp()
     total = weight.sum(-1)
     top = (choice.gather(1, index) - largest)[:, 0].exp() / total
