@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.engine.slots import SlotState
@@ -41,6 +42,18 @@ ROW_PARAMETERS = (
     "top_p",
 )
 DEFAULTS = SamplingParams()
+
+
+class Asked(NamedTuple):
+    """What any request of a step asks for.
+
+    Attributes:
+        flags: see `SlotState.asked`.
+        observers: what sees the decisions of the step.
+    """
+
+    flags: Mapping[str, bool]
+    observers: Sequence[StepObserver]
 
 
 class OptionalParts:
@@ -122,11 +135,12 @@ class OptionalParts:
             if name in vars(self):  # it has been made
                 getattr(self, name).leave(slot)
 
-    def observers(self, asked: Mapping[str, bool]) -> Sequence[StepObserver]:
-        """The observers of the requests of a step, see `SlotState.asked`."""
-        found: list[StepObserver] = []
-        if asked["reports"]:
-            found.append(self.logprobs)
-        if asked["records"]:
-            found.append(self.records)
-        return found
+    def asked(self, on_host: np.ndarray) -> Asked:
+        """What the requests in these slots (int ``[n]``) ask for."""
+        flags = self.slots.asked(on_host)
+        observers: list[StepObserver] = []
+        if flags["reports"]:
+            observers.append(self.logprobs)
+        if flags["records"]:
+            observers.append(self.records)
+        return Asked(flags, observers)

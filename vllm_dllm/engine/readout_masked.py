@@ -84,7 +84,7 @@ class MaskedReadout:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
             return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
-        rows = request.masked_rows()
+        rows = None if request.masked is None else request.masked_rows()
         if rows is None:
             return self._of_rows(hidden, request.entropy)
         found = self._of_rows(hidden.index_select(0, rows), request.entropy)

@@ -16,7 +16,7 @@ and it never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.optional_parts import Asked, OptionalParts
 from vllm_dllm.engine.readout import Readings, Readout
 from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
 from vllm_dllm.engine.step import (
@@ -94,15 +94,15 @@ class DiffusionSampler:
         """
         rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
-        observers = self.parts.observers(asked := self.slots.asked(on_host))
+        asked = self.parts.asked(on_host)
         # The position in the canvas where the tokens that leave begin; the update resets it.
-        first = self.slots.tail[slot] if observers else None
+        first = self.slots.tail[slot] if asked.observers else None
         if self.slots.window is None and drafts == rows * self.slots.length:
             output = self.update(hidden_states, slot, on_host, self.slots.length, asked)
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
         if first is not None and drafts:
-            for observer in observers:
+            for observer in asked.observers:
                 output.logprobs_tensors = observer.add_to(
                     output.logprobs_tensors, slot, on_host, output.num_sampled, first
                 )
@@ -183,7 +183,7 @@ class DiffusionSampler:
         slot: torch.Tensor,
         on_host: np.ndarray,
         width: torch.Tensor | int,
-        asked: Mapping[str, bool] | None = None,
+        asked: Asked | None = None,
     ) -> SamplerOutput:
         """Update the canvases of a batch; the output has a row for each of them.
 

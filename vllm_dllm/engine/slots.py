@@ -192,25 +192,26 @@ class AlgorithmSlots:
             reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
             self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
 
+    def batch(self, index: torch.Tensor | None, slots: torch.Tensor) -> AlgorithmBatch:
+        """Some of the canvases; `index` and `slots` are those of `AlgorithmBatch`."""
+        return AlgorithmBatch(self.algorithm, self, index, slots)
+
 
 @dataclass(frozen=True)
 class AlgorithmBatch:
     """The canvases of a batch that share an algorithm.
 
     Attributes:
-        all_slots: the algorithm, and its tensors for all slots.
+        algorithm: the decoding rule.
+        all_slots: the algorithm's tensors for all slots.
         index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
         slots: int64 ``[m]``, the slots of these canvases.
     """
 
+    algorithm: Algorithm
     all_slots: AlgorithmSlots
     index: torch.Tensor | None
     slots: torch.Tensor
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The decoding rule."""
-        return self.all_slots.algorithm
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Copy the algorithm's settings of these canvases: by name, float32 ``[m]`` each."""
@@ -257,12 +258,11 @@ class AlgorithmStates:
         which = self._which[on_host]
         algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
-            return [AlgorithmBatch(algorithms[which[0]], None, slots)]
+            return [algorithms[which[0]].batch(None, slots)]
         batches = []
         for number in np.unique(which):
             index = to_device(np.flatnonzero(which == number), self._device)
-            own = slots.index_select(0, index)
-            batches.append(AlgorithmBatch(algorithms[number], index, own))
+            batches.append(algorithms[number].batch(index, slots.index_select(0, index)))
         return batches
 
 

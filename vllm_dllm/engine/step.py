@@ -30,7 +30,7 @@ from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
+    from vllm_dllm.engine.optional_parts import Asked, OptionalParts, StepObserver
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
 
@@ -172,7 +172,7 @@ class CanvasUpdate:
         slots: torch.Tensor,
         on_host: np.ndarray,
         width: torch.Tensor | int,
-        asked: Mapping[str, bool] | None = None,
+        asked: Asked | None = None,
     ) -> StepPlan:
         """Group the canvases by algorithm, and determine what must be read from the model's output.
 
@@ -180,13 +180,11 @@ class CanvasUpdate:
             slots: int64 ``[n]``, the slots of the batch.
             on_host: the same slots as a numpy array.
             width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
-            asked: `SlotState.asked` of them, if it is known.
+            asked: `OptionalParts.asked` of them, if it is known.
         """
         state = self.slots
-        if asked is None:
-            asked = state.asked(on_host)
+        flags, observers = self.parts.asked(on_host) if asked is None else asked
         batches = state.algorithms.batches(slots, on_host)
-        observers = self.parts.observers(asked)
         compile = (
             [batch.algorithm.name for batch in batches] == [self.compiled_algorithm]
             and not observers
@@ -196,29 +194,29 @@ class CanvasUpdate:
             temperature = self.compilable(_temperatures, compile)(state, slots, batches)
         else:
             temperature = state.temperature.index_select(0, slots)
-        draws = asked["samples"]
+        draws = flags["samples"]
         plan = StepPlan(
             slots,
             on_host,
             width,
             temperature,
             draws=draws,
-            needs_rows=asked["needs_rows"],
+            needs_rows=flags["needs_rows"],
             ask=_asked(batches) if _override(batches, "ask") else None,
             entropy=any(batch.algorithm.reads_entropy for batch in batches),
-            may_go_on=asked["several_steps"],
+            may_go_on=flags["several_steps"],
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
-            logprob=draws and asked["records"],
+            logprob=draws and flags["records"],
             masked=self._masked(slots, batches),
             state=state,
             batches=batches,
             observers=observers,
-            streams=asked["may_stream"],
+            streams=flags["may_stream"],
             compile=compile,
         )
         if _override(batches, "adjust"):
             plan.adjust = _adjustments(batches, plan.status.canvas)
-        if asked["constrained"]:
+        if flags["constrained"]:
             may_revise = _having(batches, "edits") & ~self._finished(plan.status)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
