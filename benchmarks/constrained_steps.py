@@ -2,13 +2,13 @@
 
     .venv/bin/python benchmarks/constrained_steps.py --json OUT
 
-A small LLaDA2 serves 16 requests on a CPU, in this process: without constraints, with one tool call
-for all, and with 16 different schemas. Each request decides one token a step, so the steps of the
-first canvas go from all of its positions free to one. The three kinds of requests take turns. The
-figures are means over the steps of a canvas, in milliseconds of CPU and of wall time. There are two
-vocabularies: that of the tiny checkpoint, and 151,936 ids with made-up weights. The tiny body takes
-next to no time; `--hidden 2048` gives the large one the width of LLaDA2.0-mini, and `--steps` says
-how many steps of a canvas are timed.
+A small LLaDA2 serves 16 requests (`--requests`) on a CPU, in this process: without constraints,
+with one tool call for all, and with a different schema for each. Each request decides one token a
+step, so the steps of the first canvas go from all of its positions free to one. The three kinds of
+requests take turns. The figures are means over the steps of a canvas, in milliseconds of CPU and of
+wall time. There are two vocabularies: that of the tiny checkpoint, and 151,936 ids with made-up
+weights. The tiny body takes next to no time; `--hidden 2048` gives the large one the width of
+LLaDA2.0-mini, and `--steps` says how many steps of a canvas are timed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 
 from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 
-IDS, LENGTH, CONTEXT, ROOM, REQUESTS = 151_936, 32, 64, 512, 16
-KINDS = ("none", "16 times one tool call", "16 schemas")
+IDS, LENGTH, CONTEXT, ROOM = 151_936, 32, 64, 512
+KINDS = ("none", "one tool call", "different schemas")
 TINY, LARGE = "272 tokens", "151,936 tokens"
 STRING = {"type": "string"}
 CALL = {
@@ -111,7 +111,7 @@ def write_large(path: Path, hidden: int | None) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(named))
 
 
-def start(model: Path, eager: bool) -> Any:
+def start(model: Path, eager: bool, requests: int) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -121,28 +121,28 @@ def start(model: Path, eager: bool) -> Any:
         enforce_eager=eager,
         kv_cache_memory_bytes=1 << 28,
         max_model_len=CONTEXT + ROOM,
-        max_num_seqs=REQUESTS,
+        max_num_seqs=requests,
         enable_prefix_caching=False,
     )
 
 
-def schemas(kind: str) -> list[Any]:
+def schemas(kind: str, requests: int) -> list[Any]:
     """What each of the requests is constrained by, or None."""
     if kind == KINDS[0]:
-        return [None] * REQUESTS
+        return [None] * requests
     if kind == KINDS[1]:
-        return [TOOL_CALL] * REQUESTS
-    return list(different_schemas(REQUESTS))
+        return [TOOL_CALL] * requests
+    return list(different_schemas(requests))
 
 
-def canvas(llm: Any, kind: str, count: int = LENGTH - 2) -> tuple[list[float], list[float]]:
+def canvas(llm: Any, kind: str, requests: int, steps: int) -> tuple[list[float], list[float]]:
     """Milliseconds of CPU and wall time of the steps of the first canvas of all requests."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    engine, names = llm.llm_engine, [f"{kind}-{n}" for n in range(REQUESTS)]
+    engine, names = llm.llm_engine, [f"{kind}-{n}" for n in range(requests)]
     scheduler = engine.engine_core.engine_core.scheduler
-    for number, (name, schema) in enumerate(zip(names, schemas(kind), strict=True)):
+    for number, (name, schema) in enumerate(zip(names, schemas(kind, requests), strict=True)):
         options: dict[str, Any] = {"ignore_eos": True}
         if schema is not None:
             options = {"structured_outputs": StructuredOutputsParams(json=schema)}
@@ -151,17 +151,17 @@ def canvas(llm: Any, kind: str, count: int = LENGTH - 2) -> tuple[list[float], l
         )
         ids = [20 + (7 * number + i) % 200 for i in range(CONTEXT)]
         engine.add_request(name, {"prompt_token_ids": ids}, params)
-    while len(scheduler.running) < REQUESTS or any(
+    while len(scheduler.running) < requests or any(
         one.num_computed_tokens < one.num_prompt_tokens for one in scheduler.running
     ):
         engine.step()
     cpu, wall = [], []
-    for _ in range(count):
+    for _ in range(steps):
         begin, used = time.perf_counter(), time.process_time()
         engine.step()
         cpu.append(1e3 * (time.process_time() - used))
         wall.append(1e3 * (time.perf_counter() - begin))
-    if len(scheduler.running) != REQUESTS:
+    if len(scheduler.running) != requests:
         raise RuntimeError("a request ended before its first canvas")
     engine.abort_request(names)
     while engine.has_unfinished_requests():
@@ -169,15 +169,15 @@ def canvas(llm: Any, kind: str, count: int = LENGTH - 2) -> tuple[list[float], l
     return cpu, wall
 
 
-def compared(llm: Any, rounds: int, steps: int) -> dict[str, Any]:
+def compared(llm: Any, rounds: int, requests: int, steps: int) -> dict[str, Any]:
     """The mean step of each kind, and the median over the rounds of its ratio to no constraint."""
     for kind in KINDS:
-        canvas(llm, kind, steps)  # compiles constraints and kernels
+        canvas(llm, kind, requests, steps)  # compiles constraints and kernels
     found: dict[str, dict[str, list[float]]] = {k: {"cpu_ms": [], "wall_ms": []} for k in KINDS}
     free: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind in KINDS:
-            cpu, wall = canvas(llm, kind, steps)
+            cpu, wall = canvas(llm, kind, requests, steps)
             found[kind]["cpu_ms"].append(statistics.fmean(cpu))
             found[kind]["wall_ms"].append(statistics.fmean(wall))
             free[kind].append(statistics.fmean(cpu[:4]))
@@ -204,13 +204,15 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         if args.child == LARGE:
             model = Path(scratch) / "model"
             write_large(model, args.hidden)
-        return compared(start(model, args.eager), args.rounds, args.steps)
+        llm = start(model, args.eager, args.requests)
+        return compared(llm, args.rounds, args.requests, args.steps)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vocabularies", nargs="+", choices=(TINY, LARGE), default=(TINY, LARGE))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--steps", type=int, default=LENGTH - 2, help="of each canvas")
     parser.add_argument("--hidden", type=int, help="the width of the model with 151,936 ids")
     parser.add_argument("--eager", action="store_true", help="without compiled kernels")
@@ -220,12 +222,12 @@ def main() -> None:
     if args.child:
         print(json.dumps(measured(args)))
         return
-    flags = ["--rounds", str(args.rounds), "--steps", str(args.steps)]
-    flags += ["--hidden", str(args.hidden)] if args.hidden else []
+    flags = ["--rounds", args.rounds, "--requests", args.requests, "--steps", args.steps]
+    flags += ["--hidden", args.hidden] if args.hidden else []
     flags += ["--eager"] * args.eager
     results = {}
     for name in args.vocabularies:
-        results[name] = child(__file__, "--child", name, *flags)
+        results[name] = child(__file__, "--child", name, *map(str, flags))
         print(name, json.dumps(results[name], indent=1), flush=True)
     write(args.json, "constrained_steps", results)
 

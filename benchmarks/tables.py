@@ -227,13 +227,13 @@ def fidelity(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 def constrained_steps(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield [
-        *("vocabulary", "16 requests", "CPU ms a step", "to none", "CPU ms of the first steps"),
+        *("vocabulary", "constraints", "CPU ms a step", "to none", "CPU ms of the first steps"),
         "to none",
     ]
     for vocabulary, by_kind in results.items():
         for kind, figures in by_kind.items():
             yield [
-                *(vocabulary, "no constraint" if kind == "none" else kind),
+                *(vocabulary, kind),
                 *(f"{figures['cpu_ms']:.1f}", f"{figures['cpu_ratio']:.2f}x"),
                 f"{figures['first_steps_cpu_ms']:.1f}",
                 f"{figures['first_steps_cpu_ratio']:.2f}x",

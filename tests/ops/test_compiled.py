@@ -123,28 +123,25 @@ def test_a_row_is_computed_alike_whatever_stands_beside_it() -> None:
             assert torch.equal(getattr(part, name), getattr(every, name)[some]), (name, some)
 
 
-@pytest.mark.parametrize("entropy", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_rows(entropy: bool) -> None:
+def test_rows() -> None:
     function, forbidden = CompiledOnce(grouped_statistics), 7
-    ahead(lambda rows: function(case(300, rows=8 + rows)["logits"], forbidden, entropy))
+    ahead(lambda rows: function(case(300, rows=8 + rows)["logits"], forbidden))
     made = graphs()
     for rows in (1, 9, 24, 97):
         logits = case(300, rows=97)["logits"][:rows]
         logits[0, forbidden] = 50.0  # the likeliest, and not to be chosen
         before = logits.clone()
-        got, want = function(logits, forbidden, entropy), row_statistics(before, forbidden, entropy)
+        got, want = function(logits, forbidden), row_statistics(before, forbidden, entropy=True)
         assert torch.equal(logits, before), "the compiled form writes nothing"
         assert torch.equal(got.token, want.token)
         exact = logits.double().softmax(-1)
         top = exact.gather(1, want.token[:, None])[:, 0]
         budget = 3 * (want.probability.double() - top).abs().max() + 4e-6
         assert (got.probability.double() - top).abs().max() <= budget
-        if entropy:
-            assert isinstance(got, EntropyStatistics)
-            assert isinstance(want, EntropyStatistics)
-            exact_h = -torch.xlogy(exact, exact).sum(-1)
-            budget = 3 * (want.entropy.double() - exact_h).abs().max() + 4e-6
-            assert (got.entropy.double() - exact_h).abs().max() <= budget
+        assert isinstance(want, EntropyStatistics)
+        exact_h = -torch.xlogy(exact, exact).sum(-1)
+        budget = 3 * (want.entropy.double() - exact_h).abs().max() + 4e-6
+        assert (got.entropy.double() - exact_h).abs().max() <= budget
     assert graphs() == made
 
 

@@ -23,9 +23,9 @@ HEAD_BYTES = 256 << 20
 
 
 def compiled_statistics() -> StatisticsOfRows:
-    """`row_statistics`, compiled once for each value of `entropy`."""
-    by_entropy = [CompiledOnce(grouped_statistics) for _ in (False, True)]
-    return lambda logits, forbidden, entropy: by_entropy[entropy](logits, forbidden, entropy)
+    """`row_statistics`, compiled once: entropies are always computed, in the same loop."""
+    own = CompiledOnce(grouped_statistics)
+    return lambda logits, forbidden, entropy: own(logits, forbidden)
 
 
 class MaskedReadout:
@@ -102,6 +102,5 @@ class MaskedReadout:
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
         logits = self.head(hidden)
-        for entropy in (False, True):
-            self.statistics(logits, self.mask_token, entropy)
+        self.statistics(logits, self.mask_token, False)
         self.pipeline.warm_up(logits)

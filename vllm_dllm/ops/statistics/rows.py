@@ -109,9 +109,7 @@ def row_statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) 
     return EntropyStatistics(token, top, -torch.xlogy(probability, probability).sum(-1))
 
 
-def grouped_statistics(
-    logits: torch.Tensor, forbidden: int, entropy: bool = False
-) -> RowStatistics:
+def grouped_statistics(logits: torch.Tensor, forbidden: int) -> EntropyStatistics:
     """`row_statistics` as a function to be compiled: without side effects, and by groups of ids.
 
     Compiled, it makes no copy of the logits, and a CPU takes a sixth of the time; run as operators,
@@ -134,6 +132,4 @@ def grouped_statistics(
     total = weight.sum(-1)
     top = (choice.gather(1, index) - largest)[:, 0].exp() / total
     token = (chosen * GROUP + index)[:, 0]
-    if not entropy:
-        return RowStatistics(token, top)
     return EntropyStatistics(token, top, total.log() - (distance * weight).sum(-1) / total)
