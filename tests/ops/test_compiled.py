@@ -138,6 +138,7 @@ def test_rows() -> None:
         top = exact.gather(1, want.token[:, None])[:, 0]
         budget = 3 * (want.probability.double() - top).abs().max() + 4e-6
         assert (got.probability.double() - top).abs().max() <= budget
+        assert isinstance(got, EntropyStatistics)
         assert isinstance(want, EntropyStatistics)
         exact_h = -torch.xlogy(exact, exact).sum(-1)
         budget = 3 * (want.entropy.double() - exact_h).abs().max() + 4e-6

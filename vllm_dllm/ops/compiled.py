@@ -28,8 +28,8 @@ _OPTIONS: dict[str, int | bool] = {
     # it stores the result of a larger one. An integer hash uses every number twice, so its code
     # doubles with each round: with the default of 30, a few dozen lines take minutes to compile.
     "realize_opcount_threshold": 12,
-    # The last elements of a loop are taken one by one: masked vectors double the code to compile,
-    # and most loops here are as long as a block or a vocabulary, which vectors divide.
+    # The last elements of a loop are taken one by one, because masked vectors would double the code
+    # to compile. Vectors divide a vocabulary and a block of 32, so that few loops have such a tail.
     "cpp.enable_loop_tail_vec": False,
     # As on vLLM's CPU platform, the number of threads is looked up when a loop runs.
     "cpp.dynamic_threads": True,
