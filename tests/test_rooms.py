@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm", "vllm_dllm.families.base", "vllm_dllm.settings.server",
     },
     "vllm_dllm.frontend": {
-        "vllm", "canvas_grammar", "vllm_dllm.settings",
+        "vllm", "canvas_grammar", "vllm_dllm.decoding.base", "vllm_dllm.settings",
         "vllm_dllm.tracing", "vllm_dllm.vllm_seams.channels",
     },
     "vllm_dllm.frontend.http_server": {"starlette", "vllm", "vllm_dllm.frontend"},
@@ -121,6 +121,7 @@ OPTIONAL = {
     "vllm_dllm.engine.two_block_window",
     "vllm_dllm.engine.warm_up",
     "vllm_dllm.families.counting",
+    "vllm_dllm.frontend.beside_decoding",
     "vllm_dllm.frontend.gemma_tool_parser",
     "vllm_dllm.frontend.reasoning",
     "vllm_dllm.frontend.http_request",

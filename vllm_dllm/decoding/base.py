@@ -19,6 +19,9 @@ from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.ranges import AlgorithmConfig
 
 Corruption = Literal["mask", "uniform"]
+# What a request may ask for beside its text: a constraint; logprobs; records of its steps; biases,
+# penalties and other changes to logits; and options that fix or read positions of a canvas.
+Beside = Literal["constraints", "logprobs", "traces", "row_options", "canvas_options"]
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Algorithm(ABC):
         samples: whether it also works with drawn tokens in place of the most likely ones.
         own_confidence: whether a drawn token's confidence is its own probability at temperature 1
             rather than the one from `ops.statistics.sampled.with_drawn`.
+        excludes: what its requests cannot ask for; they are refused by name.
     """
 
     name: str
@@ -134,6 +138,7 @@ class Algorithm(ABC):
     reads_entropy: bool = False
     samples: bool = True
     own_confidence: bool = False
+    excludes: frozenset[Beside] = frozenset()
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
         """The default maximum number of steps for a canvas of `length` positions.

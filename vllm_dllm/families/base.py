@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
+from vllm_dllm.decoding.base import Beside
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,6 +33,7 @@ class Family(ABC):
             reads both with the same mask and the same input.
         self_conditioned: every running request keeps the last prediction of its canvas, so the
             default of ``max_num_seqs`` is lower.
+        excludes: what requests to the model cannot ask for; they are refused by name.
     """
 
     architecture: ClassVar[str]
@@ -41,6 +43,7 @@ class Family(ABC):
     aligned: ClassVar[bool]
     commits_in_place: ClassVar[bool]
     self_conditioned: ClassVar[bool] = False
+    excludes: ClassVar[frozenset[Beside]] = frozenset()
 
     @abstractmethod
     def configure(self, vllm_config: VllmConfig) -> None:

@@ -68,6 +68,7 @@ def configure_engine(
         mask_token=family.mask_token(vllm_config),
         commits=commits,
         elsewhere=elsewhere,
+        excludes=family.excludes,
     )
     served.choose()
     check_kernels(served)

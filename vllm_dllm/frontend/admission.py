@@ -151,6 +151,7 @@ def validate_sampling_params(
     served: Served,
     own_maximum: bool,
     details: StepDetails = StepDetails.NOTHING,
+    constraint_yields: bool = False,
 ) -> ResolvedRequest:
     """Refuse, by name, what block-diffusion decoding cannot do, and resolve the request's options.
 
@@ -158,11 +159,13 @@ def validate_sampling_params(
     for any model, because the most likely token always survives them.
 
     Args:
-        params: the request's parameters, which are not changed.
+        params: the request's parameters, which are not changed but for a constraint that yields.
         served: the model's settings, and what a request may choose.
         own_maximum: whether the request itself sets its maximum number of output tokens (vLLM's
             HTTP server adds one).
         details: what the server wants to know about the request's steps.
+        constraint_yields: the constraint only keeps optional calls valid, and the request did not
+            ask for it, so it is dropped where constraints are excluded.
 
     Raises:
         VLLMValidationError: names the parameter.
@@ -182,6 +185,9 @@ def validate_sampling_params(
     try:
         options = served.options(params.extra_args)
         decoding = served.choose(options)
+        excluded = served.excludes | decoding.algorithm.excludes
+        if constraint_yields and "constraints" in excluded:
+            params.structured_outputs = None
         if options:
             from vllm_dllm.settings.parsing import refuse_without_effect
 
@@ -203,4 +209,10 @@ def validate_sampling_params(
         "constraint_tokens": None if own_maximum else served.settings.constraint_tokens,
     }
     resolved = ResolvedRequest.of(decoding, {**limits, **options})
-    return replace(resolved, step_details=resolved.step_details | details)
+    if "traces" not in excluded:  # the server serves such a request without a trace
+        resolved = replace(resolved, step_details=resolved.step_details | details)
+    if excluded:
+        from vllm_dllm.frontend.beside_decoding import refuse_excluded
+
+        refuse_excluded(params, resolved, served, algorithm.excludes)
+    return resolved

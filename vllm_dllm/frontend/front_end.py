@@ -146,7 +146,9 @@ class FrontEnd:
         if prepared.structured_outputs is not None:
             self.structured.reconcile(prepared, asks_for_calls)
         details = StepDetails.LIVE if self.traces_all else StepDetails.NOTHING
-        resolved = validate_sampling_params(prepared, self.served, own_maximum, details)
+        resolved = validate_sampling_params(
+            prepared, self.served, own_maximum, details, asks_for_calls is False
+        )
         prepared.extra_args = {**(prepared.extra_args or {}), RESOLVED: resolved}
         return prepared, resolved
 

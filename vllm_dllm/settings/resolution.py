@@ -13,6 +13,7 @@ from enum import IntFlag
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm
+from vllm_dllm.decoding.base import Beside
 from vllm_dllm.decoding.registry import registered_names
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError
 from vllm_dllm.settings.server import SEPARATE, STEPS, TWO_BLOCKS, DllmSettings
@@ -114,6 +115,7 @@ class Served:
         mask_token: the token that fills a fresh canvas; None for uniform noise.
         commits: when a finished block's keys and values are written: `SEPARATE`, `GRANTED` or
             `TWO_BLOCKS`.
+        excludes: what requests to the model cannot ask for, see `Family.excludes`.
     """
 
     corruption: Corruption
@@ -125,6 +127,7 @@ class Served:
     mask_token: int | None = None
     commits: str = SEPARATE
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    excludes: frozenset[Beside] = frozenset()
 
     def __post_init__(self) -> None:
         if MAX_STEPS_FIELD in self.checkpoint:
