@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support import engine  # noqa: F401  sets the environment before vLLM is imported
 from tests.support.held_bytes import model_bytes
 from tests.support.published import checkpoint, index
+from vllm_dllm.checkpoints import verify
 from vllm_dllm.checkpoints.verify import FLOATS, Stored
 
 
@@ -90,7 +92,9 @@ def report(model: torch.nn.Module, tensors: dict[str, Stored]) -> dict[str, Any]
             if len(writes.reached) != 1:
                 astray[name] = sorted(writes.reached)
 
-    with writes:
+    # These tensors have no content, so two copies of one cannot differ.
+    no_content = mock.patch.object(verify, "_checksum", lambda tensor: torch.zeros(()))
+    with writes, no_content:
         model.load_weights(fed())
     sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
     # The shape of a packed matrix stands beside each, and has one place where they become one.
