@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.masked_references import MASK, REFERENCES, L, Row
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.names import algorithms
-from vllm_dllm.ops.statistics.rows import EntropyStatistics
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics
 
 RULES = {rule.name: rule for rule in algorithms("mask")}
 # Few values, exact in binary, so that ties and probabilities equal to a threshold are common.
@@ -18,7 +20,10 @@ PROBABILITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ENTROPIES = (0.0, 0.125, 0.25, 0.5)
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidence": {"threshold": (0.0, 0.25, 0.5, 1.01)},
+    "ConfidenceThreshold": {"threshold": (0.0, 0.25, 0.5, 1.01)},
     "FixedSteps": {"steps": (1, 3, 5, 12, 40)},
+    "LowConfidenceEven": {"steps": (1, 3, 5, 12, 40)},
+    "Leftmost": {"steps": (1, 3, 5, 12, 40)},
     "LowConfidenceDynamic": {"threshold": (0.0, 0.25, 0.5, 1.0), "steps": (1, 3, 5, 12, 40)},
     "LowConfidenceStatic": {"steps": (1, 3, 5, 12, 40)},
     "Sequential": {"steps": (1, 3, 5, 12, 40)},
@@ -63,9 +68,6 @@ def situations(draw: st.DrawFn, rule: Algorithm) -> tuple[Canvas, StepContext]:
         state[name] = torch.full(shape, spec.initial, dtype=spec.dtype)
     if rule.name == "JointThreshold":
         state["post_edit_steps"] = torch.randint(0, 3, (slots,), generator=g).int()
-    if rule.name == "FixedSteps":
-        more = masked.sum(1) + torch.randint(0, 3, (slots,), generator=g)
-        state["at_first"] = torch.where(torch.rand(slots, generator=g) < 0.5, -1, more)
     if rule.name == "Credit":
         # Different tokens with a credit, the last of them perhaps nobody.
         order = torch.rand(slots, L, 10, generator=g).argsort(-1)[..., :8] + 10
@@ -212,6 +214,27 @@ def test_terminates_within_its_cap(name: str, seed: int) -> None:
 
 def _typed(rule: Algorithm, name: str, value: float) -> float:
     return int(value) if rule.config.ranges()[name].whole else value
+
+
+@pytest.mark.parametrize("name", ["FixedSteps", "LowConfidenceEven", "Leftmost"])
+def test_an_even_share_is_the_quota_of_the_masks_at_first(name: str) -> None:
+    """``floor(m / S) + [s < m mod S]`` for every m and S; a step whose quota is 0 is skipped."""
+    for masks, steps in itertools.product(range(1, L + 1), range(1, L + 4)):
+        quotas = [masks // steps + (s < masks % steps) for s in range(steps)]
+        masked = torch.arange(L)[None] < masks
+        tokens, decided, step = torch.full((1, L), MASK), list[int](), 0
+        p = torch.rand(1, L, generator=torch.Generator().manual_seed(steps))
+        while masked.any():
+            context = StepContext(
+                RowStatistics(torch.full((1, L), 5), p),
+                last=torch.tensor([False]),
+                parameters={"steps": torch.tensor([float(steps)])},
+                step=torch.tensor([step]),
+            )
+            after = RULES[name].step(Canvas(tokens, masked, ~masked), context).canvas
+            decided.append(int(masked.sum() - after.masked.sum()))
+            masked, step = after.masked, step + 1
+        assert decided == [count for count in quotas if count], (masks, steps)
 
 
 def test_penalty_takes_the_left_neighbour_alone() -> None:

@@ -89,6 +89,23 @@ def test_presets_count_where_they_were_chosen() -> None:
     assert (values["threshold"], values["edit_threshold"]) == (0.5, 0.0)
 
 
+def test_the_preset_of_a_family_is_a_default() -> None:
+    own = "ConfidenceThreshold-DiffCoder"
+    server = Served("mask", own, DllmSettings(), {}, length=4)
+    plain = server.choose()
+    assert plain.settings.values() == {"threshold": 0.95}
+    assert (plain.sources["algorithm"], plain.sources["threshold"]) == ("default", "default")
+    assert server.choose({"threshold": 0.5}).settings.values() == {"threshold": 0.5}
+    named = server.choose({"algorithm": "ConfidenceThreshold"})
+    assert named.settings.values() == {"threshold": 0.9}
+    stated = Served("mask", own, DllmSettings(), {"threshold": 0.7}, length=4).choose()
+    assert (stated.settings.values()["threshold"], stated.sources["threshold"]) == (
+        *(0.7, "checkpoint"),
+    )
+    given = Served("mask", own, DllmSettings(parameters={"threshold": 0.6}), {"threshold": 0.7})
+    assert given.choose().settings.values() == {"threshold": 0.6}
+
+
 def test_caps() -> None:
     assert served().choose().max_steps == 33
     assert served(algorithm="JointThreshold").choose().max_steps == 32 + 16 + 1

@@ -46,12 +46,22 @@ def low_confidence(row: Row) -> None:
     )
 
 
-def fixed_steps(row: Row) -> None:
-    first = row.state["at_first"]
-    total = len(row.open) if first < 0 else first
-    steps = int(row.settings["steps"])
-    count = total // steps + (row.step < total % steps)
-    row.reveal(sorted(row.open, key=lambda i: (-row.p[i], i))[: max(1, count)])
+def confidence_threshold(row: Row) -> None:
+    sure = [i for i in row.open if row.p[i] >= row.settings["threshold"]]
+    row.reveal(sure + row.surest(row.open))
+
+
+def even(row: Row) -> int:
+    left = max(1, int(row.settings["steps"]) - row.step)
+    return math.ceil(len(row.open) / left)
+
+
+def low_confidence_even(row: Row) -> None:
+    row.reveal(sorted(row.open, key=lambda i: (-row.p[i], i))[: even(row)])
+
+
+def leftmost(row: Row) -> None:
+    row.reveal(row.open[: even(row)])
 
 
 def hierarchical(row: Row) -> None:
@@ -153,7 +163,10 @@ def credit(row: Row) -> None:
 
 REFERENCES: dict[str, Callable[[Row], None]] = {
     "LowConfidence": low_confidence,
-    "FixedSteps": fixed_steps,
+    "FixedSteps": low_confidence_even,
+    "LowConfidenceEven": low_confidence_even,
+    "Leftmost": leftmost,
+    "ConfidenceThreshold": confidence_threshold,
     "Hierarchical": hierarchical,
     "EntropyBound": entropy_bound,
     "JointThreshold": joint_threshold,

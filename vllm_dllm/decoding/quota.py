@@ -1,17 +1,14 @@
-"""Rules that decide a fixed share of the block at every step: FixedSteps, and SDAR's own rules."""
+"""Rules that decide a fixed share of the block at every step, spread over a number of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
 from vllm_dllm.decoding.base import (
     Algorithm,
     Canvas,
-    StateTensor,
     StepContext,
     Update,
     confidence,
@@ -36,7 +33,8 @@ class FixedSteps(Algorithm):
 
         max(1, floor(m / S) + [n < m mod S])
 
-    positions, those of the largest p; ties go to the lowest position.
+    positions, those of the largest p; ties go to the lowest position. `even_share` computes the
+    same number from the masks that are left.
 
     Source: ``get_num_transfer_tokens`` of LLaDA (arXiv 2502.09992), low-confidence remasking. There
     a step may decide nothing when S > m; here each decides one, so that none is wasted.
@@ -45,16 +43,17 @@ class FixedSteps(Algorithm):
     name: str = "FixedSteps"
     config: type[AlgorithmConfig] = FixedStepsConfig
     reads_decided: bool = False
-    state: Mapping[str, StateTensor] = MappingProxyType(
-        {"at_first": StateTensor(torch.int64, initial=-1, per_position=False)}
-    )
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""
-        at_first = context.state["at_first"]
-        at_first = torch.where(at_first < 0, canvas.masked.sum(1), at_first)
-        chosen = most_confident(canvas, context, quota(at_first, context))
-        return reveal(canvas, context, chosen, state={"at_first": at_first})
+        return reveal(canvas, context, self.first(canvas, context, even_share(canvas, context)))
+
+    def first(self, canvas: Canvas, context: StepContext, count: torch.Tensor) -> torch.Tensor:
+        """The `count` (int64 ``[slots]``) masks that come first, bool ``[slots, L]``.
+
+        The order is by confidence, unless a subclass has another one.
+        """
+        return most_confident(canvas, context, count)
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,46 @@ class StepsConfig(AlgorithmConfig):
 
     # A value of L or more decides one position per step.
     steps: int = setting(MAX_STEPS, "steps that a block is spread over", least=1, whole=True)
+
+
+class LowConfidenceEven(FixedSteps):
+    """Spreads the masks of a block evenly over its steps, the most confident first.
+
+    With m masks left after s = 0, 1, ... of S steps, it decides the::
+
+        ceil(m / (S - s))
+
+    masks with the largest probabilities; ties go to the lowest position. Without a number of
+    steps, each decides one position. Probabilities are taken over the whole vocabulary at
+    temperature 1, even for drawn tokens, which is the one difference from `FixedSteps`.
+
+    Stable-DiffCoder counts the m masks at the start of the block instead, and takes
+    ``floor(m / S) + [s < m mod S]`` of them, skipping steps that would take none. That is the same
+    number at every step.
+
+    Source: the quota without a threshold of ``generate`` of Stable-DiffCoder
+    (ByteDance-Seed/Stable-DiffCoder-8B-Instruct), ``low_confidence`` of Nemotron-Labs-Diffusion.
+    """
+
+    name: str = "LowConfidenceEven"
+    config: type[AlgorithmConfig] = StepsConfig
+    own_confidence: bool = True
+
+
+class Leftmost(LowConfidenceEven):
+    """Decides as many masks as `LowConfidenceEven` at every step, from left to right.
+
+    `Sequential` differs in a block that begins with a prompt's tail, as `LowConfidenceStatic` does
+    from `LowConfidenceEven`.
+
+    Source: ``leftmost`` of Nemotron-Labs-Diffusion.
+    """
+
+    name: str = "Leftmost"
+
+    def first(self, canvas: Canvas, context: StepContext, count: torch.Tensor) -> torch.Tensor:
+        """See `FixedSteps.first`."""
+        return canvas.masked.cumsum(1) <= count[:, None]
 
 
 class LowConfidenceStatic(Algorithm):
@@ -152,21 +191,41 @@ class Sequential(Algorithm):
         return reveal(canvas, context, (place >= 0) & (place < count[:, None]))
 
 
-def quota(positions: torch.Tensor | int, context: StepContext) -> torch.Tensor:
+def quota(positions: int, context: StepContext) -> torch.Tensor:
     """The share of this step, int64 ``[slots]``, where `positions` are spread over ``steps``.
 
     SDAR's rules spread all L positions of every block, also of one that begins with a prompt's
-    tail. `positions` may be a number for each slot, int64 ``[slots]``.
+    tail.
 
-    Source: ``get_num_transfer_tokens`` of LLaDA, and of SDAR's ``generate.py`` (JetAstra/SDAR).
+    Source: ``get_num_transfer_tokens`` of SDAR's ``generate.py`` (JetAstra/SDAR).
+
+    Raises:
+        TypeError: `context` has no step number.
+    """
+    steps, done = progress(context)
+    return positions // steps + (done < positions % steps)
+
+
+def even_share(canvas: Canvas, context: StepContext) -> torch.Tensor:
+    """The masks left, divided by the steps left and rounded up; int64 ``[slots]``.
+
+    Raises:
+        TypeError: `context` has no step number.
+    """
+    steps, done = progress(context)
+    left = (steps - done).clamp_min(1)
+    return (canvas.masked.sum(1) + left - 1) // left
+
+
+def progress(context: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameter ``steps``, and how many steps were taken before this one, ``[slots]`` each.
 
     Raises:
         TypeError: `context` has no step number.
     """
     if context.step is None:
         raise TypeError("this algorithm needs the number of the step")
-    steps = context.parameters["steps"].long()
-    return positions // steps + (context.step < positions % steps)
+    return context.parameters["steps"].long(), context.step
 
 
 def most_confident(canvas: Canvas, context: StepContext, count: torch.Tensor) -> torch.Tensor:

@@ -14,14 +14,17 @@ ENTRY_POINTS = "vllm_dllm.algorithms"
 # Algorithms by the kind of model and the name that users write. A built-in one is a module of this
 # package and a class, until it is asked for.
 _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
+    ("mask", "ConfidenceThreshold"): "confidence_threshold:ConfidenceThreshold",
     ("mask", "Credit"): "credit:Credit",
     ("mask", "EntropyBound"): "masked_entropy_bound:MaskedEntropyBound",
     ("mask", "EntropyBounded"): "masked_entropy_bound:EntropyBounded",
     ("mask", "FixedSteps"): "quota:FixedSteps",
     ("mask", "Hierarchical"): "hierarchical:Hierarchical",
     ("mask", "JointThreshold"): "joint_threshold:JointThreshold",
+    ("mask", "Leftmost"): "quota:Leftmost",
     ("mask", "LowConfidence"): "low_confidence:LowConfidence",
     ("mask", "LowConfidenceDynamic"): "quota:LowConfidenceDynamic",
+    ("mask", "LowConfidenceEven"): "quota:LowConfidenceEven",
     ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
     ("mask", "Sequential"): "quota:Sequential",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",

@@ -166,7 +166,7 @@ class Served:
 
         The order of precedence is request, server, generation config, the algorithm's default. A
         preset's values count as given at the place that names the preset, but explicit values at
-        the same place override them.
+        the same place override them. A family's own algorithm and preset are defaults.
 
         Raises:
             SettingsError: the algorithm is unknown, a setting belongs to another algorithm, or a
@@ -176,11 +176,13 @@ class Served:
         chooser = REQUEST if "algorithm" in asked else SERVER
         name = asked.get("algorithm") or self.settings.algorithm or self.own_algorithm
         algorithm, preset = named_algorithm(name, self.corruption, chooser)
-        ranges, values = algorithm.config.ranges(), dict[str, float]()
+        by_default = chooser == SERVER and self.settings.algorithm is None
+        # The preset of a family's own algorithm is what the checkpoint may change.
+        ranges, values = algorithm.config.ranges(), dict(preset) if by_default else {}
         sources = dict.fromkeys(ranges, DEFAULT)
         layers = [(self._source(name), {name: value}) for name, value in self.checkpoint.items()]
         for source, layer in ((SERVER, self.settings.parameters), (REQUEST, asked)):
-            layers += [(source, preset)] if source == chooser else []
+            layers += [(source, preset)] if source == chooser and not by_default else []
             layers.append((source, dict(layer)))
         for source, layer in layers:
             given = {name: value for name, value in layer.items() if name in ranges}
@@ -196,7 +198,6 @@ class Served:
             settings = algorithm.config(**values)
         except SettingsError as error:  # values that do not fit together
             raise SettingsError(_with_sources(str(error), sources)) from error
-        by_default = chooser == SERVER and self.settings.algorithm is None
         sources["algorithm"] = DEFAULT if by_default else chooser
         caps = (
             (REQUEST, asked.get("max_steps")),

@@ -15,6 +15,11 @@ from tests.support.reference_sdar import random_checkpoint
 
 pytestmark = pytest.mark.engine
 
+RULES = (
+    *("LowConfidenceDynamic", "LowConfidenceStatic", "LowConfidence"),
+    *("ConfidenceThreshold", "LowConfidenceEven"),
+)
+
 
 def asked(rule: str, **options: Any) -> SamplingParams:
     extra = {"diffusion_algorithm": rule}
@@ -31,7 +36,7 @@ def test_the_confidence_of_drawn_tokens(tmp_path: Path, filters: dict[str, Any])
     requests = [
         asked(rule, temperature=temperature, **filters)
         for temperature in (0.0, 0.6, 1.0, 1.4)
-        for rule in ("LowConfidenceDynamic", "LowConfidenceStatic", "LowConfidence")
+        for rule in RULES
     ]
     with engine(model, 4, diffusion_config=None) as running:
         readout, slots = running.runner.sampler.readout, running.slots
@@ -57,4 +62,4 @@ def test_the_confidence_of_drawn_tokens(tmp_path: Path, filters: dict[str, Any])
             assert (sure > own + 0.05).any(), "nothing was drawn but the likeliest token"
         else:
             torch.testing.assert_close(sure, own, atol=1e-6, rtol=1e-5)
-    assert len(found) == 6
+    assert len(found) == 2 * len(RULES)

@@ -125,7 +125,10 @@ def with_head(running: Engine, bias: float, prompts: list[list[int]], params: li
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "LowConfidence": {"diffusion_threshold": 0.0},
     "JointThreshold": {"diffusion_threshold": 0.3, "diffusion_edit_threshold": 0.0},
+    "ConfidenceThreshold": {"diffusion_threshold": 0.1},
     "FixedSteps": {"diffusion_steps": 3},
+    "LowConfidenceEven": {"diffusion_steps": 3},
+    "Leftmost": {"diffusion_steps": 3},
     "LowConfidenceDynamic": {"diffusion_threshold": 0.1, "diffusion_steps": 5},
     "LowConfidenceStatic": {"diffusion_steps": 3},
     "Sequential": {"diffusion_steps": 4},
