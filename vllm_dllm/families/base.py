@@ -10,7 +10,7 @@ from vllm_dllm.decoding import Corruption
 from vllm_dllm.decoding.base import Beside
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
@@ -26,7 +26,7 @@ class Family(ABC):
         model_class: ``module:Class`` of the model, which vLLM imports when it loads one. Families
             of this package leave it out, see `registry.model_class`.
         corruption: what fills fresh canvases: masks or uniform noise.
-        algorithm: the name of the decoding algorithm that the model's authors use.
+        algorithm: the decoding algorithm that the model's authors use, with its preset if any.
         aligned: canvases begin at absolute multiples of L; otherwise the first one begins after the
             prompt.
         commits_in_place: a denoise pass over a final canvas counts as a commit, because the model
@@ -44,6 +44,17 @@ class Family(ABC):
     commits_in_place: ClassVar[bool]
     self_conditioned: ClassVar[bool] = False
     excludes: ClassVar[frozenset[Beside]] = frozenset()
+
+    def complete(self, model_config: ModelConfig) -> None:
+        """Add to a checkpoint's configuration what its ``config.json`` leaves out.
+
+        vLLM calls this when it has read the checkpoint's configuration, before it asks whether
+        that has ``canvas_length`` and so is a diffusion model.
+
+        Raises:
+            ValueError: the checkpoint cannot be served.
+        """
+        return
 
     @abstractmethod
     def configure(self, vllm_config: VllmConfig) -> None:

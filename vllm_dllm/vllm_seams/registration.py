@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.families.registry import (
@@ -57,15 +58,31 @@ def register_models() -> None:
         configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{folder}.hf_config"
     for architecture in served_architectures():
         ModelRegistry.register_model(architecture, model_class(architecture))
-    hook = {"verify_and_update_config": staticmethod(_configure)}
+    hooks = {
+        "verify_and_update_model_config": staticmethod(_complete),
+        "verify_and_update_config": staticmethod(_configure),
+    }
     for architecture in architectures():
-        MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hook)
+        MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hooks)
+
+
+def _complete(model_config: ModelConfig) -> None:
+    """Complete the configuration of a checkpoint of ours; raises `RefusedError`."""
+    with _naming_its_source():
+        family(model_config.architecture).complete(model_config)
 
 
 def _configure(vllm_config: VllmConfig) -> None:
     """Complete vLLM's configuration for one of our models; raises `RefusedError`."""
-    try:
+    with _naming_its_source():
         family_of(vllm_config).configure(vllm_config)
+
+
+@contextlib.contextmanager
+def _naming_its_source() -> Iterator[None]:
+    """Turn a refusal into a `RefusedError`."""
+    try:
+        yield
     except ValueError as error:
         note = ""
         if "--config" in sys.argv[1:-1]:  # its file may hold the mistake

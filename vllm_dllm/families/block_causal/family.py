@@ -20,6 +20,7 @@ from vllm_dllm.families.config_fields import (
 )
 from vllm_dllm.families.served import configure_engine
 from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.server import LENGTHS
 from vllm_dllm.startup.checks import log_choice, refuse_unsupported
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ class BlockCausalFamily(Family):
 
     The model class has `MaskedCanvasModel` among its bases. ``config.json`` states
     ``canvas_length`` (by which vLLM recognises a diffusion model) and ``mask_token_id``, or the
-    tokenizer has a mask token.
+    tokenizer has a mask token, or the family knows them.
 
     Attributes:
         fields: the fields of ``config.json`` that the model knows; None checks no fields.
+        block_length: L of checkpoints whose ``config.json`` states none; None if there is no such
+            length, or the configuration class fills it in.
         mask_spellings: texts by which the mask is found if the tokenizer does not declare it.
+        usual_mask_token: the mask id that the authors' code has built in, for checkpoints where
+            neither ``config.json`` nor the tokenizer has one; None if there is no such id.
         samples: requests are sampled as ``generation_config.json`` recommends; otherwise they are
             greedy unless they ask for a temperature.
     """
@@ -52,8 +57,18 @@ class BlockCausalFamily(Family):
     aligned: ClassVar[bool] = True
     commits_in_place: ClassVar[bool] = True
     fields: ClassVar[Fields | None] = None
+    block_length: ClassVar[int | None] = None
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|mask|>",)
+    usual_mask_token: ClassVar[int | None] = None
     samples: ClassVar[bool] = False
+
+    def complete(self, model_config: ModelConfig) -> None:
+        """See `Family.complete`; `configure` settles the length, which options may change."""
+        hf_config = model_config.hf_config
+        stated = (getattr(hf_config, name, None) for name in LENGTHS)
+        if self.block_length is not None and getattr(hf_config, "canvas_length", None) is None:
+            length = next((one for one in stated if one is not None), self.block_length)
+            hf_config.canvas_length = length
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
@@ -89,7 +104,11 @@ class BlockCausalFamily(Family):
         log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 
     def find_mask_token(self, model_config: ModelConfig) -> int:
-        """The mask id: from ``config.json``, else the tokenizer's, else one of `mask_spellings`."""
+        """The mask id: from ``config.json``, else the tokenizer's, else `usual_mask_token`.
+
+        Raises:
+            ValueError: there is none, or it is not in the vocabulary.
+        """
         from vllm.tokenizers import cached_tokenizer_from_config
 
         vocabulary = model_config.get_vocab_size()
@@ -100,6 +119,8 @@ class BlockCausalFamily(Family):
             spelled = next((ids[text] for text in self.mask_spellings if text in ids), None)
             declared = getattr(tokenizer, "mask_token_id", None)
             mask = spelled if declared is None else declared
+        if mask is None:
+            mask = self.usual_mask_token
         if mask is None:
             raise ValueError(
                 f"no mask token: config.json of {model_config.model} has no 'mask_token_id' and "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from vllm.model_executor.models.utils import PPMissingLayer
 
+from vllm_dllm.checkpoints.authors_tensors import one_by_one, shapes_of
 from vllm_dllm.checkpoints.verify import VerifiedWeights
 
 if TYPE_CHECKING:
@@ -85,3 +86,30 @@ class MaskedCanvasModel(VerifiedWeights):
             )
         processor = self.logits_processor
         return tiled_head(self.lm_head, processor.org_vocab_size, soft_cap=processor.soft_cap)
+
+
+class TransformersTensors(MaskedCanvasModel):
+    """A model whose checkpoints have exactly the tensors that a class of transformers saves.
+
+    Each expert's matrices are stored separately. Anything else is refused while it is loaded.
+
+    Attributes:
+        authors: the class, by its name in transformers.
+    """
+
+    authors: ClassVar[str]
+
+    @staticmethod
+    def is_linear(name: str) -> bool:
+        """See `VerifiedWeights.is_linear`: not the router or head."""
+        return name.endswith("_proj.weight")
+
+    @classmethod
+    def tensor_shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
+        """See `VerifiedWeights.tensor_shapes`."""
+        import transformers
+
+        shapes = one_by_one(shapes_of(getattr(transformers, cls.authors), config))
+        if config.tie_word_embeddings:
+            del shapes["lm_head.weight"]
+        return shapes
