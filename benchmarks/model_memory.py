@@ -129,7 +129,7 @@ def plain_numbers(model: Geometry, devices: int) -> int:
     rows = split(padded, devices, "token ids")
     numbers = rows * model.hidden * (1 if model.tied else 2)
     numbers += model.layers * model.norms * model.hidden + model.hidden
-    numbers += sum(2 * kind.layers * kind.dim for kind in model.attention)  # norms of heads
+    numbers += sum(model.head_norms * kind.layers * kind.dim for kind in model.attention)
     if not model.float32_router:
         numbers += routers(model)
     if model.conditioning:
@@ -167,7 +167,7 @@ def parameters(model: Geometry) -> tuple[int, int]:
     always = attention + dense + routers(model)
     always += model.hidden * model.vocabulary * (1 if model.tied else 2)
     norms = (model.layers * model.norms + 1 + bool(model.conditioning)) * model.hidden
-    norms += sum(2 * kind.layers * kind.dim for kind in model.attention)
+    norms += sum(model.head_norms * kind.layers * kind.dim for kind in model.attention)
     return (
         always + norms + expert * model.experts + model.vision,
         always + norms + expert * model.chosen,

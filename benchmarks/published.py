@@ -41,6 +41,7 @@ class Geometry:
         tied: the embedding is the head; self-conditioning reads it once more.
         positions: the longest context.
         norms: vectors of the hidden size in a layer: norms, and the scale of a router's input.
+        head_norms: vectors of a head's size in a layer: the norms of queries and keys.
         float32_router: routers and their biases are kept in float32.
         expert_numbers: numbers that a router has for each expert beside its matrix: bias or scale.
         conditioning: width of self-conditioning's MLP, one of those in `dense`; 0 for none.
@@ -60,6 +61,7 @@ class Geometry:
     tied: bool = False
     positions: int = 32768
     norms: int = 2
+    head_norms: int = 2
     float32_router: bool = False
     expert_numbers: int = 0
     conditioning: int = 0
@@ -132,6 +134,17 @@ DIFFUSION_GEMMA = Geometry(
     vision=572_794_416,
     algorithm="EntropyBound",
 )
+# ByteDance-Seed/Stable-DiffCoder-8B-Instruct, which is Llama.
+STABLE_DIFFCODER = Geometry(
+    canvas=4,
+    hidden=4096,
+    vocabulary=155136,
+    attention=(Attention(32, 32, 8, 128),),
+    dense={14336: 32},
+    positions=8192,
+    head_norms=0,
+    algorithm="ConfidenceThreshold",
+)
 SHAPES = {
     "LLaDA2.x-mini": LLADA2_MINI,
     "LLaDA2.x-flash": LLADA2_FLASH,
@@ -140,4 +153,5 @@ SHAPES = {
     "SDAR-4B": sdar(36, 2560, 32, 8, 9728),
     "SDAR-8B": sdar(36, 4096, 32, 8, 12288),
     "SDAR-30B-A3B": sdar(48, 2048, 32, 4, 768, experts=128),
+    "Stable-DiffCoder-8B": STABLE_DIFFCODER,
 }

@@ -6,15 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from benchmarks.model_memory import Weights, float8, int4, parameter_bytes, unquantized
 from benchmarks.published import DIFFUSION_GEMMA, SHAPES, Geometry
 from tests.support.engine import answers_of_child
 from tests.support.published import (
+    DIFFCODER,
     GEMMA,
     GEMMA_VISION,
     LLADA2,
     SDAR,
+    diffcoder_config,
+    diffcoder_tensors,
     gemma_tensors,
     is_matrix,
     llada2_config,
@@ -26,7 +30,8 @@ from tests.support.published import (
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
-from vllm_dllm.families.sdar.model import SDARForCausalLM
+from vllm_dllm.families.sdar.model import SDARForCausalLM, SDARMoeForCausalLM
+from vllm_dllm.families.stable_diffcoder.model import StableDiffcoderForCausalLM
 
 CASES = {
     "llada2-mini": (None, "w4a16"),
@@ -34,6 +39,7 @@ CASES = {
     GEMMA: (None, "nvfp4"),
     "sdar-1.7b-chat": (None, "int8"),
     "sdar-30b-a3b-chat": (None, "w4a16"),
+    DIFFCODER: (None,),
 }
 # Their memory is that of docs/models.md.
 GEOMETRIES: dict[str, Geometry] = {
@@ -45,6 +51,7 @@ GEOMETRIES: dict[str, Geometry] = {
     ),
     "sdar-1.7b-chat": SHAPES["SDAR-1.7B"],
     "sdar-30b-a3b-chat": SHAPES["SDAR-30B-A3B"],
+    DIFFCODER: SHAPES["Stable-DiffCoder-8B"],
 }
 WEIGHTS: dict[str | None, Weights] = {
     None: unquantized(),
@@ -60,7 +67,7 @@ def test_every_name_has_one_place(which: str) -> None:
     reports: list[dict[str, Any]] = answers_of_child("names_child", which, *CASES[which])
     assert [report["scheme"] for report in reports] == list(CASES[which])
     for report in reports:
-        assert report["tensors"] > 300
+        assert report["tensors"] > 250
         assert not report["astray"], (which, report["scheme"])
         assert not report["unfilled"], (which, report["scheme"])
         if report["scheme"] in WEIGHTS:
@@ -77,8 +84,16 @@ def test_the_loader_expects_what_is_published(which: str) -> None:
 @pytest.mark.parametrize("which", list(SDAR))
 def test_the_loader_expects_qwen3s_tensors(which: str) -> None:
     stated = sdar_config(which)
-    config_class = SDARMoeConfig if stated.pop("model_type") == "sdar_moe" else SDARConfig
-    assert SDARForCausalLM.tensor_shapes(config_class(**stated)) == sdar_tensors(which)
+    if stated.pop("model_type") == "sdar_moe":
+        found = SDARMoeForCausalLM.tensor_shapes(SDARMoeConfig(**stated))
+    else:
+        found = SDARForCausalLM.tensor_shapes(SDARConfig(**stated))
+    assert found == sdar_tensors(which)
+
+
+def test_the_loader_expects_llamas_tensors() -> None:
+    found = StableDiffcoderForCausalLM.tensor_shapes(LlamaConfig(**diffcoder_config()))
+    assert found == diffcoder_tensors()
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

@@ -16,6 +16,7 @@ PACKAGE = Path(registry.__file__).resolve().parents[1]
 OURS = (
     *("LLaDA2MoeModelLM", "DiffusionGemmaForBlockDiffusion"),
     *("SDARForCausalLM", "SDARMoeForCausalLM"),
+    *("StableDiffcoderForCausalLM", "SeedDiffcoderForCausalLM"),
 )
 
 
@@ -89,7 +90,10 @@ def test_two_families_of_one_architecture_are_refused(monkeypatch: pytest.Monkey
 def test_only_a_family_knows_its_model() -> None:
     """No other file compares architectures, or asks whether canvases are masked."""
     special = re.compile("|".join([r"architecture\s*==", *OURS, r"\bis_masked\b"]))
-    own = [PACKAGE / "families" / name for name in ("llada2", "sdar", "diffusion_gemma")]
+    own = [
+        PACKAGE / "families" / name
+        for name in ("llada2", "sdar", "diffusion_gemma", "stable_diffcoder")
+    ]
     own.append(Path(registry.__file__))
     found = [
         f"{file.relative_to(PACKAGE)}:{number}: {line.strip()}"

@@ -34,8 +34,9 @@ EVENTS = {
     "reset": "all requests at once: results in flight are dropped, and made again",
     "abort-while-preempted": "a request that waits for its second turn is not found",
 }
-LENGTHS = {"llada2": (13, 30), "gemma": (40, 21)}  # of the bystanders' prompts
-BUDGET = {"llada2": 32, "gemma": 100}  # three canvases, and chunks shorter than the victim
+# Tokens of the bystanders' prompts; of a step: three canvases, and chunks shorter than the victim.
+LENGTHS = {"llada2": (13, 30), "gemma": (40, 21), "diffcoder": (13, 30)}
+BUDGET = {"llada2": 32, "gemma": 100, "diffcoder": 32}
 
 
 @dataclass

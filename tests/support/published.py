@@ -1,8 +1,8 @@
 """Published checkpoints: configuration and every tensor of their indexes, quantized or not.
 
 LLaDA2's are those of ../shared/oracle/README.md, written down here once more. The names of
-DiffusionGemma and SDAR come from transformers' own classes, with the sizes of published models;
-SDAR's are those of Qwen3.
+DiffusionGemma, SDAR and Stable-DiffCoder come from transformers' own classes, with the sizes of
+published models; SDAR's are those of Qwen3, and Stable-DiffCoder's those of Llama.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ SDAR: dict[str, tuple[int, ...]] = {
     "sdar-1.7b-chat": (2048, 28, 16, 8, 6144),
     "sdar-30b-a3b-chat": (2048, 48, 32, 4, 6144, 768, 128, 8),
 }
+DIFFCODER = "stable-diffcoder-8b"
 EXPERTS, KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 256, 4, 128, 157184
 
 Shapes = dict[str, tuple[int, ...]]
@@ -224,6 +225,55 @@ def sdar_tensors(which: str) -> Shapes:
     return one_by_one({name: tuple(t.shape) for name, t in model.state_dict().items()})
 
 
+def diffcoder_config() -> dict[str, Any]:
+    """``config.json`` of Stable-DiffCoder-8B, which states neither block length nor mask."""
+    return {
+        "architectures": ["StableDiffcoderForCausalLM"],
+        "model_type": "llama",
+        "auto_map": {"AutoModelForCausalLM": "modeling_stable_diffcoder.X"},
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 500000,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 155136,
+    }
+
+
+def diffcoder_tensors() -> Shapes:
+    """Those of transformers' Llama."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    stated = diffcoder_config()
+    for name in ("architectures", "model_type", "auto_map"):
+        del stated[name]
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(LlamaConfig(**stated))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def published_config(which: str) -> dict[str, Any]:
+    if which == DIFFCODER:
+        return diffcoder_config()
+    return sdar_config(which) if which in SDAR else llada2_config(which)
+
+
 def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
     """A folder with everything but the tensors."""
     plain, out = folder / "plain" / which, folder / which
@@ -234,9 +284,10 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
         config["dtype"] = "bfloat16"
     else:
         plain.mkdir(parents=True)
-        config = sdar_config(which) if which in SDAR else llada2_config(which)
-        # Published nowhere; the tokenizer knows it, of which there is none here.
-        config.setdefault("mask_token_id", 151669)
+        config = published_config(which)
+        if which in SDAR:
+            # Published nowhere; the tokenizer knows it, of which there is none here.
+            config["mask_token_id"] = 151669
     (plain / "config.json").write_text(json.dumps(config))
     if scheme is None:
         return plain
@@ -249,6 +300,8 @@ def index(path: Path, which: str, scheme: str | None) -> dict[str, Stored]:
     """Every tensor of the published index, as the scheme's library stores it."""
     if which == GEMMA:
         plain = gemma_tensors()
+    elif which == DIFFCODER:
+        plain = diffcoder_tensors()
     else:
         plain = sdar_tensors(which) if which in SDAR else llada2_tensors(which)
     if scheme is None:

@@ -26,6 +26,8 @@ OURS = {
     GEMMA: ("diffusion_gemma", "DiffusionGemma"),
     "SDARForCausalLM": ("sdar", "SDAR"),
     "SDARMoeForCausalLM": ("sdar", "SDARMoe"),
+    "StableDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
+    "SeedDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
 }
 # The configuration classes that transformers lacks, in `hf_config.py`, by ``model_type``.
 CONFIGS = {

@@ -1,0 +1,1 @@
+"""Stable-DiffCoder: Llama with a block-causal mask."""
