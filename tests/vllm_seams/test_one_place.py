@@ -90,7 +90,7 @@ def test_the_room_wraps_with_one_helper() -> None:
             "_CONFIG_REGISTRY[model_type] = name  # type: ignore[assignment]",
             'configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{folder}.hf_config"',
             "MODELS_CONFIG_MAP[architecture] = "
-            'type("EngineConfig", (VerifyAndUpdateConfig,), hook)',
+            'type("EngineConfig", (VerifyAndUpdateConfig,), hooks)',
         ],
         "request_entry.py": ["setattr(self, FRONT_END, front_end)"],
         # vLLM's own attribute for this, on its class of tool parsers.

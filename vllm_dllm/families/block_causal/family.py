@@ -65,10 +65,10 @@ class BlockCausalFamily(Family):
     def complete(self, model_config: ModelConfig) -> None:
         """See `Family.complete`; `configure` settles the length, which options may change."""
         hf_config = model_config.hf_config
-        stated = (getattr(hf_config, name, None) for name in LENGTHS)
         if self.block_length is not None and getattr(hf_config, "canvas_length", None) is None:
-            length = next((one for one in stated if one is not None), self.block_length)
-            hf_config.canvas_length = length
+            stated = (getattr(hf_config, name, None) for name in LENGTHS)
+            lengths = (length for length in stated if isinstance(length, int) and length > 0)
+            hf_config.canvas_length = next(lengths, self.block_length)
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
