@@ -12,8 +12,8 @@ from tests.serving.engines.test_sdar import ENGINES, QUICK
 from tests.serving.engines.test_sdar_lora import LORA, generate, merged
 from tests.support.adapters import adapter
 from tests.support.drive import TWO_BLOCKS, Family
-from tests.support.engine import answers_of_child, engine
-from tests.support.lifecycle import BUDGET, PHASES, World, assert_unnoticed
+from tests.support.engine import answers_of_child, engine, greedy
+from tests.support.lifecycle import BUDGET, EVENTS, PHASES, World, assert_unnoticed
 from tests.support.reference_diffcoder import (
     BLOCK,
     MARGIN,
@@ -33,6 +33,8 @@ RULES = (
     *(Rule(), Rule(0.3), Rule(None), Rule(None, steps=3), Rule(0.6), Rule(None, steps=2)),
     Rule(None, steps=1),
 )
+# Blocks that are committed in passes of their own.
+SEPARATE: dict[str, Any] = {"additional_config": {"dllm": {"fused_commit": "off"}}}
 # How checkpoints may differ from the published ones.
 VARIANTS: dict[str, dict[str, Any]] = {
     "biased": {"attention_bias": True, "mlp_bias": True},
@@ -147,7 +149,32 @@ def test_every_request_its_adapter(tmp_path: Path) -> None:
         running.assert_idle()
 
 
-@pytest.fixture(scope="module", params=["sync", "async", "two blocks"])
+@pytest.mark.long
+def test_an_end_inside_a_block(tmp_path: Path) -> None:
+    """The checkpoint's own end token, with masks of the same block behind it."""
+    model = random_checkpoint(tmp_path / "model")
+    reference, prompts = Reference(model), [prompt(n, 5 + n) for n in range(12)]
+    (end,) = reference.generate(prompts[0], 10, Rule()).tokens[5:6]
+    ended = random_checkpoint(tmp_path / "ended", eos_token_id=end)
+    wanted = [reference.generate(tokens, 30, Rule(), (end,)) for tokens in prompts]
+    assert any(1 < len(answer.tokens) < 30 for answer in wanted)
+    with engine(ended, BLOCK, diffusion_config=None, async_scheduling=True) as running:
+        for (tokens, _), answer in zip(
+            running.generate(prompts, [greedy(30)] * len(prompts)), wanted, strict=True
+        ):
+            assert answer.margin < MARGIN or tokens == answer.tokens
+        running.assert_idle()
+
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "sync": {"async_scheduling": False, **SEPARATE},
+    "async": {"async_scheduling": True, **SEPARATE},
+    "granted": {"async_scheduling": True},
+    "two blocks": TWO_BLOCKS,
+}
+
+
+@pytest.fixture(scope="module", params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """An engine of three seats, whose requests decide one position a step."""
     model = random_checkpoint(tmp_path_factory.mktemp("diffcoder") / "model")
@@ -161,10 +188,10 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         slow={"diffusion_threshold": 2.0},
         quick={"diffusion_threshold": 0.0},
     )
-    ahead = request.param != "sync"
-    way = TWO_BLOCKS if request.param == "two blocks" else {"async_scheduling": ahead}
+    way = WORLDS[request.param]
     with family.start(max_num_seqs=3, max_num_batched_tokens=BUDGET["diffcoder"], **way) as running:
-        made = World.make(family, running, ahead)
+        made = World.make(family, running, way["async_scheduling"])
+        assert made.fused == (request.param in ("granted", "two blocks"))
         reference = Reference(model)
         for name, (tokens, params) in made.asked.items():
             answer = reference.generate(tokens, params.max_tokens, Rule(2.0))
@@ -173,7 +200,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("event", ["abort", "preempt"])
+@pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "waiting"])
 def test_event_in_phase(world: World, phase: str, event: str) -> None:
     """In a prompt, in every step of a canvas, and at its commit: nobody's tokens change."""
