@@ -114,6 +114,20 @@ def sdar(
     )
 
 
+def nemotron(layers: int, hidden: int, width: int) -> Geometry:
+    """Nemotron-Labs-Diffusion, which is Ministral 3."""
+    return Geometry(
+        canvas=32,
+        hidden=hidden,
+        vocabulary=131072,
+        attention=(Attention(layers, 32, 8, 128),),
+        dense={width: layers},
+        positions=262144,
+        algorithm="ConfidenceThreshold",
+    )
+
+
+NEMOTRON_14B = nemotron(40, 5120, 16384)
 LLADA2_MINI = llada2(20, 2048, 5120, 512, 16)
 LLADA2_FLASH = llada2(32, 4096, 9216, 1024, 32)
 DIFFUSION_GEMMA = Geometry(
@@ -154,4 +168,5 @@ SHAPES = {
     "SDAR-8B": sdar(36, 4096, 32, 8, 12288),
     "SDAR-30B-A3B": sdar(48, 2048, 32, 4, 768, experts=128),
     "Stable-DiffCoder-8B": STABLE_DIFFCODER,
+    "Nemotron-8B": nemotron(34, 4096, 14336),
 }

@@ -119,6 +119,7 @@ OPTIONAL = {
     "vllm_dllm.engine.spoiled_pages",
     "vllm_dllm.engine.token_choice",
     "vllm_dllm.engine.two_block_window",
+    "vllm_dllm.engine.verifying_pass",
     "vllm_dllm.engine.warm_up",
     "vllm_dllm.families.counting",
     "vllm_dllm.frontend.beside_decoding",

@@ -53,6 +53,7 @@ FAMILIES = {
     for family in (
         Family("llada2_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family("sdar", ("lm_head",)),
+        Family("nemotron_labs_diffusion", ("diffusion_head",)),
         Family("sdar_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family(
             "diffusion_gemma",

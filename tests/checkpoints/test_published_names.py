@@ -9,13 +9,14 @@ import pytest
 from transformers import LlamaConfig
 
 from benchmarks.model_memory import Weights, float8, int4, parameter_bytes, unquantized
-from benchmarks.published import DIFFUSION_GEMMA, SHAPES, Geometry
+from benchmarks.published import DIFFUSION_GEMMA, NEMOTRON_14B, SHAPES, Geometry
 from tests.support.engine import answers_of_child
 from tests.support.published import (
     DIFFCODER,
     GEMMA,
     GEMMA_VISION,
     LLADA2,
+    NEMOTRON,
     SDAR,
     diffcoder_config,
     diffcoder_tensors,
@@ -23,12 +24,16 @@ from tests.support.published import (
     is_matrix,
     llada2_config,
     llada2_tensors,
+    nemotron_config,
+    nemotron_tensors,
     one_by_one,
     sdar_config,
     sdar_tensors,
 )
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
+from vllm_dllm.families.nemotron_labs_diffusion.hf_config import NemotronLabsDiffusionConfig
+from vllm_dllm.families.nemotron_labs_diffusion.model import NemotronLabsDiffusionModel
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
 from vllm_dllm.families.sdar.model import SDARForCausalLM, SDARMoeForCausalLM
 from vllm_dllm.families.stable_diffcoder.model import StableDiffcoderForCausalLM
@@ -40,6 +45,7 @@ CASES = {
     "sdar-1.7b-chat": (None, "int8"),
     "sdar-30b-a3b-chat": (None, "w4a16"),
     DIFFCODER: (None,),
+    "nemotron-labs-diffusion-14b": (None, "fp8-dynamic"),
 }
 # Their memory is that of docs/models.md.
 GEOMETRIES: dict[str, Geometry] = {
@@ -52,6 +58,7 @@ GEOMETRIES: dict[str, Geometry] = {
     "sdar-1.7b-chat": SHAPES["SDAR-1.7B"],
     "sdar-30b-a3b-chat": SHAPES["SDAR-30B-A3B"],
     DIFFCODER: SHAPES["Stable-DiffCoder-8B"],
+    "nemotron-labs-diffusion-14b": NEMOTRON_14B,
 }
 WEIGHTS: dict[str | None, Weights] = {
     None: unquantized(),
@@ -94,6 +101,15 @@ def test_the_loader_expects_qwen3s_tensors(which: str) -> None:
 def test_the_loader_expects_llamas_tensors() -> None:
     found = StableDiffcoderForCausalLM.tensor_shapes(LlamaConfig(**diffcoder_config()))
     assert found == diffcoder_tensors()
+
+
+@pytest.mark.parametrize("which", list(NEMOTRON))
+def test_the_loader_expects_the_authors_names(which: str) -> None:
+    stated = nemotron_config(which)
+    del stated["model_type"]
+    config = NemotronLabsDiffusionConfig(**stated)
+    assert NemotronLabsDiffusionModel.tensor_shapes(config) == nemotron_tensors(which)
+    assert len(nemotron_tensors("nemotron-labs-diffusion-14b")) == 363
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

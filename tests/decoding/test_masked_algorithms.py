@@ -21,6 +21,7 @@ ENTROPIES = (0.0, 0.125, 0.25, 0.5)
 SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidence": {"threshold": (0.0, 0.25, 0.5, 1.01)},
     "ConfidenceThreshold": {"threshold": (0.0, 0.25, 0.5, 1.01)},
+    "LinearSpec": {"threshold": (0.0, 0.25, 0.5, 1.01)},
     "FixedSteps": {"steps": (1, 3, 5, 12, 40)},
     "LowConfidenceEven": {"steps": (1, 3, 5, 12, 40)},
     "Leftmost": {"steps": (1, 3, 5, 12, 40)},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_dllm.families.diffusion_gemma.scheduler import AsyncCanvasScheduler, CanvasScheduler
+from vllm_dllm.families.anchored.scheduler import AsyncCanvasScheduler, CanvasScheduler
 
 LENGTH, CONTEXT = 32, 736
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import oracle
+from tests.support import oracle, reference_nemotron
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_gemma import random_checkpoint
 from vllm_dllm.engine.slots import Phase
@@ -88,6 +88,21 @@ def gemma(path: Path) -> Family:
         engine={"limit_mm_per_prompt": {"image": 0, "video": 0}},
         slow={"diffusion_max_steps": 6},
         quick={"diffusion_max_steps": 1},
+    )
+
+
+def nemotron(path: Path) -> Family:
+    if not path.exists():
+        reference_nemotron.random_checkpoint(path, block=8, likely=5)
+    return Family(
+        "nemotron",
+        path,
+        length=8,
+        aligned=False,
+        vocabulary=range(3, 100),
+        engine={"diffusion_config": None},
+        slow={"diffusion_threshold": 2.0},
+        quick={"diffusion_threshold": 0.0},
     )
 
 

@@ -35,8 +35,9 @@ EVENTS = {
     "abort-while-preempted": "a request that waits for its second turn is not found",
 }
 # Tokens of the bystanders' prompts; of a step: three canvases, and chunks shorter than the victim.
-LENGTHS = {"llada2": (13, 30), "gemma": (40, 21), "diffcoder": (13, 30)}
-BUDGET = {"llada2": 32, "gemma": 100, "diffcoder": 32}
+MASKED = ("llada2", "diffcoder", "nemotron")
+LENGTHS = {**dict.fromkeys(MASKED, (13, 30)), "gemma": (40, 21)}
+BUDGET = {**dict.fromkeys(MASKED, 32), "gemma": 100}
 
 
 @dataclass
@@ -65,7 +66,7 @@ class World:
             "newcomer": (new, family.params(family.length + 5, ignore_eos=True, seed=3)),
             "victim": (victim, family.params(3 * family.length, ignore_eos=True, seed=5)),
         }
-        if not family.aligned:
+        if family.name == "gemma":
             for _, params in asked.values():  # else its canvases settle to the same in any step
                 params.temperature = 1.5
         alone = {name: running.generate([p], [q])[0][0] for name, (p, q) in asked.items()}
@@ -77,7 +78,13 @@ class World:
         driver = Driver(self.running)
         for name in ("near", "far"):
             driver.add(name, *self.asked[name])
-        driver.until(lambda: all((c := driver.canvas(n)) and c[2] for n in ("near", "far")))
+
+        def denoises(name: str) -> bool:
+            found = driver.canvas(name)
+            # A step of this canvas, or of one before it.
+            return found is not None and (found[2] > 0 or found[1] > len(self.asked[name][0]))
+
+        driver.until(lambda: denoises("near") and denoises("far"))
         driver.add("victim", *self.asked["victim"])
         return driver
 

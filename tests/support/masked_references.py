@@ -167,6 +167,7 @@ REFERENCES: dict[str, Callable[[Row], None]] = {
     "LowConfidenceEven": low_confidence_even,
     "Leftmost": leftmost,
     "ConfidenceThreshold": confidence_threshold,
+    "LinearSpec": confidence_threshold,  # drafts by the same rule, with another threshold
     "Hierarchical": hierarchical,
     "EntropyBound": entropy_bound,
     "JointThreshold": joint_threshold,

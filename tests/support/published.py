@@ -60,6 +60,11 @@ SDAR: dict[str, tuple[int, ...]] = {
     "sdar-30b-a3b-chat": (2048, 48, 32, 4, 6144, 768, 128, 8),
 }
 DIFFCODER = "stable-diffcoder-8b"
+# Hidden size, layers, width of an MLP, base of the rotary embedding.
+NEMOTRON: dict[str, tuple[int, int, int, float]] = {
+    "nemotron-labs-diffusion-3b": (3072, 26, 9216, 1e6),
+    "nemotron-labs-diffusion-14b": (5120, 40, 16384, 1e9),
+}
 EXPERTS, KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 256, 4, 128, 157184
 
 Shapes = dict[str, tuple[int, ...]]
@@ -268,10 +273,87 @@ def diffcoder_tensors() -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def published_config(which: str) -> dict[str, Any]:
+def nemotron_config(which: str) -> dict[str, Any]:
+    hidden, layers, width, theta = NEMOTRON[which]
+    return {
+        "architectures": ["NemotronLabsDiffusionModel"],
+        "model_type": "nemotron_labs_diffusion",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_implementation": "sdpa",
+        "block_size": 32,
+        "bos_token_id": 1,
+        "dlm_loss_weight": None,
+        "dlm_paradigm": "bidirectional",
+        "dp_varying_mask_ratio": False,
+        "eos_token_id": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "mask_token_id": 100,
+        "max_position_embeddings": 262144,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384,
+            "rope_theta": theta,
+            "rope_type": "yarn",
+        },
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 131072,
+    }
+
+
+def nemotron_tensors(which: str) -> Shapes:
+    """Those of Ministral 3, under the authors' names."""
+    hidden, layers, width, _ = NEMOTRON[which]
+    shapes: Shapes = {
+        "encoder.embed_tokens.weight": (131072, hidden),
+        "encoder.norm.weight": (hidden,),
+        "diffusion_head.weight": (131072, hidden),
+    }
+    for n in range(layers):
+        layer = f"encoder.layers.{n}"
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        for name, rows in (("q", 32 * 128), ("k", 8 * 128), ("v", 8 * 128)):
+            shapes[f"{layer}.self_attn.{name}_proj.weight"] = (rows, hidden)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, 32 * 128)
+        for name in ("gate", "up"):
+            shapes[f"{layer}.mlp.{name}_proj.weight"] = (width, hidden)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, width)
+    return shapes
+
+
+def config_of(which: str) -> dict[str, Any]:
+    """The configuration of a published masked model."""
     if which == DIFFCODER:
         return diffcoder_config()
+    if which in NEMOTRON:
+        return nemotron_config(which)
     return sdar_config(which) if which in SDAR else llada2_config(which)
+
+
+def tensors_of(which: str) -> Shapes:
+    """The tensors of a published model, not quantized."""
+    if which == GEMMA:
+        return gemma_tensors()
+    if which == DIFFCODER:
+        return diffcoder_tensors()
+    if which in NEMOTRON:
+        return nemotron_tensors(which)
+    return sdar_tensors(which) if which in SDAR else llada2_tensors(which)
 
 
 def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
@@ -284,7 +366,7 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
         config["dtype"] = "bfloat16"
     else:
         plain.mkdir(parents=True)
-        config = published_config(which)
+        config = config_of(which)
         if which in SDAR:
             # Published nowhere; the tokenizer knows it, of which there is none here.
             config["mask_token_id"] = 151669
@@ -298,12 +380,7 @@ def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
 
 def index(path: Path, which: str, scheme: str | None) -> dict[str, Stored]:
     """Every tensor of the published index, as the scheme's library stores it."""
-    if which == GEMMA:
-        plain = gemma_tensors()
-    elif which == DIFFCODER:
-        plain = diffcoder_tensors()
-    else:
-        plain = sdar_tensors(which) if which in SDAR else llada2_tensors(which)
+    plain = tensors_of(which)
     if scheme is None:
         return {name: Stored(shape) for name, shape in plain.items()}
     chosen = scheme_named(scheme)

@@ -1,7 +1,7 @@
 """The input and the result of a model family's attention rule.
 
 A rule says which keys a batch's queries see, in the terms of vLLM's attention backends. Each family
-has one: see `families.block_causal.attention` and `families.diffusion_gemma.attention`.
+has one: see `families.block_causal.attention` and `families.anchored.attention`.
 """
 
 from __future__ import annotations

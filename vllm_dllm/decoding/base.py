@@ -125,6 +125,8 @@ class Algorithm(ABC):
         samples: whether it also works with drawn tokens in place of the most likely ones.
         own_confidence: whether a drawn token's confidence is its own probability at temperature 1
             rather than the one from `ops.statistics.sampled.with_drawn`.
+        verifies: whether a causal commit decides how much of a canvas leaves. Its canvases begin
+            with the last known token, see `engine.verifying_pass`, and `reads_decided` is true.
         excludes: what its requests cannot ask for; they are refused by name.
     """
 
@@ -138,6 +140,7 @@ class Algorithm(ABC):
     reads_entropy: bool = False
     samples: bool = True
     own_confidence: bool = False
+    verifies: bool = False
     excludes: frozenset[Beside] = frozenset()
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:

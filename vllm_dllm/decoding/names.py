@@ -25,9 +25,12 @@ def algorithms(corruption: Corruption) -> list[Algorithm]:
     return [get_algorithm(name, corruption)[0] for name in registered_names(corruption)]
 
 
-def algorithm_names(corruption: Corruption) -> list[str]:
-    """The names that users may write, including those of presets."""
-    known = algorithms(corruption)
+def algorithm_names(corruption: Corruption, verifying: bool = True) -> list[str]:
+    """The names that users may write, including those of presets.
+
+    Without `verifying`, those that fit every model of this kind; see `Algorithm.verifies`.
+    """
+    known = [each for each in algorithms(corruption) if verifying or not each.verifies]
     return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
 
 

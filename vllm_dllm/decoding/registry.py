@@ -22,6 +22,7 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "Hierarchical"): "hierarchical:Hierarchical",
     ("mask", "JointThreshold"): "joint_threshold:JointThreshold",
     ("mask", "Leftmost"): "quota:Leftmost",
+    ("mask", "LinearSpec"): "linear_spec:LinearSpec",
     ("mask", "LowConfidence"): "low_confidence:LowConfidence",
     ("mask", "LowConfidenceDynamic"): "quota:LowConfidenceDynamic",
     ("mask", "LowConfidenceEven"): "quota:LowConfidenceEven",

@@ -147,12 +147,14 @@ class DiffusionModelState(ModelState):
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
         seed = self._default_seed(new_req_data) if params.seed is None else params.seed
-        self.slots.enter(req_index, prompt, seed)
-        if self.embeddings is not None:
-            self.embeddings.conditioning.clear(req_index)
         # Only the requests of vLLM's GPU warm-up lack what admission adds.
         extra = params.extra_args or self.unadmitted
         resolved = ResolvedRequest.received(extra)
+        choice = resolved.decoding(self.served.corruption)
+        verifies = choice.algorithm.verifies
+        self.slots.enter(req_index, prompt, seed, reread=int(verifies))
+        if self.embeddings is not None:
+            self.embeddings.conditioning.clear(req_index)
         prompt_length = len(new_req_data.prompt_token_ids)
         is_new = len(prompt) == prompt_length
         # The scheduler ends a request at the same token.
@@ -161,7 +163,6 @@ class DiffusionModelState(ModelState):
         ends = set(params.stop_token_ids or ())
         if params.eos_token_id is not None:
             ends.add(params.eos_token_id)
-        choice = resolved.decoding(self.served.corruption)
         self.slots.configure(
             req_index,
             choice,
@@ -171,7 +172,8 @@ class DiffusionModelState(ModelState):
             read_only=resolved.read_only,
             streams=resolved.stream_prefix,
             records=bool(resolved.step_details),
-            whole=bool(resolved.step_details & StepDetails.REPLAY),
+            # A draft is verified to its end, whatever it says.
+            whole=verifies or bool(resolved.step_details & StepDetails.REPLAY),
         )
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)

@@ -7,6 +7,7 @@ It reports its result in terms of vLLM's speculative decoding, as (`num_sampled`
     denoise step           0, L             nothing advances (with `stream_prefix`: new, L)
     commit                 emitted, 0       the canvas leaves, and the cache advances by L
     left without commit    emitted, L       the next step reads this canvas again, and the next one
+    verifying commit       n, L - n         the n tokens leave that the pass predicts itself
 
 The table of a window of two blocks is in `engine.two_block_window`.
 
@@ -197,6 +198,9 @@ class DiffusionSampler:
         state, present = self.slots, None
         if not isinstance(width, int):
             present = state.position < width[:, None]
+            if state.kind.mask_token is not None and not state.kind.aligned:
+                # The context ends within the canvas: nothing is to be decided behind it.
+                state.masked.index_copy_(0, slot, state.masked.index_select(0, slot) & present)
             hidden_states = self._padded(hidden_states, width)
         plan = self.canvas_update.plan(slot, on_host, width, asked)
         readings = self.readout.read(hidden_states, plan)
@@ -344,5 +348,10 @@ def finish(
             sampler.predictions.store(slot, soft, outcome.goes_on(), now.canvas.fixed)
     sound = sampler._sound(plan, outcome, readings, hidden, paths)
     finished = sampler._finished(plan, now, outcome, sound)
+    if plan.verifies is not None:
+        from vllm_dllm.engine.verifying_pass import verified
+
+        predicted = readings.statistics.token
+        finished, tokens = verified(plan, now, predicted, sound, finished, tokens)
     sampler._read_next(slot, tokens)
     return finished

@@ -85,6 +85,7 @@ HOST_FLAGS = (
     "constrained",
     "needs_rows",
     "reports",
+    "verifies",
 )
 
 
@@ -306,6 +307,7 @@ class SlotState:
         needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
             read whole rows of logits.
         reports: on the host, bool ``[slots]``, whether logprobs of the request's tokens are read.
+        verifies: on the host, bool ``[slots]``, whether the request's algorithm verifies.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
@@ -336,6 +338,7 @@ class SlotState:
     constrained: np.ndarray
     needs_rows: np.ndarray
     reports: np.ndarray
+    verifies: np.ndarray
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.kind = kind
@@ -363,12 +366,13 @@ class SlotState:
         self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
-    def enter(self, slot: int, prompt: Sequence[int], seed: int) -> None:
+    def enter(self, slot: int, prompt: Sequence[int], seed: int, reread: int = 0) -> None:
         """Set up ``slot`` for a new request: lay out its first canvas after the prompt.
 
+        Where canvases are not aligned, the first one begins with the last `reread` prompt tokens.
         `configure` follows, and sets what this leaves at 0.
         """
-        tail = len(prompt) % self.length if self.kind.aligned else 0
+        tail = len(prompt) % self.length if self.kind.aligned else reread
         start = len(prompt) - tail
         canvas = self._fresh_on_host(seed, start)
         canvas[:tail] = prompt[start:]
@@ -426,6 +430,7 @@ class SlotState:
         self.several_steps[slot] = choice.max_steps > 1
         self.may_stream[slot] = streams
         self.records[slot] = records
+        self.verifies[slot] = choice.algorithm.verifies
 
     def asked(self, on_host: np.ndarray) -> dict[str, bool]:
         """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""

@@ -98,6 +98,8 @@ class StepPlan(ReadRequest):
         observers: the observers that see what this step decides.
         streams: whether the decided beginning of a canvas may leave in this step.
         compile: whether a compiled function updates the canvases.
+        verifies: bool ``[n]``, canvases that leave as far as their commit confirms them; None if
+            there is none.
     """
 
     state: SlotState
@@ -105,6 +107,7 @@ class StepPlan(ReadRequest):
     observers: Sequence[StepObserver]
     streams: bool
     compile: bool
+    verifies: torch.Tensor | None = None
 
     @cached_property
     def status(self) -> SlotStatus:
@@ -188,6 +191,7 @@ class CanvasUpdate:
         compile = (
             [batch.algorithm.name for batch in batches] == [self.compiled_algorithm]
             and not observers
+            and not flags["verifies"]
             and isinstance(width, int)
         )
         if _override(batches, "temperature"):
@@ -214,6 +218,8 @@ class CanvasUpdate:
             streams=flags["may_stream"],
             compile=compile,
         )
+        if flags["verifies"]:
+            plan.verifies = _having(batches, "verifies")
         if _override(batches, "adjust"):
             plan.adjust = _adjustments(batches, plan.status.canvas)
         if flags["constrained"]:
@@ -285,6 +291,8 @@ class CanvasUpdate:
 
         ready_to_leave = (ready > 0) & (ready > 0).all() if policy.sync else ready > 0
         needs_no_commit = self._needs_no_commit(now, canvas, reach <= ready)
+        if plan.verifies is not None:
+            needs_no_commit = needs_no_commit & ~plan.verifies
         leaves = commits | (ready_to_leave if policy.fused else ready_to_leave & needs_no_commit)
         advances = leaves & (commits | needs_no_commit) if policy.granted else leaves
         streamed = self._streamed(plan, now, canvas, ready_to_leave, limit)
@@ -379,6 +387,8 @@ class CanvasUpdate:
         if self.policy.early:
             reach = torch.where(now.whole, self.slots.length, reach)
         ready = emitted_length(canvas, reach, self.policy.early)
+        if not isinstance(width, int) and not self.slots.kind.aligned:
+            ready = torch.minimum(ready, width)
         if any(edits):
             ready = torch.where(_having(plan.batches, "edits"), torch.where(done, width, 0), ready)
         return ready

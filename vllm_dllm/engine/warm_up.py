@@ -33,13 +33,14 @@ def compile_sampler(state: DiffusionModelState) -> None:
     """Compile what runs after the model.
 
     Only the server's own algorithm is compiled, and only if this package provides it: other
-    algorithms need not be compilable.
+    algorithms need not be compilable. What verifies is not compiled.
     """
     begin = time.perf_counter()
     logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
     with compiling_ahead():
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
-    if state.served.choose().is_ours:
+    choice = state.served.choose()
+    if choice.is_ours and not choice.algorithm.verifies:
         compile_updates(state)
     if state.slots.device.type != "cpu":  # a CPU does it with the first constraint: see `cpu_paths`
         from canvas_grammar.decoding.path_finder import warm_up

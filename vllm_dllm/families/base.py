@@ -33,6 +33,8 @@ class Family(ABC):
             reads both with the same mask and the same input.
         self_conditioned: every running request keeps the last prediction of its canvas, so the
             default of ``max_num_seqs`` is lower.
+        verifies: its commit is causal, and row i of it predicts the token at position i + 1, so
+            that an algorithm may verify a canvas with it.
         excludes: what requests to the model cannot ask for; they are refused by name.
     """
 
@@ -43,6 +45,7 @@ class Family(ABC):
     aligned: ClassVar[bool]
     commits_in_place: ClassVar[bool]
     self_conditioned: ClassVar[bool] = False
+    verifies: ClassVar[bool] = False
     excludes: ClassVar[frozenset[Beside]] = frozenset()
 
     def complete(self, model_config: ModelConfig) -> None:

@@ -28,12 +28,20 @@ OURS = {
     "SDARMoeForCausalLM": ("sdar", "SDARMoe"),
     "StableDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
     "SeedDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
+    "NemotronLabsDiffusionModel": ("nemotron_labs_diffusion", "NemotronLabsDiffusion"),
+    "MinistralDiffEncoderModel": ("nemotron_labs_diffusion", "MinistralDiffEncoder"),
 }
 # The configuration classes that transformers lacks, in `hf_config.py`, by ``model_type``.
 CONFIGS = {
     "llada2_moe": ("llada2", "LLaDA2MoeConfig"),
     "sdar": ("sdar", "SDARConfig"),
     "sdar_moe": ("sdar", "SDARMoeConfig"),
+    "nemotron_labs_diffusion": ("nemotron_labs_diffusion", "NemotronLabsDiffusionConfig"),
+    "ministral_dlm": ("nemotron_labs_diffusion", "MinistralDLMConfig"),
+    "nemotron_labs_diffusion_vlm": (
+        "nemotron_labs_diffusion",
+        "NemotronLabsDiffusionVLMConfig",
+    ),
 }
 
 

@@ -69,6 +69,7 @@ def configure_engine(
         commits=commits,
         elsewhere=elsewhere,
         excludes=family.excludes,
+        verifies=family.verifies,
     )
     served.choose()
     check_kernels(served)

@@ -116,6 +116,7 @@ class Served:
         commits: when a finished block's keys and values are written: `SEPARATE`, `GRANTED` or
             `TWO_BLOCKS`.
         excludes: what requests to the model cannot ask for, see `Family.excludes`.
+        verifies: whether an algorithm may verify canvases, see `Family.verifies`.
     """
 
     corruption: Corruption
@@ -128,6 +129,7 @@ class Served:
     commits: str = SEPARATE
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     excludes: frozenset[Beside] = frozenset()
+    verifies: bool = False
 
     def __post_init__(self) -> None:
         if MAX_STEPS_FIELD in self.checkpoint:
@@ -176,6 +178,11 @@ class Served:
         chooser = REQUEST if "algorithm" in asked else SERVER
         name = asked.get("algorithm") or self.settings.algorithm or self.own_algorithm
         algorithm, preset = named_algorithm(name, self.corruption, chooser)
+        if algorithm.verifies and not self.verifies:
+            raise SettingsError(
+                f"{PREFIXES[chooser]}algorithm: {algorithm.name} verifies its drafts with a causal "
+                "pass, and this model has none; choose another algorithm"
+            )
         by_default = chooser == SERVER and self.settings.algorithm is None
         # The preset of a family's own algorithm is what the checkpoint may change.
         ranges, values = algorithm.config.ranges(), dict(preset) if by_default else {}

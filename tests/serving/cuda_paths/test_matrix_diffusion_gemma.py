@@ -15,7 +15,7 @@ import pytest
 from tests.support.cuda_paths.backends import FLASH_4, OURS, TRITON, Backend
 from tests.support.cuda_paths.cases import GEMMA, MODES, check, plain, run
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
+from vllm_dllm.families.anchored.attention import CausalUnlessDenoised
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -30,8 +30,8 @@ from tests.support.generated_kernels import generated_kernels
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine import readout_masked, readout_noise, step, token_choice
 from vllm_dllm.engine.model_state import read_again
+from vllm_dllm.families.anchored.attention import CausalUnlessDenoised
 from vllm_dllm.families.block_causal.attention import BlockCausal
-from vllm_dllm.families.diffusion_gemma.attention import CausalUnlessDenoised
 from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS, any_size
 from vllm_dllm.ops.statistics import rows_triton, soft_embedding_triton, tiled
 from vllm_dllm.selftest.steps import MODELS, POSITIONS, PROMPT, BareModel, Published

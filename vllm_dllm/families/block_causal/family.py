@@ -90,7 +90,8 @@ class BlockCausalFamily(Family):
         if self.fields is not None:
             ignored = self.fields.ignored(stated_fields(model), hf_overrides(model))
             warn_of_ignored_fields(model, ignored, self.corruption)
-        align_context(model, length)
+        if self.aligned:
+            align_context(model, length)
         served = configure_engine(vllm_config, self, [LayerShape(model.get_head_size())])
         if served.settings.window != "symmetric":
             raise SettingsError(

@@ -127,7 +127,7 @@ class DiffusionGemma(Family):
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
         """See `Family.attention`."""
-        from vllm_dllm.families.diffusion_gemma import attention
+        from vllm_dllm.families.anchored import attention
         from vllm_dllm.ops.attention.masks import WindowRule
 
         if own_backend:
@@ -147,7 +147,7 @@ class DiffusionGemma(Family):
 
     def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
         """See `Family.scheduler`."""
-        from vllm_dllm.families.diffusion_gemma import scheduler
+        from vllm_dllm.families.anchored import scheduler
 
         return scheduler.AsyncCanvasScheduler if asynchronous else scheduler.CanvasScheduler
 

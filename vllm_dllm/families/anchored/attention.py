@@ -1,4 +1,4 @@
-"""DiffusionGemma's attention: causal prompts and commits, bidirectional canvases, in one batch.
+"""Attention with causal prompts and commits and bidirectional canvases, in one batch.
 
 vLLM's backends take a tensor with one causal flag per request. This package's own backend takes one
 mask rule per request, which can also say how a canvas sees a sliding-window layer.

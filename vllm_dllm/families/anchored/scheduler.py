@@ -1,9 +1,11 @@
-"""The scheduler of DiffusionGemma: a canvas is scheduled whole or not at all.
+"""The scheduler of canvases that begin right after the prompt: whole ones, or none.
 
 With little budget left vLLM would schedule part of a canvas, and the step would be meaningless.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from vllm.v1.core.sched.diffusion_scheduler import (
     DiffusionAsyncScheduler,
@@ -41,6 +43,24 @@ class CanvasScheduler(CommonRules):
         return min(width, self.max_model_len - start)
 
 
+class VerifiedCanvasScheduler(CanvasScheduler):
+    """`CanvasScheduler` for canvases that may begin with the last known token, see `Verification`.
+
+    A draft overwrites the keys and values of that token until a causal pass writes them again, so
+    its page is not shared yet.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        coordinator = self.kv_cache_manager.coordinator
+        cache_blocks = coordinator.cache_blocks
+
+        def cache_final(request: Request, num_computed_tokens: int) -> None:
+            cache_blocks(request, min(num_computed_tokens, request.num_tokens - 1))
+
+        coordinator.cache_blocks = cache_final
+
+
 class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
     """`CanvasScheduler` with one step in flight."""
 
@@ -53,3 +73,7 @@ class AsyncCanvasScheduler(CanvasScheduler, DiffusionAsyncScheduler):
         if request.num_output_placeholders and start + width > self.max_model_len:
             return 0
         return super()._whole_canvas(request, start, width)
+
+
+class AsyncVerifiedCanvasScheduler(VerifiedCanvasScheduler, AsyncCanvasScheduler):
+    """`VerifiedCanvasScheduler` with one step in flight."""

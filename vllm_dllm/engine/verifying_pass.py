@@ -1,0 +1,98 @@
+"""Commits that verify: a causal pass over a drafted canvas keeps what it predicts itself.
+
+The canvas of an algorithm that `verifies` begins with the last token that vLLM counts, whose keys
+and values are not final: a tail of 1. So row i of its commit predicts position i + 1. Of a canvas x
+of L positions, the pass confirms x_1 ... x_c and predicts one token more::
+
+    canvas           x_0   x_1   ...   x_c   x_(c+1)   ...
+    predicted        v_0   v_1   ...   v_c             v_i = x_(i+1) for i < c
+    leaves           v_0   v_1   ...   v_c             c + 1 tokens
+    keys and values  x_0   x_1   ...   x_c             are final, for c + 1 positions
+    next canvas                                        v_c, then masks
+
+To vLLM, c + 1 of the L draft tokens are accepted and the others rejected, as in speculative
+decoding. This module is imported with the first request of such an algorithm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm_dllm.engine.slots import Phase, SlotStatus
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.sampler import Finished
+    from vllm_dllm.engine.step import StepPlan
+
+
+def confirmed(
+    drafted: torch.Tensor, predicted: torch.Tensor, width: torch.Tensor | int
+) -> torch.Tensor:
+    """The number of tokens that a verifying pass yields, int64 ``[n]``, at least 1.
+
+    Args:
+        drafted: int64 ``[n, L]``, the canvases that the pass has read.
+        predicted: int64 ``[n, L]``, the likeliest token of each row.
+        width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+    """
+    agrees = drafted[:, 1:] == predicted[:, :-1]
+    if not isinstance(width, int):
+        position = torch.arange(1, drafted.shape[1], device=drafted.device)
+        agrees = agrees & (position < width[:, None])
+    return agrees.cumprod(1).sum(1) + 1
+
+
+def verified(
+    plan: StepPlan,
+    now: SlotStatus,
+    predicted: torch.Tensor,
+    sound: torch.Tensor,
+    finished: Finished,
+    tokens: torch.Tensor,
+) -> tuple[Finished, torch.Tensor]:
+    """What leaves after a step in which some commits verify; moves their slots accordingly.
+
+    Args:
+        plan: the batch before the step, with `StepPlan.verifies`; the slots have been written.
+        now: the columns of its rows.
+        predicted: int64 ``[n, L]``, the likeliest token of each row.
+        sound: bool ``[n]``, canvases that were read without NaN; the others output nothing.
+        finished: what the step returns for canvases that are not verified.
+        tokens: int64 ``[n, L]``, what these read next.
+
+    Returns:
+        What the step returns, and what the canvases read next.
+    """
+    assert plan.verifies is not None
+    slots, slot = plan.state, plan.slots
+    rows = plan.verifies & (now.phase == int(Phase.COMMIT))
+    count = confirmed(now.canvas.tokens, predicted, plan.width)
+    count = torch.minimum(count, now.remaining.clamp_min(1))
+    last = predicted.gather(1, count[:, None] - 1)[:, 0]
+
+    def revised(column: torch.Tensor, value: torch.Tensor | int | bool) -> None:
+        """Write `value` into a slot's column where the canvas was verified."""
+        column.index_copy_(0, slot, torch.where(rows, value, column.index_select(0, slot)))
+
+    revised(slots.start, now.start + count)
+    revised(slots.remaining, now.remaining - count)
+    revised(slots.tail, 1)
+    revised(slots.tokens[:, 0], last)
+    revised(slots.masked[:, 0], False)
+    revised(slots.fixed[:, 0], True)
+    tokens = tokens.clone()
+    tokens[:, 0] = torch.where(rows, last, tokens[:, 0])
+    sent = count * sound
+    rejected = (plan.width - sent).int()
+    return (
+        replace(
+            finished,
+            tokens=torch.where(rows[:, None], predicted, finished.tokens),
+            num_sampled=torch.where(rows, sent.int(), finished.num_sampled),
+            num_rejected=torch.where(rows, rejected, finished.num_rejected),
+        ),
+        tokens,
+    )

@@ -1,0 +1,1 @@
+"""What families share whose canvases begin right after the prompt, which is read causally."""

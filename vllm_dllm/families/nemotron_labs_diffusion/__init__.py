@@ -1,0 +1,1 @@
+"""Nemotron-Labs-Diffusion: Ministral 3, read causally but for the canvas that is denoised."""
