@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import TINY_GEMMA
-from tests.support.published import GEMMA_TEXT, gemma_config, llada2_config
+from tests.support.published import GEMMA_TEXT, LLADA22, gemma_config, llada2_config
 from vllm_dllm.families.diffusion_gemma.family import ignored_fields
 from vllm_dllm.families.llada2.hf_config import FIELDS, LLaDA2MoeConfig, contradictions
+from vllm_dllm.families.llada2_2.family import LLaDA22
 from vllm_dllm.ranges import SettingsError
 
 READ, INERT = "read", "does not matter"
@@ -88,11 +89,7 @@ BESIDE = {
         "using_split_qkv_in_self_attention": False, "transformers_version": "4.52.3",
         "torch_dtype": "bfloat16", "auto_map": {"AutoConfig": "x.Y"},
     },
-    "2.2": {
-        "rope_theta": 3000000, "max_position_embeddings": 131072, "use_qk_norm": True,
-        "block_size": 32, "expert_capacity": 48, "delete_token_id": 156930,
-        "split_token_id": 156931,
-    },
+    "2.2": LLADA22,
 }  # fmt: skip
 
 
@@ -139,6 +136,32 @@ def test_llada22_is_refused_by_each_field_of_its_own(field: str) -> None:
 
 def test_a_capacity_of_none_asks_for_nothing() -> None:
     assert FIELDS.ignored({"expert_capacity": 0, "delete_token_id": None}, {}) == []
+
+
+def test_llada22_has_an_architecture_of_its_own() -> None:
+    """Its checkpoint states LLaDA2's; so do copies, and options of the server."""
+    config = LLaDA2MoeConfig(**published("2.2"))
+    assert config.architectures == ["LLaDA22MoeModelLM"]
+    assert LLaDA2MoeConfig(**published("2.0")).architectures == ["LLaDA2MoeModelLM"]
+    assert LLaDA22.fields.ignored(published("2.2"), {}) == []
+    config.update({"expert_capacity": 0})
+    assert config.architectures == ["LLaDA2MoeModelLM"]
+    config.update({"expert_capacity": 24})
+    assert (config.architectures, config.expert_capacity) == (["LLaDA22MoeModelLM"], 24)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("score_function", "softmax"),
+        ("moe_router_enable_expert_bias", False),
+        ("norm_topk_prob", False),
+        ("norm_softmax", True),
+    ],
+)
+def test_what_block_routing_cannot_do_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=rf"config\.json: {field}=.* asks for "):
+        LLaDA22.fields.ignored(published("2.2") | {field: value}, {})
 
 
 def test_an_unknown_field_is_named() -> None:

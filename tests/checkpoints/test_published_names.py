@@ -41,6 +41,7 @@ from vllm_dllm.families.stable_diffcoder.model import StableDiffcoderForCausalLM
 CASES = {
     "llada2-mini": (None, "w4a16"),
     "llada2-flash": (None, "fp8-dynamic"),
+    "llada2.2-flash": (None, "fp8-dynamic"),
     GEMMA: (None, "nvfp4"),
     "sdar-1.7b-chat": (None, "int8"),
     "sdar-30b-a3b-chat": (None, "w4a16"),
@@ -51,6 +52,7 @@ CASES = {
 GEOMETRIES: dict[str, Geometry] = {
     "llada2-mini": SHAPES["LLaDA2.x-mini"],
     "llada2-flash": SHAPES["LLaDA2.x-flash"],
+    "llada2.2-flash": SHAPES["LLaDA2.x-flash"],
     # Of the vision tower a bias and a scale are buffers.
     GEMMA: replace(
         DIFFUSION_GEMMA, vision=DIFFUSION_GEMMA.vision - 2 * GEMMA_VISION["hidden_size"]

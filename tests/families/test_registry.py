@@ -17,6 +17,7 @@ OURS = (
     *("LLaDA2MoeModelLM", "DiffusionGemmaForBlockDiffusion"),
     *("SDARForCausalLM", "SDARMoeForCausalLM"),
     *("StableDiffcoderForCausalLM", "SeedDiffcoderForCausalLM"),
+    *("LLaDA22MoeModelLM",),
 )
 
 

@@ -35,7 +35,7 @@ def mixed(family: str, count: int, seed: int = 1) -> Iterator[tuple[list[int], d
     for index in range(count):
         prompt = encoder(chance.choice(problems)).prompt
         options: dict[str, Any] = {"max_tokens": chance.choice([1, 3, 17, 40, 70]), "seed": index}
-        algorithm = chance.choice(algorithm_names(corruption, verifying=False))
+        algorithm = chance.choice(algorithm_names(corruption, of_every_model=True))
         draws = get_algorithm(algorithm, corruption)[0].samples and chance.random() < 0.3
         options["temperature"] = 0.7 if draws else 0.0
         extra: dict[str, Any] = {"diffusion_algorithm": algorithm}

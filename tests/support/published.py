@@ -23,6 +23,17 @@ from vllm_dllm.checkpoints.verify import Stored
 LLADA2 = {
     "llada2-mini": (20, 2048, 5120, 512, 16),
     "llada2-flash": (32, 4096, 9216, 1024, 32),
+    "llada2.2-flash": (32, 4096, 9216, 1024, 32),
+}
+# What LLaDA2.2's configuration has beside that of LLaDA2.1.
+LLADA22 = {
+    "rope_theta": 3000000,
+    "max_position_embeddings": 131072,
+    "use_qk_norm": True,
+    "block_size": 32,
+    "expert_capacity": 48,
+    "delete_token_id": 156930,
+    "split_token_id": 156931,
 }
 GEMMA = "diffusion-gemma-26b-a4b"
 GEMMA_TEXT = {
@@ -72,6 +83,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def llada2_config(which: str) -> dict[str, Any]:
     layers, hidden, size, expert, heads = LLADA2[which]
+    own = LLADA22 if which.startswith("llada2.2") else {}
     return {
         "architectures": ["LLaDA2MoeModelLM"],
         "model_type": "llada2_moe",
@@ -107,6 +119,7 @@ def llada2_config(which: str) -> dict[str, Any]:
         "max_position_embeddings": 32768,
         "dtype": "bfloat16",
         "mask_token_id": 156895,  # else asked of the tokenizer, of which there is none here
+        **own,
     }
 
 

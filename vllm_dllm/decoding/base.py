@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from vllm_dllm.ops.statistics.ranked import RankedTokens
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.ranges import AlgorithmConfig
 
@@ -22,6 +23,21 @@ Corruption = Literal["mask", "uniform"]
 # What a request may ask for beside its text: a constraint; logprobs; records of its steps; biases,
 # penalties and other changes to logits; and options that fix or read positions of a canvas.
 Beside = Literal["constraints", "logprobs", "traces", "row_options", "canvas_options"]
+
+
+@dataclass(frozen=True)
+class EditTokens:
+    """The ids with which a model changes the layout of a canvas.
+
+    Attributes:
+        mask: fills positions that are still to be decided.
+        delete: predicted for a position that is to be removed.
+        split: predicted for a position before which a mask is to be inserted.
+    """
+
+    mask: int
+    delete: int
+    split: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,9 @@ class StepContext:
         present: bool ``[slots, L]``, positions that exist; None when all do. Only canvases
             narrower than L have positions that do not exist, whose statistics are meaningless.
         asked: float32 ``[slots, L, K]``, log-probabilities of the ids that `ask` named.
+        likeliest: ``[slots, L, K]``, the tokens that `Algorithm.likeliest` asks for; K may be
+            larger, because another algorithm of the batch has asked for more.
+        edit_tokens: the model's ids for `Algorithm.moves`, or None.
     """
 
     statistics: RowStatistics
@@ -69,6 +88,8 @@ class StepContext:
     noise: torch.Tensor | None = None
     present: torch.Tensor | None = None
     asked: torch.Tensor | None = None
+    likeliest: RankedTokens | None = None
+    edit_tokens: EditTokens | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +149,10 @@ class Algorithm(ABC):
         verifies: whether a causal commit decides how much of a canvas leaves. Its canvases begin
             with the last known token, see `engine.verifying_pass`, and `reads_decided` is true.
         excludes: what its requests cannot ask for; they are refused by name.
+        likeliest: how many of the likeliest tokens it needs for each position; 0 if the statistics
+            are enough.
+        moves: whether it may move tokens to other positions. It then needs a model with
+            `EditTokens`, and a position that is decided may be a masked one again.
     """
 
     name: str
@@ -142,6 +167,8 @@ class Algorithm(ABC):
     own_confidence: bool = False
     verifies: bool = False
     excludes: frozenset[Beside] = frozenset()
+    likeliest: int = 0
+    moves: bool = False
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
         """The default maximum number of steps for a canvas of `length` positions.

@@ -10,7 +10,7 @@ from vllm_dllm.ranges import SettingsError, closest, listed, shown
 
 # The kinds of models, as error messages name them.
 MODELS: Mapping[Corruption, str] = {
-    "mask": "masked models (LLaDA2, SDAR)",
+    "mask": "masked models",
     "uniform": "models that denoise random tokens (DiffusionGemma)",
 }
 
@@ -25,12 +25,14 @@ def algorithms(corruption: Corruption) -> list[Algorithm]:
     return [get_algorithm(name, corruption)[0] for name in registered_names(corruption)]
 
 
-def algorithm_names(corruption: Corruption, verifying: bool = True) -> list[str]:
+def algorithm_names(corruption: Corruption, of_every_model: bool = False) -> list[str]:
     """The names that users may write, including those of presets.
 
-    Without `verifying`, those that fit every model of this kind; see `Algorithm.verifies`.
+    With `of_every_model`, those that fit every model of this kind: they neither verify nor move.
     """
-    known = [each for each in algorithms(corruption) if verifying or not each.verifies]
+    known = algorithms(corruption)
+    if of_every_model:
+        known = [each for each in known if not (each.verifies or each.moves)]
     return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
 
 

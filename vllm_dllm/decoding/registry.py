@@ -21,6 +21,7 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "FixedSteps"): "quota:FixedSteps",
     ("mask", "Hierarchical"): "hierarchical:Hierarchical",
     ("mask", "JointThreshold"): "joint_threshold:JointThreshold",
+    ("mask", "JointThresholdInDel"): "joint_threshold_in_del:JointThresholdInDel",
     ("mask", "Leftmost"): "quota:Leftmost",
     ("mask", "LinearSpec"): "linear_spec:LinearSpec",
     ("mask", "LowConfidence"): "low_confidence:LowConfidence",

@@ -15,6 +15,7 @@ import torch
 from vllm.config.compilation import CompilationMode
 
 from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.ops.statistics.ranked import RankedTokens
 from vllm_dllm.ops.statistics.rows import RowStatistics
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ReadRequest:
         adjust: ids int64 ``[n, L]`` and the values to add to their logits (float32 ``[n, L]``), or
             None.
         ask: ids int64 ``[n, L, K]`` whose log-probabilities are needed, or None.
+        likeliest: how many of the likeliest tokens of each position are needed; 0 for none.
         entropy: whether entropies are needed.
         constraint: what these canvases must follow; None if no request has a constraint.
         may_go_on: whether any canvas may be denoised again after this step, as far as the host can
@@ -71,6 +73,7 @@ class ReadRequest:
     logprob: bool = False
     masked: torch.Tensor | None = None
     rows: torch.Tensor | None = None
+    likeliest: int = 0
 
     def masked_rows(self) -> torch.Tensor | None:
         """The rows of masked positions, int64 ``[k]``, at least one; None to read all rows."""
@@ -98,6 +101,7 @@ class ReadRequest:
             own_confidence_temperature=None if own is None else own[rows],
             logprob=self.logprob,
             masked=None if self.masked is None else self.masked[rows],
+            likeliest=self.likeliest,
         )
 
 
@@ -116,6 +120,7 @@ class Readings:
         logprob: float32 ``[n, L]``, the log-probabilities at temperature 1 of the tokens in
             `statistics`, filters aside. Those of requests with biases or constraints are
             meaningless. None if it is not needed, and for a model of uniform noise.
+        likeliest: ``[n, L, K]``, see `ReadRequest.likeliest`; None if it is 0.
     """
 
     statistics: RowStatistics
@@ -124,12 +129,14 @@ class Readings:
     soft_embedding: torch.Tensor | None = None
     log_probabilities: torch.Tensor | None = None
     logprob: torch.Tensor | None = None
+    likeliest: RankedTokens | None = None
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What a compiled function may tell these readings from others by."""
         optional = self.noise, self.next_canvas, self.soft_embedding, self.log_probabilities
-        return type(self.statistics), *(part is None for part in (*optional, self.logprob))
+        others = self.logprob, self.likeliest
+        return type(self.statistics), *(part is None for part in (*optional, *others))
 
 
 class Readout(Protocol):

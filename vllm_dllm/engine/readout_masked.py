@@ -76,6 +76,7 @@ class MaskedReadout:
             or request.constraint is not None
             or request.adjust is not None
             or request.ask is not None
+            or request.likeliest
         ):
             return self.pipeline.readings(self.head, hidden, request, self.canvases)
         return Readings(self._likeliest(hidden, request).view(-1, self.slots.length))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Algorithm, Canvas
+from vllm_dllm.decoding import Algorithm, Canvas, EditTokens
 from vllm_dllm.engine.to_device import can_pin, copy_into, to_device
 from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
@@ -58,12 +58,14 @@ class CanvasKind:
         aligned: canvases begin at absolute multiples of L, so that the prompt's last
             ``len(prompt) % L`` tokens are the first canvas' fixed positions; otherwise
             the first canvas begins directly after the prompt.
+        edit_tokens: the ids with which the model changes the layout of a canvas, or None.
     """
 
     length: int
     vocabulary: int
     mask_token: int | None
     aligned: bool
+    edit_tokens: EditTokens | None = None
 
 
 # The columns of a slot's integers and flags before those of its canvas, see `SlotState`: None for

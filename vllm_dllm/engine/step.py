@@ -199,6 +199,10 @@ class CanvasUpdate:
         else:
             temperature = state.temperature.index_select(0, slots)
         draws = flags["samples"]
+        entropy, likeliest = False, 0
+        for batch in batches:
+            entropy = entropy or batch.algorithm.reads_entropy
+            likeliest = max(likeliest, batch.algorithm.likeliest)
         plan = StepPlan(
             slots,
             on_host,
@@ -207,7 +211,8 @@ class CanvasUpdate:
             draws=draws,
             needs_rows=flags["needs_rows"],
             ask=_asked(batches) if _override(batches, "ask") else None,
-            entropy=any(batch.algorithm.reads_entropy for batch in batches),
+            likeliest=likeliest,
+            entropy=entropy,
             may_go_on=flags["several_steps"],
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and flags["records"],
@@ -441,6 +446,7 @@ def _denoised(
         algorithm keeps for its next step.
     """
     statistics, updates = readings.statistics, []
+    ranked, kind = readings.likeliest, plan.state.kind
     for batch in plan.batches:
         step = _rows(batch, now.step)
         context = StepContext(
@@ -452,6 +458,8 @@ def _denoised(
             noise=_rows(batch, readings.noise),
             present=_rows(batch, present),
             asked=_rows(batch, readings.log_probabilities),
+            likeliest=ranked if ranked is None or batch.index is None else ranked.take(batch.index),
+            edit_tokens=kind.edit_tokens,
         )
         updates.append(batch.algorithm.step(_canvas(batch, now.canvas), context))
     state = [update.state for update in updates]

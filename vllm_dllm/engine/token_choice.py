@@ -18,6 +18,7 @@ from vllm_dllm.engine.readout import Readings, ReadRequest
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.ops.compiled import CompiledOnce, compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
+from vllm_dllm.ops.statistics.ranked import RankedTokens, ranked_tokens
 from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import (
     draw,
@@ -222,7 +223,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
     ) -> Readings:
         """Read whole rows of logits of `canvases` canvases at a time; see `Readout.read`."""
         length, count = self.slots.length, len(request.slots)
-        statistics, logprob, asked = [], [], []
+        statistics, logprob, asked, ranked = [], [], [], []
         copies = self.copies_rows(request.on_host)  # which double the memory
         at_once = max(1, canvases // 2) if copies else canvases
         for first in range(0, count, at_once):
@@ -239,17 +240,21 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
                 ids = part.ask.flatten(0, 1)  # [rows, K]
                 total = logits.float().logsumexp(-1, keepdim=True)
                 asked.append(logits.gather(1, ids).float() - total)
+            if part.likeliest:
+                ranked.append(ranked_tokens(logits, self.mask_token, part.likeliest))
             del logits, chosen  # the rows of one part at a time
         joined = type(statistics[0]).join(statistics).view(-1, length)
         return Readings(
             joined,
             log_probabilities=torch.cat(asked).view(count, length, -1) if asked else None,
             logprob=torch.cat(logprob).view(-1, length) if logprob else None,
+            likeliest=RankedTokens.join(ranked).view(count, length) if ranked else None,
         )
 
     def _rows_of(self, request: ReadRequest) -> torch.Tensor | None:
         """See `ReadRequest.rows`."""
         whole = request.adjust is not None or request.ask is not None or request.logprob
+        whole = whole or request.likeliest > 0
         if whole or self.slots.needs_rows[request.on_host].any():
             return None
         return request.masked_rows()

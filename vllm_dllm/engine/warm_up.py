@@ -95,6 +95,7 @@ def _request(state: DiffusionModelState, canvases: int, needs_rows: bool) -> Rea
         draws=True,
         needs_rows=needs_rows,
         entropy=True,
+        likeliest=state.served.choose().algorithm.likeliest,
     )
 
 

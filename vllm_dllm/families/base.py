@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
-from vllm_dllm.decoding.base import Beside
+from vllm_dllm.decoding.base import Beside, EditTokens
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -83,6 +83,10 @@ class Family(ABC):
 
     def mask_token(self, vllm_config: VllmConfig) -> int | None:
         """The token that fills fresh canvases; None for uniform noise."""
+        return None
+
+    def edit_tokens(self, vllm_config: VllmConfig) -> EditTokens | None:
+        """The ids with which the model changes the layout of a canvas; None if it has none."""
         return None
 
     @abstractmethod

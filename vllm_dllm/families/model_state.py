@@ -24,7 +24,9 @@ class FamilyModelState(DiffusionModelState):
     ) -> None:
         family, served = family_of(vllm_config), vllm_config.model_config.dllm
         vocabulary = vllm_config.model_config.get_vocab_size()
-        kind = CanvasKind(served.length, vocabulary, served.mask_token, family.aligned)
+        kind = CanvasKind(
+            served.length, vocabulary, served.mask_token, family.aligned, served.edit_tokens
+        )
         policy = CommitPolicy(
             sync=served.settings.execution == "sync",
             early=served.settings.eos_early_stop is not False,

@@ -23,6 +23,7 @@ GEMMA = "DiffusionGemmaForBlockDiffusion"
 # imported when it is asked for. The model's class, in `model.py`, is called like the architecture.
 OURS = {
     "LLaDA2MoeModelLM": ("llada2", "LLaDA2"),
+    "LLaDA22MoeModelLM": ("llada2_2", "LLaDA22"),
     GEMMA: ("diffusion_gemma", "DiffusionGemma"),
     "SDARForCausalLM": ("sdar", "SDAR"),
     "SDARMoeForCausalLM": ("sdar", "SDARMoe"),

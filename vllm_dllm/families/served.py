@@ -70,6 +70,7 @@ def configure_engine(
         elsewhere=elsewhere,
         excludes=family.excludes,
         verifies=family.verifies,
+        edit_tokens=family.edit_tokens(vllm_config),
     )
     served.choose()
     check_kernels(served)

@@ -13,7 +13,7 @@ from enum import IntFlag
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm
-from vllm_dllm.decoding.base import Beside
+from vllm_dllm.decoding.base import Beside, EditTokens
 from vllm_dllm.decoding.registry import registered_names
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError
 from vllm_dllm.settings.server import SEPARATE, STEPS, TWO_BLOCKS, DllmSettings
@@ -117,6 +117,7 @@ class Served:
             `TWO_BLOCKS`.
         excludes: what requests to the model cannot ask for, see `Family.excludes`.
         verifies: whether an algorithm may verify canvases, see `Family.verifies`.
+        edit_tokens: see `Family.edit_tokens`.
     """
 
     corruption: Corruption
@@ -130,6 +131,7 @@ class Served:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     excludes: frozenset[Beside] = frozenset()
     verifies: bool = False
+    edit_tokens: EditTokens | None = None
 
     def __post_init__(self) -> None:
         if MAX_STEPS_FIELD in self.checkpoint:
@@ -182,6 +184,11 @@ class Served:
             raise SettingsError(
                 f"{PREFIXES[chooser]}algorithm: {algorithm.name} verifies its drafts with a causal "
                 "pass, and this model has none; choose another algorithm"
+            )
+        if algorithm.moves and self.edit_tokens is None:
+            raise SettingsError(
+                f"{PREFIXES[chooser]}algorithm: {algorithm.name} is for models that delete and "
+                "insert tokens (LLaDA2.2); choose another"
             )
         by_default = chooser == SERVER and self.settings.algorithm is None
         # The preset of a family's own algorithm is what the checkpoint may change.

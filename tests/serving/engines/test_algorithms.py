@@ -17,7 +17,7 @@ from vllm_dllm.engine.slots import AlgorithmSlots
 
 pytestmark = pytest.mark.engine
 
-NAMES = algorithm_names("mask", verifying=False)
+NAMES = algorithm_names("mask", of_every_model=True)
 STREAMABLE = [name for name in NAMES if not name.startswith("JointThreshold")]
 # Ways to save forward passes; none may change a token.
 POLICIES: dict[str, dict[str, Any]] = {

@@ -67,7 +67,7 @@ def test_soak(name: str, tmp_path: Path) -> None:
 
 def test_every_algorithm_is_asked_for() -> None:
     """Who adds an algorithm adds it to the soak."""
-    assert set(MASKED) == set(algorithm_names("mask", verifying=False))
+    assert set(MASKED) == set(algorithm_names("mask", of_every_model=True))
     assert set(UNIFORM) == set(algorithm_names("uniform"))
     pool = draw_pool(150, "mask", seed=0)
     asked = {ask.body["vllm_xargs"].get("diffusion_algorithm") for ask in pool}

@@ -73,14 +73,14 @@ ALGORITHMS = [
         GEMMA,
         xargs(algorithm="FixedSteps", steps=8),  # the option's is the lesser reason
         "diffusion_algorithm: FixedSteps does not fit this model",
-        "masked models (LLaDA2, SDAR); choose EntropyBound",
+        "masked models; choose EntropyBound",
     ),
     Mistake(
         GEMMA,
         xargs(threshold=0.9),
         "diffusion_threshold is not a setting of EntropyBound, which has diffusion_confidence_thr",
         "remove it, because it belongs to Credit, Hierarchical, JointThreshold, LowConfidence and "
-        "LowConfidenceDynamic, for masked models (LLaDA2, SDAR)",
+        "LowConfidenceDynamic, for masked models",
     ),
     Mistake(GEMMA, xargs(treshold=0.9), "'diffusion_treshold': diffusion_threshold", "remove it"),
     Mistake(

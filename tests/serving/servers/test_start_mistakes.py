@@ -93,7 +93,7 @@ ALGORITHMS = [
         GEMMA,
         dllm(algorithm="FixedSteps", steps=8),  # the setting's is the lesser reason
         "dllm.algorithm: FixedSteps does not fit this model",
-        "masked models (LLaDA2, SDAR); choose EntropyBound",
+        "masked models; choose EntropyBound",
     ),
     Mistake(
         GEMMA,

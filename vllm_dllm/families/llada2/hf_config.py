@@ -14,6 +14,9 @@ from vllm_dllm.families.config_fields import Fields
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 
+# The architecture that checkpoints state, and the one under which LLaDA2.2 is served.
+ROUTED, BLOCK_ROUTED = "LLaDA2MoeModelLM", "LLaDA22MoeModelLM"
+
 
 # `strict` needs annotations that are evaluated.
 @strict
@@ -24,6 +27,9 @@ class LLaDA2MoeConfig(PretrainedConfig):
     lack ``use_qk_norm``, which the authors' code applies regardless. The mask id is filled in from
     the tokenizer when the engine starts; ``canvas_length`` is the name by which vLLM recognises a
     diffusion model.
+
+    LLaDA2.2 has the architecture and the type of its predecessors but is another network. A
+    checkpoint that states ``expert_capacity`` gets an architecture of its own, `BLOCK_ROUTED`.
     """
 
     model_type = "llada2_moe"
@@ -66,13 +72,23 @@ class LLaDA2MoeConfig(PretrainedConfig):
     block_length: int | None = None
     block_size: int | None = None
     canvas_length: int | None = None
+    expert_capacity: int | None = None
+    delete_token_id: int | None = None
+    split_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.complete()
         super().__post_init__(**kwargs)
 
+    def update(self, config_dict: dict[str, Any]) -> None:
+        """Replace these fields, as ``--hf-overrides`` asks for."""
+        super().update(config_dict)
+        self.complete()
+
     def complete(self) -> None:
-        """Fill in the fields that are null and follow from others."""
+        """Fill in the fields that are null and follow from others, and tell LLaDA2.2 apart."""
+        if getattr(self, "architectures", None) in ([ROUTED], [BLOCK_ROUTED]):
+            self.architectures = [BLOCK_ROUTED if self.expert_capacity else ROUTED]
         if self.num_key_value_heads is None:
             self.num_key_value_heads = min(4, self.num_attention_heads)
         if self.head_dim is None:
